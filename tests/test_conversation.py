@@ -1,0 +1,518 @@
+"""What `chat` does with what is said, with a model that says what a test wants: no terminal, no kernels."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.cli import chat_commands, conversation, terminal
+from localllm.cli.chat_commands import Leaving, Tools, execute, offered
+from localllm.cli.conversation import Conversation, statistics
+from localllm.cli.terminal import ProgressLine
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.said_call import SaidCall
+from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.thinking import ANSWER, THOUGHT
+from localllm.generation.turns import Turns
+from localllm.services import sessions
+from localllm.services.sessions import SessionModel
+
+
+class Answer:
+    """One that is known: parts, and how it ends. A KeyboardInterrupt among the parts is raised."""
+
+    prompt_tokens, completion_tokens, cached_tokens, prefill_s, decode_s, dropped, kept = 5, 3, 1, 0.5, 2.0, 0, None
+
+    def __init__(self, *parts: Any, reason: str = "stop", calls: Any = (), is_full: bool = False):
+        self._parts, self.ends, self.calls, self.is_full = parts, reason, list(calls), is_full
+        self.text = self.thinking = ""
+        self.finish_reason = "interrupted"
+
+    @property
+    def parts(self) -> Iterator[tuple[str, str]]:
+        for part in self._parts:
+            if isinstance(part, BaseException):
+                raise part
+            kind, text = part if isinstance(part, tuple) else (ANSWER, part)
+            self.thinking += text if kind == THOUGHT else ""
+            self.text += text if kind == ANSWER else ""
+            yield kind, text
+        self.finish_reason = self.ends
+
+    def message(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": self.text}
+
+    def close(self) -> None:
+        pass
+
+
+class Session(Turns):
+    """Gives one answer after another; an error is raised instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.asked, self.did = list[Any](), list[Any](), list[str]()
+
+    def _answered(self, system: Any, history: Any, options: GenerationOptions, is_own: bool) -> Any:
+        self.asked.append(([each["content"] for each in [*system, *history]], options))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return history, answer
+
+    def resume(self, options: GenerationOptions) -> Answer:
+        self._answer, before = self.answers.pop(0), self._settled()[-1]["content"]
+        self._answer.text = before
+        return self._answer
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+    def hold(self) -> None:
+        self.did.append("hold")
+
+    def leave(self) -> None:
+        self.did.append("leave")
+
+
+class Model(SimpleNamespace):
+    def __init__(self, name: str = "m", context: int = 80):
+        super().__init__(
+            session=Session(), context=context, file=None, name=name, path=f"/{name}.gguf", format="Q8_0", closed=0
+        )
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+Say = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch) -> None:
+    """Sessions of its own, and a terminal of 200 columns."""
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
+    for name, value in {"XDG_DATA_HOME": str(tmp_path / "data"), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    return Conversation(Model(), GenerationOptions(), ProgressLine())
+
+
+@pytest.fixture
+def say(talk: Conversation, capsys) -> Say:
+    """A line, and the answers that come: what is shown."""
+
+    def told(text: str, *answers: Any, open: Any = None, edit: Any = lambda text: None) -> str:
+        talk.model.session.answers += answers
+        if not execute(talk, text, Tools(open or (lambda name: Model(name)), edit)):
+            talk.ask(text)
+        out, err = capsys.readouterr()
+        return out + err
+
+    return told
+
+
+def texts(talk: Conversation) -> list[str]:
+    return [line["content"] for line in talk.lines]
+
+
+def agree(talk: Conversation) -> bool:
+    """Whether the model's session has what the conversation has."""
+    return talk.model.session.messages == sessions.plain(talk.lines)
+
+
+# ---- questions and answers
+
+
+def test_questions_and_answers(talk: Conversation, say: Say):
+    assert "Hello\n" in say("Hi", Answer("Hel", "lo"))
+    say("And?", Answer("Yes", reason="length"))
+    assert talk.lines == [
+        {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "finish": "stop", "tokens": 8},
+        {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Yes", "finish": "length", "tokens": 8},
+    ]  # fmt: skip
+    assert agree(talk) and talk.used == 8
+
+
+def test_what_is_told_of_an_answer(talk: Conversation, say: Say):
+    cut = "the answer was cut after 3 tokens, as -n says; /continue goes on"
+    assert cut in say("a", Answer("x", reason="length")) and cut not in say("b", Answer("x"))
+    assert cut not in say("c", Answer("x", reason="length", is_full=True))
+    assert "interrupted; /continue goes on" in say("d", Answer("x", KeyboardInterrupt()))
+    assert "interrupted" not in say("e", Answer(KeyboardInterrupt()))
+    talk.model.session.forgotten = 1
+    assert "too long: its first turn was forgotten" in say("f", Answer("x"))
+    talk.model.session.forgotten = 2
+    assert "its first 2 turns were forgotten" in say("g", Answer("x"))
+    assert (
+        "tokens/s" in (say("/stats on"), say("h", Answer("x")))[1]
+        and "tokens/s" not in (say("/stats"), say("i", Answer("x")))[1]
+    )
+
+
+def test_a_line_of_statistics():
+    answer: Any = Answer()
+    assert statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens said · 1.0 tokens/s · context 8 of 80"
+    answer.completion_tokens, answer.cached_tokens = 1, 4
+    assert statistics(answer, 0) == "1 token read in 0.50 s · 1 token said · context 6"
+    answer.completion_tokens, answer.decode_s = 2, 0.0
+    assert "tokens/s" not in statistics(answer, 0)
+
+
+def test_thoughts_are_shown_or_not(talk: Conversation, say: Say, monkeypatch):
+    shown = list[Any]()
+    drawn = SimpleNamespace(
+        push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
+    )
+    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    say("a", Answer((THOUGHT, "Hm"), "Yes"))
+    assert shown == [("Hm", True), ("Yes", False), "end"]
+    shown.clear()
+    say("/think hide")
+    say("b", Answer((THOUGHT, "Hm"), "Yes"))
+    say("c", Answer(KeyboardInterrupt()))
+    assert shown == [("Yes", False), "end"] and "thoughts are shown" in say("/think show")
+    assert "thinking is off, thoughts are shown" in say("/think off") and talk.options.think == "off"
+    with pytest.raises(UsageError, match="/think "):
+        say("/think maybe")
+
+
+def test_a_question_that_was_not_answered_is_no_line(talk: Conversation, say: Say):
+    say("a", Answer("x"))
+    before = list(talk.lines)
+    assert "error: broken" in say("b", LocalllmError("broken")) and talk.lines == before
+    say("c", Answer(KeyboardInterrupt()))
+    assert talk.lines == before and agree(talk)
+    say("d", Answer("begun", LocalllmError("broken")))  # what was said stays
+    assert texts(talk)[2:] == ["d", "begun"] and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+
+
+def test_files_go_with_the_next_question(talk: Conversation, say: Say, tmp_path: Path):
+    (tmp_path / "f.txt").write_text("one two three\n")
+    assert "13 characters of f.txt go with the next question" in say(f"/read {tmp_path / 'f.txt'}")
+    say("lost", LocalllmError("x"))
+    assert talk.texts == ["one two three"]  # it waits for an answer
+    say("Hi", Answer("x"))
+    assert texts(talk) == ["Hi\n\none two three", "x"] and talk.texts == []
+
+
+@pytest.mark.parametrize(("words", "system", "before", "fits"), [
+    (70, 0, 0, True), (71, 0, 0, False), (60, 10, 0, True), (61, 10, 0, False), (40, 0, 30, True), (41, 0, 30, False),
+])  # fmt: skip
+def test_room_for_a_file(talk: Conversation, words: int, system: int, before: int, fits: bool):
+    """An eighth of the context stays for the answer."""
+    if system:
+        talk.model.session.system = "s " * system
+    if before:
+        talk.read("b " * before, "b.txt")
+    if fits:
+        talk.read("w " * words, "w.txt")
+        assert len(talk.texts) == 1 + bool(before)
+    else:
+        with pytest.raises(UsageError, match=f"w.txt has {words} tokens: of the context of 80, {words - 1} are free"):
+            talk.read("w " * words, "w.txt")
+
+
+def test_room_where_nothing_may_be_forgotten(talk: Conversation, say: Say):
+    say("a", Answer("x"))
+    talk.read("w " * 70, "w.txt")
+    talk.texts, talk.options = [], GenerationOptions(on_overflow="error")
+    talk.read("w " * 62, "w.txt")
+    talk.texts = []
+    with pytest.raises(UsageError, match="62 are free"):
+        talk.read("w " * 63, "w.txt")
+    talk.model.context = 0  # a server that does not say
+    talk.read("w " * 9999, "w.txt")
+
+
+def test_files_that_are_too_long(talk: Conversation, say: Say, tmp_path: Path):
+    path = tmp_path / "f.txt"
+    for size, fits in ((64 * 80, True), (64 * 80 + 1, False)):
+        path.write_bytes(b"x" * size)
+        if fits:
+            say(f"/read {path}")
+        else:
+            with pytest.raises(UsageError, match="does not fit a context of 80 tokens"):
+                say(f"/read {path}")
+    with pytest.raises(UsageError, match="cannot read"):
+        say(f"/read {tmp_path}/none")
+
+
+# ---- taking back, asking again
+
+
+def test_taking_back(talk: Conversation, say: Say):
+    assert "there is nothing to take back" in say("/undo")
+    for number in range(3):
+        say(f"q{number}", Answer(f"a{number}"))
+    assert "taken back: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agree(talk)
+    shown = say("/undo 5")
+    assert "q1" in shown and "q0" in shown and "nothing to take back" not in shown and talk.lines == []
+    talk.texts, talk.images = ["abc"], ["/x/y.png"]
+    assert "the image y.png" in say("/undo") and "a file of 3 characters" in say("/undo") and not talk.texts
+    for odd in ("0", "-1", "x", "1.5", "1000000000"):
+        with pytest.raises(UsageError, match="/undo N takes back the last N questions"):
+            say(f"/undo {odd}")
+
+
+def test_another_answer(talk: Conversation, say: Say):
+    assert "there is no question yet" in say("/retry")
+    talk.options = GenerationOptions(sampling=SamplingOptions(seed=7, top_k=5))
+    say("q", Answer("first"))
+    say("/retry", Answer("second"))
+    assert texts(talk) == ["q", "second"] and agree(talk)
+    asked, options = talk.model.session.asked[-1]
+    assert asked == ["q"] and options.sampling == SamplingOptions(top_k=5)  # the same seed would say the same
+    assert talk.options.sampling.seed == 7
+    for lost in (LocalllmError("x"), Answer(KeyboardInterrupt())):  # the old answer stays
+        say("/retry", lost)
+        assert texts(talk) == ["q", "second"] and agree(talk)
+
+
+def test_another_question(talk: Conversation, say: Say):
+    assert "there is no question yet" in say("/edit")
+    talk.options = GenerationOptions(sampling=SamplingOptions(seed=7))
+    say("q", Answer("a"))
+    for changed in (None, "  \n"):
+        assert "nothing was changed" in say("/edit", edit=lambda text, changed=changed: changed)
+    say("/edit", Answer("b"), edit=lambda text: text + "!")
+    assert texts(talk) == ["q!", "b"] and talk.model.session.asked[-1][1].sampling.seed == 7
+
+
+def test_going_on(talk: Conversation, say: Say):
+    say("q", Answer("one ", reason="length"))
+    assert "two" in say("/continue", Answer("two"))
+    assert texts(talk) == ["q", "one two"] and talk.lines[-1]["finish"] == "stop" and agree(talk)
+
+
+def test_system_messages(talk: Conversation, say: Say):
+    say("q", Answer("a"))
+    assert "is set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agree(talk)
+    say("/system Be long.")
+    assert texts(talk) == ["Be long.", "q", "a"] and agree(talk)
+    say("/clear")
+    assert texts(talk) == ["Be long."] and agree(talk)
+    assert "there is no system message now" in say("/system") and talk.lines == [] and talk.model.session.system is None
+
+
+# ---- tools
+
+
+class Calls:
+    """Answers calls with their names."""
+
+    def __init__(self) -> None:
+        self.noted, self.questions = list[Any](), list[Any]()
+
+    def asked(self, messages: list[Any]) -> None:
+        self.questions.append(messages)
+
+    def note(self, message: dict[str, Any], finish: str) -> None:
+        self.noted.append((message["content"], finish))
+
+    def results(self, calls: list[SaidCall]) -> list[dict[str, Any]]:
+        return [{"role": "tool", "tool_call_id": call.id, "content": f"did {call.name}"} for call in calls]
+
+
+def test_calls_of_tools(talk: Conversation, say: Say):
+    talk.tools = tools = Calls()  # type: ignore[assignment]
+    one, two = SaidCall("one", ["{}"]), SaidCall("two", ["{}"])
+    say("q", Answer("look", calls=[one, two]), Answer("", calls=[one]), Answer("done"))
+    assert texts(talk) == ["q", "look", "did one", "did two", "", "did one", "done"] and agree(talk)
+    assert tools.noted == [("look", "stop"), ("", "stop"), ("done", "stop")] and talk.lines[-1]["finish"] == "stop"
+    assert tools.questions == [[{"role": "user", "content": "q"}]]
+    say("r", Answer("look", KeyboardInterrupt(), calls=[one]))  # nothing is called then
+    assert texts(talk)[-2:] == ["r", "look"]
+    say("s", Answer("look", calls=[one]), LocalllmError("broken"))  # what was said stays
+    assert texts(talk)[-2:] == ["s", "look"]
+
+
+# ---- sessions and branches
+
+
+def test_a_session(talk: Conversation, say: Say):
+    say("before", Answer("a"))
+    assert "the session trip now" in say("/save trip")
+    say("q", Answer("b"))
+    assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a", "q", "b"]
+    say("/set top_k 3")
+    chat = sessions.read("trip")
+    assert (
+        chat.settings == {"top_k": 3} and chat.model == SessionModel("m", "/m.gguf", "endpoint m") and chat.trunk == ""
+    )
+    with sessions.SessionFile("there") as other:
+        other.rewrite()
+    with pytest.raises(UsageError, match="there is a session 'there' already"):
+        say("/save there")
+    sessions.remove("there")  # which nobody has open
+    say("/undo")
+    assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a"]
+    assert "the session trip stays as it is" in say("/clear") and talk.file is None and talk.name == "main"
+    assert talk.model.session.did[-1] == "leave"
+    talk.options = GenerationOptions()
+    assert "trip · 2 messages" in say("/load trip") and talk.options.sampling.top_k == 3 and agree(talk)
+    assert say("/load trip").count("trip") == 1
+    with pytest.raises(UsageError, match="there is no session 'other'"):
+        say("/load other")
+    assert talk.name == "trip" and talk.file and sessions.names() == ["trip"]
+    talk.leave()
+
+
+def test_a_session_of_another_model(talk: Conversation, say: Say):
+    say("q", Answer("a"))
+    say("/save trip")
+    first = talk.model
+    assert "n · Q8_0 · 80 tokens of context" in say("/model n") and first.closed == 1 and talk.model.name == "n"
+    assert sessions.read("trip").model.name == "n" and agree(talk)
+    talk.leave()
+    other = Conversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
+    other.load("trip")
+    assert other.model.session.earlier == 8 and other.model.session.did == ["hold"]
+    other.leave()
+
+
+def test_what_is_told_when_a_session_is_loaded(talk: Conversation, say: Say):
+    say("q", Answer("a"))
+    say("/save trip")
+    talk.leave()
+    path = sessions.path_of("trip")
+    path.write_bytes(path.read_bytes() + b'{"role": "user", "content": "torn"}\n')
+    talk.model = Model("n")
+    shown = say("/load trip")
+    assert "a turn at the end of the session 'trip' had not been written whole" in shown
+    assert "was held with another model, m; now it goes on with n" in shown and texts(talk) == ["q", "a"]
+    talk.leave()
+    assert "warning" not in (say("/clear"), setattr(talk, "model", Model("m")), say("/load trip"))[2]
+    talk.leave()
+
+
+def test_branches_that_nobody_keeps(talk: Conversation, say: Say):
+    say("q", Answer("a"))
+    assert "a branch b: what is said now" in say("/branch b")
+    say("r", Answer("c"))
+    assert "back in the branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agree(talk)
+    assert say("/branch").split() == ["b", "*", "main"]
+    say("/branch b")
+    assert texts(talk) == ["q", "a", "r", "c"] and agree(talk) and talk.model.session.did == ["hold"] * 3
+    say("/branch b")
+    assert talk.name == "b" and talk.model.session.did == ["hold"] * 3
+    say("/clear")
+    assert talk.branches == {} and talk.name == "main"
+
+
+def test_branches_of_a_session(talk: Conversation, say: Say):
+    say("/save trip")
+    say("q", Answer("a"))
+    say("/branch b")
+    say("r", Answer("c"))
+    assert sessions.read("b").trunk == "trip" and texts(talk) == ["q", "a", "r", "c"]
+    say("/branch d")
+    assert sessions.read("d").trunk == "trip" and say("/branch").split() == ["b", "*", "d", "trip"]
+    say("/branch trip")
+    assert texts(talk) == ["q", "a"] and talk.name == "trip" and agree(talk)
+    talk.leave()
+
+
+def test_a_session_that_cannot_be_written_is_told(talk: Conversation, say: Say, monkeypatch):
+    say("/save trip")
+    monkeypatch.setattr(sessions, "_append", lambda path, data: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(sessions.SessionFile, "rewrite", lambda file: (_ for _ in ()).throw(LocalllmError("no space")))
+    assert "error: no space" in say("q", Answer("a")) and texts(talk) == ["q", "a"]
+    talk.leave()
+
+
+# ---- commands
+
+
+def test_commands_and_texts(talk: Conversation, say: Say):
+    for leaving in ("bye", " quit ", "exit", "/exit"):
+        with pytest.raises(Leaving):
+            say(leaving)
+    say(" /help is a command", Answer("Yes"))
+    assert texts(talk) == [" /help is a command", "Yes"]
+    with pytest.raises(UsageError, match=r"there is no /retri; .*/retry"):
+        say("/retri")
+    with pytest.raises(UsageError, match="there is no /zzzzzz; /help shows all"):
+        say("/zzzzzz")
+    for bare, usage in (
+        ("/read", "/read FILE"),
+        ("/save", "/save NAME"),
+        ("/set", "/set OPTION VALUE"),
+        ("/set top_k", "/set top_k VALUE"),
+    ):
+        with pytest.raises(UsageError, match=usage):
+            say(bare)
+    with pytest.raises(UsageError, match=r"/stats on\|off"):
+        say("/stats maybe")
+    assert "top_k = 5" in say("/set top_k 5") and "the usual ones" in say("/set top_k default")
+
+
+def test_what_holds(talk: Conversation, say: Say):
+    say("/system Be short.")
+    say("q", Answer("a"))
+    talk.texts, talk.images = ["abc", "d"], ["x"]
+    shown = say("/show")
+    for part in (
+        "m · Q8_0 · /m.gguf",
+        "8 of 80 tokens, in 3 messages",
+        "Be short.",
+        "4 characters",
+        "1 go with",
+        "the usual ones",
+    ):
+        assert part in shown
+    talk.lines, talk.model.context = talk.lines[:1], 0
+    assert "0 tokens, in 1 message\n" in say("/show") and "session" not in say("/show")
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_help_is_no_wider_than_the_terminal(say: Say, monkeypatch, columns: int):
+    monkeypatch.setattr(chat_commands, "columns", lambda: columns)
+    shown = say("/help")
+    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("/")) and "Ctrl-D" in shown
+
+
+def test_what_tab_offers(talk: Conversation, tmp_path: Path, monkeypatch):
+    for name in ("a.txt", "ab", ".hidden"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "az").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def tab(line: str) -> list[str]:
+        begins = {begin for _, begin in offered(talk, line)}
+        assert len(begins) <= 1 and (not begins or begins == {0 if " " not in line else line.index(" ") + 1})
+        return [text for text, _ in offered(talk, line)]
+
+    assert tab("/st") == ["/stats"] and tab("st") == tab("/st\n") == tab("/none x") == []
+    assert tab("/read a") == ["a.txt", "ab", "az/"] and tab("/read .") == [".hidden"] and "a.txt" in tab("/read ")
+    assert ".hidden" not in tab("/read ") and tab(f"/read {tmp_path}/ab") == [f"{tmp_path}/ab"]
+    assert (
+        tab("/read none/") == []
+        and tab("/stats o") == ["on", "off"]
+        and tab("/set top_") == ["top_k", "top_n_sigma", "top_p"]
+    )
+    assert tab("/clear ") == []
+
+
+def test_images_wait(talk: Conversation, say: Say, tmp_path: Path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (2, 2)).save(tmp_path / "x.png")
+    monkeypatch.chdir(tmp_path)
+    assert "x.png goes with the next question" in say("/image x.png") and talk.images == [
+        os.path.join(os.getcwd(), "x.png")
+    ]
+    say("lost", LocalllmError("no"))
+    assert len(talk.images) == 1
+    say("What?", Answer("a"))
+    assert talk.images == [] and talk.lines[0]["images"] == [os.path.join(os.getcwd(), "x.png")]
+    say("/retry", Answer("b"))
+    assert talk.lines[0]["images"] and texts(talk) == ["What?", "b"]
