@@ -52,6 +52,8 @@ def test_what_agrees():
     assert refusal(PLAIN, DENSE) == refusal(EXPERTS, MIXED) == refusal({**PLAIN, "embedding_length": 7}, {}) == ""
     by_layer = {**PLAIN, "feed_forward_length": np.array([16] * 4, np.int32)}
     assert refusal(by_layer, DENSE) == ""
+    less = {name: shape for name, shape in DENSE.items() if "attn_" not in name}  # of layers that do not attend, say
+    assert refusal(PLAIN, less) == ""
     assert refusal({**PLAIN, "embedding_length": 9}, {**DENSE, "token_embd.weight": None}) == ""
 
 
@@ -129,6 +131,13 @@ def test_experts_by_other_rules():
 ])  # fmt: skip
 def test_families_that_speak_otherwise(arch: str, changes: dict[str, Any], agrees: bool):
     assert (refusal({**PLAIN, **changes}, DENSE, arch) == "") == agrees
+
+
+def test_families_without_experts_may_have_them():
+    shared = {**EXPERTS, "expert_shared_count": 3}
+    assert "expert_shared_count" in refusal(shared, MIXED, "deepseek2") and refusal(EXPERTS, MIXED, "deepseek2") == ""
+    few = {name: shape for name, shape in MIXED.items() if not name.endswith("shexp.weight")}
+    assert "but there is no blk.1." in refusal(EXPERTS, few, "granitehybrid")
 
 
 def test_experts_alone_have_arctics_length():

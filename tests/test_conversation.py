@@ -433,6 +433,37 @@ def test_a_session_that_cannot_be_written_is_told(talk: Conversation, say: Say, 
 # ---- commands
 
 
+def test_questions_that_are_only_thought_about_are_kept(talk: Conversation, say: Say, monkeypatch):
+    shown = list[str]()
+    drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
+    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    say("q", Answer((THOUGHT, "Hm"), KeyboardInterrupt()))  # nothing was said
+    assert talk.lines == [] and shown == ["end"]
+    say("r", Answer("a", KeyboardInterrupt()))
+    say("s", Answer())  # nothing to say, but to the end
+    assert texts(talk) == ["r", "a", "s", ""] and shown == ["end"] * 3
+
+
+def test_a_call_whose_answer_is_stopped_before_it_begins(talk: Conversation, say: Say):
+    talk.tools = Calls()  # type: ignore[assignment]
+    say("q", Answer("look", calls=[SaidCall("one", ["{}"])]), Answer(KeyboardInterrupt()))
+    assert texts(talk) == ["q", "look", "did one"] and agree(talk)
+
+
+def test_statistics_are_off_and_on(talk: Conversation, say: Say):
+    assert "tokens read" not in say("q", Answer("a"))
+    assert "statistics are on" in say("/stats") and "statistics are off" in say("/stats")
+    assert "statistics are off" in say("/stats off") and "statistics are on" in say("/stats on")
+
+
+def test_who_leaves_lets_others_have_the_session(talk: Conversation, say: Say):
+    say("/save trip")
+    say("/clear")
+    with sessions.SessionFile("trip") as file:
+        assert file.is_new
+    assert "there are no sessions yet" in say("/sessions")
+
+
 def test_commands_and_texts(talk: Conversation, say: Say):
     for leaving in ("bye", " quit ", "exit", "/exit"):
         with pytest.raises(Leaving):

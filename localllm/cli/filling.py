@@ -48,7 +48,8 @@ class Diffusion:
 
     def given(self) -> dict[str, Any]:
         """What the user has chosen, by field of FillingOptions."""
-        return {name: value for name, value in vars(self).items() if value not in (None, False) and name != "visual"}
+        given = {name: value for name, value in vars(self).items() if name != "visual"}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def fill(
@@ -86,7 +87,7 @@ def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "FillingO
     from localllm.generation.sampling_options import SamplingOptions
 
     given = diffusion.given()
-    if "block_length" not in given:
+    if not given.get("block_length"):
         given.setdefault("epsilon", EPSILON)
     usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
     if others := choices.drawing().keys() - set(known):

@@ -1,0 +1,510 @@
+"""What commands make of their options and show of their work: each helper alone, without a model."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.cli import chat_commands, fit, opening, pulling, report, serve, session_list, terminal
+from localllm.cli.asking import system_message
+from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
+from localllm.cli.images import ImageGroup
+from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
+from localllm.errors import LocalllmError, UsageError
+from localllm.files import ahead
+from localllm.files.folders import make_private
+from localllm.files.gguf_writer import Output, write_gguf
+from localllm.files.projectors import projector_among
+from localllm.quant.recipes import RECIPES
+from localllm.services import outputs, pull
+from localllm.services.by_need import SLACK, bits_of, read_formats, size_of, with_formats, write_formats
+from localllm.services.catalogue import HubReference
+from localllm.services.pull import Pulled
+from localllm.services.quantize_plan import QuantizeRequest
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdin and stderr are terminals, of 200 columns."""
+    both = lambda stream: stream in (sys.stdin, sys.stderr)  # noqa: E731
+    for module in (terminal, pulling):
+        monkeypatch.setattr(module, "is_terminal", both)
+    monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+# ---- opening
+
+
+def test_compiling_is_told_once_where_no_line_can_be_shown(capsys: pytest.CaptureFixture[str]):
+    show = opening.compiling(terminal.ProgressLine())
+    show(1, 1)
+    assert capsys.readouterr().err == ""  # nothing was to be done
+    for done in range(3):
+        show(done, 2)
+    assert capsys.readouterr().err == "localllm: compiling 2 kernels for this computer, once; that may take a minute\n"
+    opening.compiling(terminal.ProgressLine())(0, 1)
+    assert "compiling a kernel for this computer" in capsys.readouterr().err
+
+
+def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str]):
+    line = terminal.ProgressLine()
+    compiling = opening.compiling(line)
+    compiling(1, 3)
+    assert capsys.readouterr().err == "\r\x1b[Kcompiling kernels for this computer, once: 1 of 3"
+    compiling(3, 3)
+    assert capsys.readouterr().err == "\r\x1b[K"
+    reading = opening.reading(line)
+    reading(0, 5)
+    assert capsys.readouterr().err == ""  # a short prompt needs none
+    reading(2, 5)
+    opening.uploading(line)(1_500_000_000, 2_000_000_000)
+    shown = capsys.readouterr().err
+    assert "reading the prompt: 2 of 5 tokens" in shown and "weights to the card: 1.5 of 2.0 GB" in shown
+
+
+def test_layers_for_a_card():
+    assert (opening.layer_count("7"), opening.layer_count("all")) == (7, "all")
+
+
+# ---- pulling
+
+
+class Pulls:
+    """A pull that tells what a test wants."""
+
+    def __init__(self, *told: tuple[Any, ...], received: int = 5, error: BaseException | None = None):
+        self.told, self.received, self.error = told, received, error
+
+    def __call__(self, reference: HubReference, watcher: Any) -> Pulled:
+        for name, *arguments in self.told:
+            getattr(watcher, name)(*arguments)
+        if self.error:
+            raise self.error
+        return Pulled(Path("/m.gguf"), 3_000_000_000, self.received)
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch, on_terminal: None, capsys: pytest.CaptureFixture[str]) -> Any:
+    def shown(made: Pulls) -> str:
+        monkeypatch.setattr(pull, "pull", made)
+        assert pulling.pull_shown(HubReference("hf:a/b", "a/b")) == "/m.gguf"
+        return capsys.readouterr().err
+
+    return shown
+
+
+def test_what_a_pull_shows(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, *[5.0] * 20])
+    monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 5.0))
+    shown = pulled(
+        Pulls(("looking", "the header"), ("checking", "f", 10**9, 2 * 10**9), ("checking", "f", 2 * 10**9, 2 * 10**9))
+    )
+    assert "hf:a/b: looking at the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
+    assert "checking 1.0 GB" not in shown  # a moment after the last one
+    assert shown.endswith("hf:a/b: 3.0 GB\n") and "was here already" in pulled(Pulls(received=0))
+    assert "trying again: it broke" in pulled(Pulls(("interrupted", "it broke")))
+
+
+def test_how_fast_a_pull_is(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+    """Counted from what was there at first."""
+    clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0, 12.0, 12.0])
+    monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 12.0))
+    shown = pulled(Pulls(("receiving", "f", 10**9, 3 * 10**9), ("receiving", "f", 2 * 10**9, 3 * 10**9)))
+    assert "1.0 GB of 3.0 GB: f" in shown and "2.0 GB of 3.0 GB, 500.0 MB/s, 0:02 to go: f" in shown
+
+
+def test_an_interrupted_pull(pulled: Any, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(KeyboardInterrupt):
+        pulled(Pulls(error=KeyboardInterrupt()))
+    assert "what has come is kept" in capsys.readouterr().err
+    with pytest.raises(LocalllmError):
+        pulled(Pulls(("looking", "x"), error=LocalllmError("broken")))
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (7325, "2:02:05"),
+    (1e9, "99:59:59"),
+])  # fmt: skip
+def test_durations(seconds: float, text: str):
+    assert pulling.duration(seconds) == text
+
+
+def test_a_missing_model_is_offered_where_somebody_can_say_so(
+    tmp_path: Path, on_terminal: None, monkeypatch: pytest.MonkeyPatch
+):
+    from localllm.services.catalogue import MissingError
+
+    there = tmp_path / "m.gguf"
+    there.write_bytes(b"")
+    assert pulling.located(str(there)) == str(there)
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setattr(pull, "pull", Pulls())
+    for answer, path in (("y\n", "/m.gguf"), ("\n", None)):
+        stdin = io.StringIO(answer)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        if path:
+            assert pulling.located("hf:a/b") == path
+        else:
+            with pytest.raises(MissingError):
+                pulling.located("hf:a/b")
+    monkeypatch.setattr(pulling, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(MissingError):
+        pulling.located("hf:a/b")
+
+
+# ---- fit
+
+
+def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> dict[str, Any]:
+    told = [
+        {"context": c, "kv_type": k, "fits": f, "tokens_per_s": s, "needed_bytes": c * 10**6} for c, k, f, s in rows
+    ]
+    return {"rows": told, "longest": dict.fromkeys(dict.fromkeys(k for _, k, _, _ in rows), 0), "context": 9000, **more}
+
+
+def test_the_table_of_fit():
+    both = facts(
+        (2048, "f16", True, 12.34), (512, "f16", True, 20.0), (512, "q8_0", True, 25.0), (2048, "q8_0", False, 9.9)
+    )
+    header, first, second = fit.needs(both)
+    assert header.split() == ["context", "f16", "tokens/s", "q8_0", "tokens/s"]
+    assert first.split() == ["512", "512.0", "MB", "20.0", "512.0", "MB", "25.0"]
+    assert second.split() == ["2048", "2.0", "GB", "12.3", "2.0", "GB", "too", "much"]
+    vectors = facts((512, "f16", True, None))
+    assert [line.split() for line in fit.needs(vectors)] == [["texts", "of", "needed"], ["512", "512.0", "MB"]]
+
+
+def test_the_facts_of_fit():
+    told = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
+    "weight_bytes": 5 * 10**8,
+            "projector_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
+    lines = fit.summary({**told, **facts((1, "f16", True, 1.0))})
+    assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
+    assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
+        "projector" in line for line in lines
+    )
+    lines = fit.summary({**told, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
+    assert any("projector" in line for line in lines) and not any("each token" in line for line in lines)
+
+
+# ---- serve
+
+
+def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a.gguf", "b=c.gguf", "d.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert serve.named(["a.gguf", "x=d.gguf"]) == {"a": "a.gguf", "x": "d.gguf"}
+    assert serve.named(["b=c.gguf"]) == {"b=c": "b=c.gguf"}  # a file that is there
+    assert serve.named([f"{tmp_path}/a.gguf"]) == {"a": f"{tmp_path}/a.gguf"}
+    with pytest.raises(UsageError, match=r"two models are called a: give one another name, as in NAME=a\.gguf"):
+        serve.named([f"a={tmp_path}/d.gguf", "a.gguf"])
+    monkeypatch.setattr(serve, "on_disk", lambda: {"all": "x"})
+    assert serve.named([]) == {"all": "x"}
+
+
+def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "keys"
+
+    def kept(text: str, mode: int = 0o600) -> tuple[str, ...]:
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
+        return serve.keys_of(str(file))
+
+    assert serve.keys_of(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
+    assert capsys.readouterr().err == ""
+    for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
+        with pytest.raises(UsageError, match="a key should have 8 characters of ASCII"):
+            kept(short)
+    with pytest.raises(UsageError, match="has no key"):
+        kept("\n \n")
+    if os.name == "posix":
+        for mode in (0o640, 0o604):
+            kept("12345678", mode)
+            assert "others on this computer can read" in capsys.readouterr().err
+
+
+# ---- options
+
+
+def test_a_form_is_one_of_three():
+    assert Shape().constraint() is None and Shape(regex="x").constraint()
+    for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
+        with pytest.raises(UsageError, match="do not go together"):
+            Shape(**two).constraint()
+    assert Shape(json_schema='{"a": 1}', regex="x").given() == {"schema": {"a": 1}, "grammar": None, "regex": "x"}
+
+
+def test_texts_and_files_of_them(tmp_path: Path):
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    (tmp_path / "latin").write_bytes(b"\xe4")
+    assert (
+        text_of("x", None, "{") is None
+        and text_of("x", "{}", "{") == "{}"
+        and text_of("x", "a ::= b", "::=") == "a ::= b"
+    )
+    assert text_of("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
+    for given, message in (
+        (" ", "x is empty"),
+        (str(tmp_path / "no"), "cannot read .*: No such file"),
+        (str(tmp_path / "latin"), "not UTF-8"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            text_of("x", given, "{")
+
+
+def test_variables():
+    assert variables_of("a=1") == {"a": 1} and variables_of("a=x y") == {"a": "x y"} and variables_of("a=") == {"a": ""}
+    assert variables_of(' {"a": true, "b": null}') == {"a": True, "b": None} and variables_of("a=b=c") == {"a": "b=c"}
+    for odd in ("a", "1a=2", "{a}", "=1"):
+        with pytest.raises(UsageError, match="template_var should be NAME=VALUE or a JSON object"):
+            variables_of(odd)
+    thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
+    assert thoughts.given() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
+    assert Thoughts().are_usual
+    for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
+        assert not Thoughts(**other).are_usual
+
+
+def test_images_of_the_command_line(monkeypatch: pytest.MonkeyPatch):
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    assert ImageGroup().shown(asked) is asked and ImageGroup().shown("x") == "x"
+    assert ImageGroup(image_files=["a", "b"]).shown(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
+    with pytest.raises(UsageError, match="images need a chat template"):
+        ImageGroup(image_files=["a"]).shown("x")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
+    assert ImageGroup(image_files=["a", "-"]).sources() == ["a", b"\x89PNG"]
+    with pytest.raises(UsageError, match="stdin has one image"):
+        ImageGroup(image_files=["-", "-"]).sources()
+    assert (
+        ImageGroup(image_files=["-"]).takes_stdin
+        and not ImageGroup(image_files=["a"]).takes_stdin
+        and not ImageGroup().takes_stdin
+    )
+    with pytest.raises(UsageError, match="what is piped to chat is the question"):
+        ImageGroup(image_files=["-"]).require_files()
+    ImageGroup(image_files=["a"]).require_files()
+    ImageGroup().require_plain(beams=True)
+    ImageGroup(image_files=["a"]).require_plain(beams=False)
+    with pytest.raises(UsageError, match="images do not go together with --n"):
+        ImageGroup(image_files=["a"]).require_plain(beams=False, n=True)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="is closed"):
+        ImageGroup(image_files=["-"]).sources()
+
+
+def test_system_messages(tmp_path: Path):
+    (tmp_path / "s").write_text("from a file")
+    assert system_message(None, None) is None and system_message("x", None) == "x"
+    assert system_message(None, str(tmp_path / "s")) == "from a file"
+    with pytest.raises(UsageError, match="-sys and -sysf exclude each other"):
+        system_message("x", str(tmp_path / "s"))
+
+
+def test_options_of_models_that_fill_places():
+    def choices(max_tokens: int | None = None, **drawing: Any) -> Any:
+        return SimpleNamespace(max_tokens=max_tokens, drawing=lambda: drawing)
+
+    usual: Any = filling_options(choices(), Diffusion())
+    assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
+    assert (
+        filling_options(choices(-1), Diffusion()).length == 128 and filling_options(choices(7), Diffusion()).length == 7
+    )
+    blocks = filling_options(choices(32, temperature=0.5, seed=3), Diffusion(block_length=16, steps=8, has_noise=True))
+    assert (blocks.block_length, blocks.steps, blocks.temperature, blocks.seed, blocks.has_noise) == (
+        16,
+        8,
+        0.5,
+        3,
+        True,
+    )
+    assert Diffusion(visual=True).given() == {}
+    chosen = filling_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
+    assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
+    with pytest.raises(UsageError, match="1 to 10000 steps"):
+        filling_options(choices(), Diffusion(steps=0))
+    with pytest.raises(UsageError, match="know no min-p"):
+        filling_options(choices(min_p=0.1, temperature=1.0), Diffusion())
+    require_plain(n=False)
+    with pytest.raises(UsageError, match="leave out --json"):
+        require_plain(n=False, json=True)
+
+
+def test_a_text_as_it_settles():
+    tokenizer = SimpleNamespace(end_ids={9}, decode=lambda ids: "".join(map(chr, ids)))
+    opened: Any = SimpleNamespace(tokenizer=tokenizer)
+    assert settled(opened, [72, 1, 105, 33, 9, 72], mask=1) == "H_i!" and settled(opened, [1, 1], mask=1) == "__"
+
+
+# ---- reports
+
+
+def answer(**more: Any) -> Any:
+    told = {"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": 3, "prefill_s": 0.5, "ttft_s": 0.6,
+    "decode_s": 0.25,
+            "text": "t", "thinking": "", "finish_reason": "stop", "dropped": 0, "seed": 7, "drafted": 6,
+            "accepted": 2}  # fmt: skip
+    return SimpleNamespace(**told | more)
+
+
+MODEL: Any = SimpleNamespace(file=1, path="p", arch="llama", format="Q8_0", device="CPU")
+
+
+def test_a_report(capsys: pytest.CaptureFixture[str]):
+    found = report.report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
+    assert found["timings"] == {"load_s": 0.1, "prefill_s": 0.5, "ttft_s": 0.6, "decode_s": 0.25, "total_s": 2.0,
+                                "prefill_tps": 10.0, "decode_tps": 8.0}  # fmt: skip
+    assert found["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and found["tokens"] == [1, 2, 3]
+    report.tell(found)
+    err = capsys.readouterr().err
+    assert "prompt: 9 tokens, 4 of them known, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
+    assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
+    assert "guessed: 6 tokens, 2 of them right" in err
+    card: Any = SimpleNamespace(**{**vars(MODEL), "device": "H100"})
+    plain = report.report_one(card, answer(drafted=0, cached_tokens=0, prefill_s=0.0, decode_s=0.0), 0.1, 2.0)
+    assert plain["timings"]["prefill_tps"] == plain["timings"]["decode_tps"] == 0 and "tokens" not in plain
+    report.tell(plain)
+    err = capsys.readouterr().err
+    assert (
+        "known" not in err
+        and "guessed" not in err
+        and "loaded in 0.10 s on H100" in err
+        and "prompt: 9 tokens in 0.00 s, " in err
+    )
+
+
+def test_a_report_of_several(capsys: pytest.CaptureFixture[str]):
+    answers: Any = [SimpleNamespace(text="a", thinking="", logprob=-1.0, finish_reason="stop", tokens=[1, 2], seed=5),
+                    SimpleNamespace(text="b", thinking="h", logprob=-2.0, finish_reason="length", tokens=[3],
+                    seed=None)]  # fmt: skip
+    found = report.report(MODEL, answers, True, 0.5, 2.0)
+    assert [each.get("seed") for each in found["answers"]] == [5, None] and "seed" not in found["answers"][1]
+    assert found["timings"] == {"load_s": 0.5, "total_s": 2.0}
+    report.tell(found)
+    assert "answers: 2 with 3 tokens in 1.50 s, model loaded in 0.50 s" in capsys.readouterr().err
+    assert report.about(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
+
+
+# ---- files
+
+
+def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
+    path = str(tmp_path / "x")
+    outputs.require_kind(path, lambda path: False, "model", False)
+    (tmp_path / "x").write_bytes(b"")
+    outputs.require_kind(path, lambda path: False, "model", False)  # empty, as mktemp makes it
+    (tmp_path / "x").write_bytes(b"my notes")
+    outputs.require_kind(path, lambda path: True, "model", False)
+    outputs.require_kind(path, outputs.is_model, "model", True)
+    for kind in (outputs.is_model, outputs.is_imatrix, outputs.are_logits, outputs.is_receipt, lambda path: False):
+        with pytest.raises(UsageError, match="x: this file exists, and is no model; --force replaces it"):
+            outputs.require_kind(path, kind, "model", False)
+
+
+@pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
+def test_models_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
+    metadata = {} if kind is None else {"general.type": kind}
+    write_gguf(tmp_path / "m.gguf", metadata, [Output.of("a", np.ones(4, np.float32))])
+    assert outputs.is_model(str(tmp_path / "m.gguf")) == is_model
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_folders_are_private(tmp_path: Path):
+    assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    make_private(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalllmError, match="cannot be made"):
+        make_private(tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [
+    ("3.5GB", 3_500_000_000), ("800m", 800_000_000), ("800 MB", 800_000_000), ("12k", 12_000), ("77", 77),
+    ("1T", 10**12),
+    ("5b", 5), ("OWN", 1000),
+])  # fmt: skip
+def test_sizes(text: str, bytes_: int):
+    plan: Any = SimpleNamespace(nbytes=1000)
+    assert size_of(text)(plan) == bytes_
+
+
+def test_sizes_that_are_none():
+    for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
+        with pytest.raises(UsageError, match=r"expected one as 3\.5GB"):
+            size_of(odd)
+    jobs = [SimpleNamespace(output=SimpleNamespace(nbytes=700))]
+    plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)
+    assert bits_of(4.5)(plan) == 450 + 300 and bits_of(1)(plan) == 400 and bits_of(32)(plan) == 3500
+    for odd_bits in (0.99, 32.1):
+        with pytest.raises(UsageError, match="--bpw should be from 1 to 32 bits"):
+            bits_of(odd_bits)
+    assert SLACK == 1024
+
+
+def test_formats_in_a_file(tmp_path: Path):
+    path, source = (
+        str(tmp_path / "plan.toml"),
+        SimpleNamespace(tensors=[SimpleNamespace(name="a.b"), SimpleNamespace(name="c")]),
+    )
+    write_formats(path, {"a.b": "Q4_K", "c": "F16"})
+    assert read_formats(path, source) == {"a.b": "Q4_K", "c": "F16"}  # type: ignore[arg-type]
+    (tmp_path / "plan.toml").write_text('"c" = "q8_0"\n')
+    assert read_formats(path, source) == {"c": "Q8_0"}  # type: ignore[arg-type]
+    request = with_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
+    assert request.options.formats == {"c": "Q8_0"}
+    for said, message in (
+        ("c = ", "plan.toml: "),
+        ('d = "F16"', "has no tensor d"),
+        ('c = "Q99"', "Q99, for c, is no format"),
+        ("c = 5", "5, for c"),
+    ):
+        (tmp_path / "plan.toml").write_text(said)
+        with pytest.raises(UsageError, match=message):
+            read_formats(path, source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("names", "model", "found"), [
+    (["m-Q4.gguf", "mmproj-m-f32.gguf", "mmproj-m-f16.gguf"], "m-Q4.gguf", "mmproj-m-f16.gguf"),
+    (["a/mmproj-x.gguf"], "m.gguf", None), (["a/mmproj-x.gguf"], "a/m.gguf", "a/mmproj-x.gguf"),
+    (["mmproj-other-f16.gguf", "mmproj-m-q8_0.gguf"], "m-Q4_K_M.gguf", "mmproj-m-q8_0.gguf"),
+    (["mmproj.txt", "x.gguf"], "m.gguf", None), (["MMPROJ-M.GGUF"], "m.gguf", "MMPROJ-M.GGUF"),
+])  # fmt: skip
+def test_which_projector_belongs_to_a_model(names: list[str], model: str, found: str | None):
+    assert projector_among(names, model) == found
+
+
+def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
+    small, large = np.zeros(8, np.uint8), np.zeros(16, np.uint8)
+    tensors = {"a": SimpleNamespace(data=large[4:][::2]), "b": SimpleNamespace(data=small)}
+    file: Any = SimpleNamespace(tensors=tensors, parts={"/large": ["a"], "/small": ["b"], "/empty": []})
+    mapped = []
+    monkeypatch.setattr(ahead, "LEAST", 16)
+    monkeypatch.setattr(ahead.memory, "map_ahead", lambda *arguments: mapped.append(arguments))
+    monkeypatch.setattr(ahead, "Thread", lambda target, args, daemon: SimpleNamespace(start=lambda: target(*args)))
+    for can, expected in ((False, []), (True, [("/large", large.ctypes.data, 16, ahead.AT_ONCE)])):
+        monkeypatch.setattr(ahead.memory, "can_map_ahead", lambda can=can: can)
+        ahead.map_ahead(file)
+        assert mapped == expected
+
+
+# ---- chat
+
+
+def test_the_table_of_chats_commands():
+    for name, command in chat_commands.COMMANDS.items():
+        assert command.argument in ("", "on|off") or command.argument.replace(" ", "").isupper(), name
+        assert command.help[:1].islower() or command.help.startswith("on, off"), name
+
+
+def test_titles_of_sessions():
+    assert session_list.TITLE == 40
+    assert json.dumps(sorted(chat_commands.KEYS))  # every key has a line of help
