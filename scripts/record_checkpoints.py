@@ -49,6 +49,8 @@ OF_FALCON_H1 = {
 QWEN_SEES = {"depth": 1, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 QWEN3_SEES = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "patch_size": 14,
               "out_hidden_size": 64, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}  # fmt: skip
+GLM_SEES = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "patch_size": 14, "image_size": 56,
+            "out_hidden_size": 64}  # fmt: skip
 OF_CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
            "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "projection_dim": 32}  # fmt: skip
 OF_QWEN_VL = {**SMALL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
@@ -359,6 +361,35 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "indexer_types": ["full", "shared", "full", "shared"], "hc_mult": 2, "swiglu_limit": 1.0,
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     }),
+    "janus": ("JanusForConditionalGeneration", {
+        "text_config": {**SMALL, "model_type": "llama"},
+        "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
+                          "patch_size": 16, "projection_dim": 64, "mlp_ratio": 1.5},
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "latent_channels": 32,
+                      "num_embeddings": 64, "projection_dim": 64, "image_token_embed_dim": 64},
+    }),
+    "glm4v": ("Glm4vForConditionalGeneration", {
+        "text_config": {**SMALL, "attention_bias": True, "rope_parameters": {
+            **HALF["rope_parameters"], "mrope_section": [1, 1, 2]}},
+        "vision_config": {**GLM_SEES, "num_heads": 2},
+    }),
+    "glm_ocr": ("GlmOcrForConditionalGeneration", {
+        "text_config": {**SMALL, "head_dim": 24, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 5, 5],
+            "partial_rotary_factor": 1.0}},
+        "vision_config": {**GLM_SEES, "num_heads": 2},
+    }),
+    "glm4v_moe": ("Glm4vMoeForConditionalGeneration", {
+        "text_config": {**SMALL, **EXPERTS, **GROUPS, "head_dim": 16, "attention_bias": True, "norm_topk_prob": True,
+                        "rope_parameters": {**HALF["rope_parameters"], "mrope_section": [1, 1, 2]}},
+        "vision_config": {**GLM_SEES, "num_heads": 2},
+    }),
+    "paddleocr": ("PaddleOCRVLForConditionalGeneration", {
+        "text_config": {**SMALL, "head_dim": 24, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 4, 4]}},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "image_size": 56, "patch_size": 14},
+    }),
     "phimoe": ("PhimoeForCausalLM", {
         "num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True, "attention_bias": True,
         "architectures": ["PhiMoEForCausalLM"], "router_jitter_noise": 0.0, "original_max_position_embeddings": 256,
@@ -399,6 +430,9 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modern-bert-rank": ("ModernBertForSequenceClassification", {**MODERN, **LABELS, "classifier_pooling": "mean"}),
     "nomic-bert": ("NomicBertModel", {"max_position_embeddings": 2048}),
     "gemma-embedding": ("Gemma3TextModel", GEMMA),
+    "distilbert": ("DistilBertModel", {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4}),
+    "eurobert": ("EuroBertModel", {**SMALL, "pad_token_id": 1, "mask_token_id": 3, "classifier_pooling": "mean"}),
+    "t5encoder": ("T5EncoderModel", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
     "qwen3-rank": ("Qwen3ForSequenceClassification", {**SMALL, "tie_word_embeddings": True, "pad_token_id": 1,
                                                       **LABELS}),
 }  # fmt: skip

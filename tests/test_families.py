@@ -268,7 +268,7 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
     ("bitnet", {"hidden_act": "relu2"}, "hidden_act relu2 is not supported"),
     ("gptneox", {"use_parallel_residual": 1}, "should be true or false"),
     ("qwen2", {"attention.causal": False}, "models that look ahead are not supported"),
-    ("glm4", {"rope.dimension_sections": np.array([8, 4, 4, 0])}, "positions in images"),
+    ("glm4", {"rope.dimension_sections": np.array([8, 4, 4])}, "sections should be four numbers"),
     ("gemma4", {"attention.shared_kv_layers": 3}, "shared_kv_layers"),
     ("gemma4", {"attention.value_length_swa": 16}, "the length of keys"),
     ("qwen3", {"rope.scaling.type": "su"}, "rope scaling su"),

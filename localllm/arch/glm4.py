@@ -1,13 +1,18 @@
 """GLM 4 0414 (GLM Team 2024, arXiv 2406.12793; 2025).
 
 Unlike llama: norms behind attention and feed-forward network too; gate and up are fused; rotation leaves the end of a
-head; queries, keys and values may have biases.
+head; queries, keys and values may have biases. Those that see (GLM 4.1V, GLM-OCR) rotate pairs half of that apart, by
+several positions.
 """
+
+from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
 from localllm.arch.decoder import decoder
 from localllm.arch.feed_forward import gated
 from localllm.arch.fields import Fields
+from localllm.arch.guessing import Guessed, guessed
+from localllm.arch.sections import read_sections, with_sections
 from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -15,9 +20,9 @@ from localllm.arch.weights import Weights
 
 def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError."""
-    if any(fields.raw("rope.dimension_sections", ())):
-        raise fields.unsupported("positions in images are not supported: rope.dimension_sections")
-    return Transformer(**Transformer.shared_fields(fields, interleaved=True))
+    common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
+    attention = common.pop("attention")
+    return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -32,3 +37,8 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer of GLM-OCR says that guesses."""
+    return guessed(b, w, h, made, block)

@@ -40,6 +40,7 @@ class Family:
     whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # what the model holds besides the usual
     last_norm: str = "output_norm"  # "": none that has weights
     rotated: tuple[str, ...] = ()  # matrices whose rows are in the order of halves, where GGUF has pairs
+    parted: tuple[str, ...] = ()  # matrices whose rows are in pairs, where GGUF has halves
     transposed: tuple[str, ...] = ()  # matrices whose rows are the columns of GGUF's
     offset_norms: bool = False  # norms multiply by 1 more than is stored
     biased: tuple[str, ...] = ()  # what must have a bias

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from localllm.convert.family import NUMBERS, Dimensions, Family, MadeOf, Sizes
-from localllm.convert.tensors import Shape, TensorSource, column, computed, flat, in_pairs, transposed
+from localllm.convert.tensors import Shape, TensorSource, column, computed, flat, in_halves, in_pairs, transposed
 from localllm.frozen import frozen
 
 BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
@@ -66,9 +66,10 @@ class CheckpointModel:
 
     def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
         """What a family does with its tensors; name: with ".bias" for those."""
-        if name.removesuffix(".bias") in self.family.rotated:
+        if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
+            order = in_pairs if self.family.rotated else in_halves
             matrix = source if len(source.shape) > 1 else column(source)
-            turned = in_pairs(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
+            turned = order(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
             return turned if len(source.shape) > 1 else flat(turned)
         if name in self.family.transposed:
             return transposed(source)

@@ -65,6 +65,17 @@ def in_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> Made:
     return picked(source, source.shape, where)
 
 
+def in_halves(source: TensorSource, head_dim: int, turned: int) -> Made:
+    """The way back: rows of which a checkpoint rotates number 2 i of a head with number 2 i + 1, `turned` of them."""
+
+    def where(rows: np.ndarray) -> np.ndarray:
+        head, within = np.divmod(rows, head_dim)
+        half = turned // 2
+        return head * head_dim + np.where(within < turned, within % half * 2 + within // half, within)
+
+    return picked(source, source.shape, where)
+
+
 def spread(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> Made:
     """Of every `period` rows of a source as many as a matrix of `shape` has: from `start` on, one of `step`."""
 

@@ -212,6 +212,10 @@ DENSE = {
     "glm4": declare(
         "glm4", {**NORMS, **biased(ATTENTION, *QKV), **HALVES, **POST_NORMS}, **WIDE, rotated=16
     ),
+    "glm4_seeing": declare(  # of GLM 4.1V
+        "glm4", {**NORMS, **biased(ATTENTION, *QKV), **HALVES, **POST_NORMS},
+        UNTIED, {"rope.dimension_sections": [2, 3, 3, 0]}, **WIDE, rotated=16,
+    ),
     # Gemma
     "gemma": declare("gemma", LLAMA, TIED, width=128, heads=2, kv_heads=1, head_dim=96),
     "gemma2": declare(

@@ -15,6 +15,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
 from localllm.convert.tensors import Shape, TensorSource, picked
 
 RANK = 4  # llama.cpp's number for scores
+CLASSIFIERS = {"mean": 1, "cls": 2}  # its numbers for what is scored
 
 
 def bert(config: Config) -> CheckpointFacts:
@@ -34,6 +35,14 @@ def roberta(config: Config) -> CheckpointFacts:
     return replace(h.plus(context_length=positions - padding - 1), sizes={
         **h.sizes, "context": positions - padding - 1, "positions": positions,
     })  # fmt: skip
+
+
+def distilbert(config: Config) -> CheckpointFacts:
+    """By its own names; one type of tokens, which has no table."""
+    names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
+             "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
+    config.only("sinusoidal_pos_embds", False)  # which are stored like others, but nobody has checked it
+    return bert(config.plus(layer_norm_eps=1e-12, **{name: config.get(own) for name, own in names.items()}))
 
 
 def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
@@ -115,7 +124,7 @@ def modern(config: Config) -> CheckpointFacts:
         hidden_activation=config.get("hidden_activation", "gelu"),
         attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it
         vocab_size=h.sizes["vocab"],
-        classifier__pooling_type={"mean": 1, "cls": 2}.get(pooling),
+        classifier__pooling_type=CLASSIFIERS.get(pooling),
     )  # fmt: skip
 
 
@@ -142,6 +151,10 @@ BERT = Family(
 TABLE = MadeOf(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
 TABLES_BEHIND: Layer = {**EMBEDDINGS, "position_embd": TABLE}
 ROBERTA = replace(BERT, read=roberta, whole=TABLES_BEHIND)
+DISTILBERT = replace(
+    BERT, read=distilbert, whole={"token_embd_norm": ("width",), "position_embd": ("context", "width")},
+    unread=re.compile(rf"{UNREAD.pattern}|vocab_.*|(pre_)?classifier\..*"),
+)  # fmt: skip
 BERT_RANK = replace(
     BERT, read=ranking(bert), whole={**TABLES, **HEAD}, unread=re.compile(r"embeddings\.position_ids"),
     renamed={"pooler.dense": "cls", "classifier": "cls.output"},

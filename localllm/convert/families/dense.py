@@ -15,11 +15,14 @@ from localllm.convert.families.layers import (
     HEAD_NORMS,
     NORMS_BEFORE,
     NORMS_BEHIND,
+    ROTATED,
     SHARED_EXPERT,
+    guessing_layer,
 )
 from localllm.convert.families.llama import LLAMA_SCALING
-from localllm.convert.family import Family, Layer
+from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.rope_scaling import SECTIONS
 from localllm.convert.tensors import as_float32
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
@@ -75,9 +78,30 @@ def chatglm(config: Config) -> CheckpointFacts:
     return h.plus(attention__key_length=None, attention__value_length=None)
 
 
+def glm4v(config: Config) -> CheckpointFacts:
+    """The same with positions in images, by which in GGUF pairs half of a head apart turn. GLM-OCR has a layer that
+    guesses, which is counted, also where it is left out."""
+    h = decoder(config, whole_heads=False, scalings=(SECTIONS,))
+    turned, guessing = rotated_numbers(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
+    sizes = {"both_hidden": 2 * h.sizes["hidden"], "turned": turned}
+    return h.plus(
+        sizes | {"guessing": guessing, "both_inputs": 2 * h.sizes["width"]},
+        block_count=h.sizes["layers"] + guessing,
+        nextn_predict_layers=guessing or None,
+        rope__dimension_count=turned,
+    )
+
+
+def glm4v_layer(sizes: Sizes, number: int) -> Layer:
+    return {**OF_GLM4, **guessing_layer(sizes, number)}
+
+
 FUSED_FEED_FORWARD: Layer = {"ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
 OF_GLM = {"rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 128}
-GLM4 = Family("glm4", {**ATTENTION, **FUSED_FEED_FORWARD, **NORMS_BEFORE, **NORMS_BEHIND}, glm4, defaults={**OF_GLM})
+OF_GLM4 = {**ATTENTION, **FUSED_FEED_FORWARD, **NORMS_BEFORE, **NORMS_BEHIND}
+GLM4 = Family("glm4", OF_GLM4, glm4, defaults={**OF_GLM})
+OF_GLM4V = {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+GLM4V = replace(GLM4, layer=glm4v_layer, read=glm4v, sees=True, parted=ROTATED, defaults=OF_GLM4V)
 CHATGLM = replace(GLM4, arch="chatglm", layer={**ATTENTION, **FUSED_FEED_FORWARD, **NORMS_BEFORE}, read=chatglm)
 
 

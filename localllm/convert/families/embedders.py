@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.convert.families.bert import BEHIND, BERT, NOMIC, QKV, RANK, UNREAD, encoder, labels, nomic_facts
+from localllm.convert.families.bert import (
+    BEHIND,
+    BERT,
+    CLASSIFIERS,
+    NOMIC,
+    QKV,
+    RANK,
+    UNREAD,
+    encoder,
+    labels,
+    nomic_facts,
+)
 from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
-from localllm.convert.families.layers import ATTENTION, FEED_FORWARD
+from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
 from localllm.convert.families.qwen import QWEN3, qwen
 from localllm.convert.family import Family, MadeOf, Sizes
 from localllm.convert.files import read_json, read_text, understood
@@ -83,6 +94,19 @@ def gemma(config: Config) -> CheckpointFacts:
     )
 
 
+def eurobert(config: Config) -> CheckpointFacts:
+    """As llama; tokens see those behind them. llama.cpp's reader rotates plainly."""
+    for name in ("attention_bias", "mlp_bias"):
+        config.only(name, False)
+    h = decoder(config, scalings=())
+    pooling = CLASSIFIERS.get(config.get("classifier_pooling"))
+    return h.plus(
+        attention__causal=False,
+        rope__scaling__type="none",
+        classifier__pooling_type=pooling,
+    )
+
+
 def is_ranker(config: Config) -> bool:
     """Whether a Qwen3 that makes text is meant to answer yes or no, which its card or a name says."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
@@ -150,6 +174,10 @@ NOMIC_MOE = replace(
 GEMMA_EMBEDDING = replace(
     GEMMA3, arch="gemma-embedding", read=gemma, decodes=False, whole={"output_norm": ("width",)}, projects=True,
     sees=False, prefixes=("model.",), unread=None,
+)  # fmt: skip
+EUROBERT = Family(
+    "eurobert", {**ATTENTION, **GATED, **NORMS_BEFORE}, eurobert, decodes=False, whole={"output_norm": ("width",)},
+    prefixes=("model.",), unread=UNREAD, defaults={"rms_norm_eps": 1e-5, "rope_theta": 250000.0},
 )  # fmt: skip
 HEAD = MadeOf(("labels", "width"), {"token_embd.weight": ("vocab", "width")}, rows_of_answers)
 QWEN3_RANK_TIED = replace(

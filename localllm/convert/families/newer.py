@@ -20,7 +20,8 @@ from localllm.convert.families.layers import (
 )
 from localllm.convert.families.llama import LLAMA, LLAMA_SCALING
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.rope_scaling import SECTIONS
 from localllm.convert.tensors import Shape, TensorSource, as_float32, kept
 
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -51,10 +52,10 @@ def dots1(config: Config) -> CheckpointFacts:
     return with_deepseek_experts(config, decoder(config))
 
 
-def glm4moe(config: Config) -> CheckpointFacts:
+def glm4moe(config: Config, scalings: tuple[str, ...] = PLAIN_SCALING) -> CheckpointFacts:
     """The same; a part of each head is rotated, the largest ones have norms of heads; a layer that guesses is counted,
     also where it is left out."""
-    h = with_deepseek_experts(config, decoder(config, whole_heads=False))
+    h = with_deepseek_experts(config, decoder(config, whole_heads=False, scalings=scalings))
     guessing = h.sizes["guessing"]
     sizes = {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))}
     return h.plus(
@@ -82,6 +83,11 @@ def minimax_m2(config: Config) -> CheckpointFacts:
 def dots1_layer(sizes: Sizes, number: int) -> Layer:
     feeds = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **ROUTER_BIAS}
     return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds}
+
+
+def glm4vmoe(config: Config) -> CheckpointFacts:
+    """The same with positions in images."""
+    return glm4moe(config, scalings=(SECTIONS,))
 
 
 def glm4moe_layer(sizes: Sizes, number: int) -> Layer:
@@ -113,6 +119,7 @@ MINIMAX_M2 = Family(
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 DOTS1 = Family("dots1", dots1_layer, dots1, defaults=NOAUX)
 GLM4MOE = Family("glm4moe", glm4moe_layer, glm4moe, defaults={**NOAUX, "rms_norm_eps": 1e-5})
+GLM4VMOE = replace(GLM4MOE, read=glm4vmoe, sees=True)
 
 
 def solar_open(config: Config) -> CheckpointFacts:

@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.families import dense, hybrids, llama, qwen, qwen_next
+from localllm.convert.families import dense, hybrids, llama, newer, qwen, qwen_next
 from localllm.convert.family import Family
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+from localllm.convert.rope_scaling import SECTIONS
 from localllm.files.gguf_header import shown
 
 READERS = {
@@ -38,6 +40,24 @@ def of_text(config: Config) -> Family:
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
 
 
+PAINTS = re.compile(r"(model\.)?(aligner|vqmodel|generation_(embeddings|aligner|head))\..*")
+JANUS = replace(llama.LLAMA, sees=True, unread=PAINTS, defaults=OF_LLAMA)
+
+
+def paddleocr(config: Config) -> CheckpointFacts:
+    """ERNIE 4.5 with several positions, by which pairs half a head apart turn."""
+    config.only("use_bias", False)
+    return decoder(config, scalings=(SECTIONS,))
+
+
+PADDLEOCR = replace(
+    newer.ERNIE4_5,
+    arch="paddleocr",
+    read=paddleocr,
+    sees=True,
+    unread=re.compile(r"(mlp_AR|model\.projector)\..*"),
+    defaults={**newer.ERNIE4_5.defaults, "head_dim": 128},
+)
 SOUNDS = re.compile(r"(model\.)?audio_tower\..*")
 EXAONE4_5 = replace(dense.EXAONE4, sees=True)
 MINICPMV4_6 = replace(qwen_next.QWEN35, unread=re.compile(r"(model\.)?merger\..*"))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from localllm.arch.fields import MOST_LAYERS
 from localllm.arch.t5 import REACH
@@ -74,6 +75,16 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
     return computed(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
+def encoder(config: Config) -> CheckpointFacts:
+    """The encoder alone, which makes vectors."""
+    h = t5(config.plus(num_decoder_layers=None))
+    return h.plus({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
+
+
+def encoder_whole(sizes: Sizes) -> Layer:
+    return {name: its for name, its in whole(sizes).items() if name.startswith("enc.")}
+
+
 T5 = Family(
     "t5",
     {},
@@ -83,3 +94,4 @@ T5 = Family(
     defaults={"tie_word_embeddings": True},
     unread=re.compile(r"(en|de)coder\.embed_tokens\.weight"),
 )
+T5_ENCODER = replace(T5, arch="t5encoder", read=encoder, whole=encoder_whole, last_norm="", decodes=False)
