@@ -1,0 +1,159 @@
+"""Tensors in other orders: what each source makes is NumPy's result, whichever rows are asked for."""
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import pytest
+
+from localllm.convert.projectors.parts import slice_of
+from localllm.convert.tensors import (
+    BYTES,
+    Made,
+    as_float32,
+    column,
+    computed,
+    every_second,
+    flat,
+    in_float32,
+    in_pairs,
+    kept,
+    mxfp4,
+    of_columns,
+    reshaped,
+    scaled,
+    spread,
+    stacked,
+    transposed,
+    with_rows,
+)
+
+DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+
+
+def numbers(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """All different."""
+    return (np.arange(prod(shape)) + 1).reshape(shape).astype(dtype)
+
+
+def source(array: np.ndarray) -> Made:
+    name = next(name for name, dtype in DTYPES.items() if array.dtype == dtype)
+    data = array.reshape(prod(array.shape[:-1]), -1)
+
+    def rows(first: int, last: int) -> np.ndarray:
+        assert 0 <= first < last <= len(data), "asked for rows that are not there"
+        return data[first:last].view(np.uint8)
+
+    return Made(name, array.shape, rows)
+
+
+def check(made: Made, expected: np.ndarray) -> None:
+    """Any rows are those of the whole, as bytes of one row each."""
+    assert made.shape == expected.shape
+    count = prod(expected.shape[:-1])
+    flat_rows = expected.reshape(count, -1)
+    for first in range(count):
+        for last in range(first + 1, count + 1):
+            found = made.rows(first, last)
+            assert found.dtype == np.uint8 and found.shape == (last - first, expected.shape[-1] * BYTES[made.dtype])
+            np.testing.assert_array_equal(as_float32(np.ascontiguousarray(found), made.dtype), flat_rows[first:last])
+
+
+@pytest.mark.parametrize(("turned", "order"), [
+    (0, [0, 4, 1, 5, 2, 6, 3, 7]), (8, [0, 4, 1, 5, 2, 6, 3, 7]), (4, [0, 2, 1, 3, 4, 5, 6, 7]), (2, [*range(8)]),
+])  # fmt: skip
+def test_heads_in_pairs(turned: int, order: list[int]):
+    array = numbers(16, 3)
+    check(in_pairs(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
+
+
+def test_some_rows_of_each_period():
+    array = numbers(12, 3)
+    check(spread(source(array), (6, 3), period=12, start=1, step=2), array[1::2])
+    check(spread(source(array), (2, 2, 3), period=6, start=3), array.reshape(2, 6, 3)[:, 3:5])
+    check(spread(source(array), (2, 3, 3), period=6, start=0, step=2), array.reshape(2, 6, 3)[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_matrices_on_matrices(dtype: type):
+    array = numbers(3, 2, 4, dtype=dtype)
+    check(stacked([source(matrix) for matrix in array]), array)
+    check(transposed(source(array)), array.swapaxes(-1, -2))
+    check(transposed(source(array[0])), array[0].T)
+    check(reshaped(source(array), (6, 4)), array.reshape(6, 4))
+    check(of_columns(source(array), np.array([2, 0, 3, 1])), array[..., [2, 0, 3, 1]])
+
+
+def test_rows_of_zeros_below():
+    array = numbers(3, 4)
+    given = source(array)
+    assert with_rows(given, 3) is given
+    check(with_rows(given, 6), np.concatenate([array, np.zeros((3, 4), np.float32)]))  # type: ignore[arg-type]
+
+
+def test_columns_and_vectors():
+    vector = numbers(5)
+    check(column(source(vector)), vector[:, None])
+    found = flat(source(vector[:, None]))
+    assert found.shape == (5,) and (as_float32(found.rows(0, 1), "F32") == vector).all()
+    wide = numbers(3, 6, dtype=np.float16)
+    for start in (0, 1):
+        check(every_second(source(wide), start), wide[:, start::2].astype(np.float32))
+
+
+def test_functions_of_numbers():
+    array = numbers(4, 3, dtype=np.float16)
+    check(computed(source(array), np.negative), -array.astype(np.float32))
+    check(in_float32(source(array)), array.astype(np.float32))  # type: ignore[arg-type]
+    given = source(numbers(2, 2))
+    assert in_float32(given) is given
+    rows, one = np.array([1, 2, 3, 4], np.float32), np.array([10], np.float32)
+    check(scaled(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)  # type: ignore[arg-type]
+    assert scaled(given, []) is given
+    assert computed(source(array), np.negative).dtype == "F32" and kept(np.ones(3)).shape == (3,)
+
+
+def test_slices():
+    array = numbers(6, 2, 4)
+    check(slice_of(source(array), 2, 3), array[2:5])
+    matrix, vector = numbers(6, 4), numbers(6)
+    check(slice_of(source(matrix), 1, 2), matrix[1:3])
+    assert (as_float32(slice_of(source(vector), 2, 3).rows(0, 1), "F32") == vector[2:5]).all()
+
+
+def test_numbers_of_16_bits():
+    bits = np.array([[0x3F80, 0xC000, 0x7F80]], np.uint16)
+    np.testing.assert_array_equal(as_float32(bits.view(np.uint8), "BF16"), [[1, -2, np.inf]])
+
+
+def test_mxfp4_of_a_checkpoint():
+    """The first 16 of 32 codes are in the low halves, behind the scale."""
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 16, (2, 3, 64), np.uint8)
+    scale = random.integers(0, 256, (2, 3, 2), np.uint8)
+    pairs = (codes[..., ::2] | codes[..., 1::2] << 4).reshape(2, 3, 2, 16)
+
+    def of(array: np.ndarray) -> Made:
+        data = array.reshape(-1, array.shape[-1])
+        return Made("U8", array.shape, lambda first, last: data[first:last])
+
+    made = mxfp4(of(pairs), of(scale))
+    assert (made.dtype, made.shape) == ("MXFP4", (2, 3, 64))
+    for first in range(6):
+        for last in range(first + 1, 7):
+            blocks = made.rows(first, last).reshape(last - first, 2, 17)
+            wanted = codes.reshape(6, 2, 32)[first:last]
+            assert (blocks[..., 0] == scale.reshape(6, 2)[first:last]).all()
+            assert (blocks[..., 1:] & 15 == wanted[..., :16]).all() and (blocks[..., 1:] >> 4 == wanted[..., 16:]).all()
+
+
+@pytest.mark.parametrize("function", [
+    lambda made: in_pairs(made, 4), transposed, lambda made: computed(made, np.exp), lambda made: slice_of(made, 0, 4),
+])  # fmt: skip
+def test_no_more_is_read_than_asked_for(function: Callable[[Made], Made]):
+    """Of a head's rows one is in the other half; a matrix is turned round as a whole."""
+    asked = list[tuple[int, int]]()
+    inner = source(numbers(2, 4, 4))
+    watched = Made("F32", inner.shape, lambda first, last: (asked.append((first, last)), inner.rows(first, last))[1])
+    function(watched).rows(0, 1)
+    assert asked and max(last for _, last in asked) <= 4
