@@ -94,6 +94,10 @@ class Finder(ast.NodeVisitor):
     def visit_Assert(self, node: ast.Assert) -> None:
         """Says what is always so."""
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # so does zip's
+            self.visit(node.value)
+
     def _visit_body(self, body: list[ast.stmt]) -> None:
         for statement in body:
             self.visit(statement)

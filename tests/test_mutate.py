@@ -40,6 +40,7 @@ def changed(source: str, kind: str) -> list[str]:
         ("number", "x = 0.5", ["x = 5.0"]),
         ("number", "x: Literal[3] = a", []),
         ("default", "def f(a: int = 1, *, b=True): pass", ["def f(a: int = 1, *, b=False): pass"]),
+        ("default", "x = zip(a, b, strict=True)", []),
         ("default", "def f(a=True):\n    'What it does.'\n    ...", []),
         ("condition", "if a:\n    b()", ["if not (a):\n    b()"]),
         ("check", "if a:\n    raise b", ["pass"]),
