@@ -1,0 +1,214 @@
+"""How large pictures are made, and how they are cut: numbers by hand, without an encoder."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.arch.fields import Fields
+from localllm.arch.vision.anyres import Anyres, arranged, read_anyres, without_bars
+from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
+from localllm.arch.vision.lfm2vl import grid_for
+from localllm.arch.vision.position_tables import by_areas, by_corners
+from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resized, whole_size, with_bars
+from localllm.arch.vision.tiling import cut, grids, most_used, tiles_of
+from localllm.errors import ModelError
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def test_filters_are_pillows():
+    kinds = Image.Resampling
+    assert (LANCZOS, BILINEAR, BICUBIC) == (kinds.LANCZOS, kinds.BILINEAR, kinds.BICUBIC)
+
+
+def noise(*size: int) -> Any:
+    return Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8), "RGB")
+
+
+def test_columns_are_made_first():
+    picture = noise(9, 7)
+    by_hand = picture.resize((5, 7), BICUBIC).resize((5, 11), BICUBIC)
+    assert resized(picture, (5, 11), BICUBIC).tobytes() == by_hand.tobytes()
+
+
+@pytest.mark.parametrize(("size", "wanted", "box"), [
+    ((10, 10), (10, 10), (0, 0, 10, 10)), ((20, 10), (10, 10), (0, 2, 10, 7)), ((10, 20), (10, 10), (2, 0, 7, 10)),
+    ((5, 5), (12, 10), (1, 0, 11, 10)), ((30, 10), (10, 10), (0, 3, 10, 7)),
+])  # fmt: skip
+def test_bars_are_on_both_sides(size: tuple[int, int], wanted: tuple[int, int], box: tuple[int, int, int, int]):
+    found = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR, (1, 2, 3)))
+    left, top, right, bottom = box
+    inside = np.zeros(found.shape[:2], bool)
+    inside[top:bottom, left:right] = True
+    assert (found[inside] == 255).all() and (found[~inside] == (1, 2, 3)).all()
+    black = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR))
+    assert (black[~inside] == 0).all()
+
+
+@pytest.mark.parametrize(("size", "pixels", "found"), [
+    ((100, 50), Pixels(0, 10**6), (96, 64)),  # 3.125 units and 1.5625
+    ((10, 10), Pixels(0, 10**6), (32, 32)), ((100, 100), Pixels(0, 96 * 96), (96, 96)),
+    ((112, 40), Pixels(0, 128 * 32), (128, 32)), ((112, 40), Pixels(0, 128 * 32 - 1), (96, 32)),  # half a unit counts
+    ((1000, 100), Pixels(0, 32 * 32 * 4), (192, 32)), ((40, 40), Pixels(4096, 10**6), (64, 64)),
+    ((32, 96), Pixels(32 * 96, 10**6), (32, 96)), ((32, 96), Pixels(32 * 96 + 1, 10**6), (64, 128)),
+])  # fmt: skip
+def test_whole_sizes(size: tuple[int, int], pixels: Pixels, found: tuple[int, int]):
+    assert whole_size(size, 32, pixels) == found
+
+
+# ---- tiles
+
+
+def test_squares_row_by_row():
+    picture = noise(7, 4)
+    found = cut(picture, 2)
+    assert len(found) == 6
+    whole = np.asarray(picture)
+    for number, tile in enumerate(found):
+        y, x = number // 3 * 2, number % 3 * 2
+        assert (np.asarray(tile) == whole[y : y + 2, x : x + 2]).all()
+
+
+def test_which_sizes_there_are():
+    assert sorted(grids(1, 4, 10)) == [(10, 10), (10, 20), (10, 30), (10, 40), (20, 10), (20, 20), (30, 10), (40, 10)]
+    assert grids(2, 4, 1) == [(2, 2)] and len(grids(1, 12, 448)) == 35
+
+
+@pytest.mark.parametrize(("size", "best"), [
+    ((100, 100), (20, 20)), ((200, 100), (20, 10)), ((100, 200), (10, 20)), ((10, 10), (10, 10)), ((5, 5), (10, 10)),
+    ((11, 11), (20, 20)), ((1000, 100), (40, 10)),
+])  # fmt: skip
+def test_the_size_that_is_used_most(size: tuple[int, int], best: tuple[int, int]):
+    allowed = [(10, 10), (10, 20), (20, 10), (20, 20), (40, 10)]
+    assert most_used(size, allowed) == most_used(size, allowed[::-1]) == best
+
+
+def test_small_pictures_have_no_tiles():
+    allowed = [(10, 10), (20, 10)]
+    assert tiles_of(noise(10, 9), allowed, 10) == [] and len(tiles_of(noise(11, 5), allowed, 10)) == 2
+
+
+@pytest.mark.parametrize(("size", "grid"), [
+    ((512, 512), (2, 2)), ((1024, 512), (2, 1)), ((2048, 512), (4, 1)), ((512, 1536), (1, 3)), ((9999, 512), (10, 1)),
+    ((1086, 1086), (2, 2)), ((1087, 1087), (3, 3)), ((3000, 3000), (3, 3)), ((3000, 2000), (3, 2)),
+])  # fmt: skip
+def test_grids_of_lfm2(size: tuple[int, int], grid: tuple[int, int]):
+    """Of grids of one shape the one with more tiles, if the image would fill half of it."""
+    assert grid_for(size) == grid
+
+
+# ---- LLaVA 1.6
+
+
+def fields_of(**values: Any) -> Fields:
+    named = {f"clip.{key.replace('__', '.')}": value for key, value in values.items()}
+    return Fields({"general.architecture": "clip", **named}, "m.gguf", 0)
+
+
+def test_sizes_in_a_file():
+    sizes = np.array([336, 672, 672, 336], np.int32)
+    assert read_anyres(fields_of(), 336) == Anyres()
+    flat = read_anyres(fields_of(vision__image_grid_pinpoints=sizes), 336)
+    assert flat == Anyres(((336, 672), (672, 336)))
+    unpadded = {"vision__image_grid_pinpoints": sizes, "vision__mm_patch_merge_type": "spatial_unpad"}
+    assert read_anyres(fields_of(**unpadded), 336).is_unpadded
+    assert len(read_anyres(fields_of(vision__image_grid_pinpoints=np.array([6, 6, 36, 1])), 1).sizes) == 2
+    for odd in ([], [336], [336, 337], [0, 336], [-336, 336], [37, 1], [6, 7]):
+        with pytest.raises(ModelError, match="image_grid_pinpoints"):
+            read_anyres(
+                fields_of(vision__image_grid_pinpoints=np.array(odd, np.int64)), 1 if 37 in odd or 7 in odd else 336
+            )
+
+
+@pytest.mark.parametrize(("size", "lines", "columns"), [
+    ((10, 10), slice(0, 8), slice(0, 8)), ((20, 10), slice(2, 6), slice(0, 8)), ((10, 20), slice(0, 8), slice(2, 6)),
+    ((16, 12), slice(1, 7), slice(0, 8)), ((100, 1), slice(4, 4), slice(0, 8)),
+])  # fmt: skip
+def test_bars_go(size: tuple[int, int], lines: slice, columns: slice):
+    grid = np.arange(64).reshape(8, 8, 1)
+    np.testing.assert_array_equal(without_bars(grid, size), grid[lines, columns])
+
+
+def test_tiles_become_lines():
+    """Two tiles beside each other, of 2 by 2 patches each: lines of four, each with an end."""
+    rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
+    newline = np.array([9.0])
+    how = Anyres(((20, 10),), True)
+    found = arranged(rows, (20, 10), how, 10, newline)[:, 0].tolist()
+    assert found == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
+    assert arranged(rows, (20, 10), Anyres(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
+
+
+# ---- positions, pixels, what a file says
+
+
+def test_places_between():
+    np.testing.assert_allclose(by_corners(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
+    np.testing.assert_allclose(by_corners(1, 3), [[1, 0, 0]])
+    np.testing.assert_allclose(by_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+    np.testing.assert_allclose(by_areas(1, 2), [[0.5, 0.5]])
+    for function in (by_corners, by_areas):
+        np.testing.assert_allclose(function(5, 5), np.eye(5), atol=1e-12)
+        np.testing.assert_allclose(function(7, 3).sum(axis=1), 1)
+
+
+def test_pixels_lie_as_a_convolutions_weights():
+    h: Any = SimpleNamespace(
+        mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, grid=lambda picture: (2, 1)
+    )
+    picture = noise(3, 4)  # a column is left over
+    found = pixels_of(h, picture)
+    assert found.shape == (2, 12) and found.dtype == np.float32
+    numbers = (np.asarray(picture)[:, :2] / 255 - h.mean) / h.deviation
+    np.testing.assert_allclose(found[1], numbers[2:].transpose(2, 0, 1).reshape(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_squares_of_rows():
+    rows = np.arange(6)[:, None] + 1
+    assert in_squares(rows, (2, 3), 1)[..., 0].tolist() == [[1], [2], [3], [4], [5], [6]]
+    assert in_squares(rows, (2, 3), 2)[..., 0].tolist() == [[1, 2, 4, 5], [3, 0, 6, 0]]
+    assert in_squares(rows, (3, 2), 2)[..., 0].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+
+
+SEEING = {"vision__attention__head_count": 4, "vision__embedding_length": 8, "vision__image_size": 8,
+"vision__patch_size": 2,
+          "vision__block_count": 3, "vision__attention__layer_norm_epsilon": 1e-5, "vision__projection_dim": 6,
+          "vision__image_mean": np.zeros(3, np.float32), "vision__image_std": np.ones(3, np.float32),
+          "projector_type": "mlp"}  # fmt: skip
+
+
+def test_what_is_read():
+    found = read_vision(fields_of(**SEEING))
+    assert (found["layers"], found["width"], found["hidden"], found["heads"], found["side"], found["patch"],
+    found["merge"],
+            found["out"], found["activation"], found["kind"]) == (3, 8, 0, 4, 8, 2, 1, 6, "gelu_quick",
+            "mlp")  # fmt: skip
+    assert read_vision(fields_of(**SEEING), merge=2)["merge"] == 2
+    assert read_vision(fields_of(**SEEING, vision__projector__scale_factor=4), merge=2)["merge"] == 4
+    assert read_vision(fields_of(**SEEING), kind="clip")["kind"] == "clip"
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"vision__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
+    ({"vision__patch_size": 9}, "none that a model"),
+    ({"vision__image_size": 1 << 20}, "none that a model sees"),
+    ({"vision__projector__scale_factor": 5}, "cannot be merged by 5"),
+    ({"vision__block_count": 1025}, "block_count"), ({"use_gelu": True, "use_silu": True}, "both true"),
+    ({"vision__image_mean": np.zeros(2, np.float32)}, "image_mean"),
+    ({"vision__image_std": np.zeros(3, np.float32)}, "image_std"),
+])  # fmt: skip
+def test_what_makes_no_sense(changes: dict[str, Any], message: str):
+    with pytest.raises(ModelError, match=message):
+        read_vision(fields_of(**{**SEEING, **changes}))
+
+
+def test_functions_and_colours():
+    assert [read_activation(fields_of(**{f"use_{name}": True})) for name in ("gelu", "silu")] == ["gelu", "silu"]
+    assert read_activation(fields_of(use_gelu=False)) == "gelu_quick"
+    border = np.array([1e-3, 1000, 0.5], np.float32)
+    assert read_colours(fields_of(x=border), "x", float(border[0])) == tuple(border.tolist())
+    for odd in ([-0.1, 0, 0], [0, 0, 1001], [0, np.nan, 0], [0, 0, 0, 0]):
+        with pytest.raises(ModelError, match="three numbers"):
+            read_colours(fields_of(x=np.array(odd, np.float32)), "x", 0.0)
