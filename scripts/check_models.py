@@ -23,6 +23,7 @@ from models.answering import text_and_answer  # noqa: E402
 from models.declaration import DEFAULTS  # noqa: E402
 from models.encoders import GELU as GELU_OF_TEXTS  # noqa: E402
 from models.encoders import texts  # noqa: E402
+from models.golden import LONG  # noqa: E402
 from models.numbers import Numbers  # noqa: E402
 from record_goldens import logits, nmse, rows_of  # noqa: E402
 from test_answering import all_logits, opened  # noqa: E402
@@ -33,6 +34,7 @@ from localllm.arch import verbs  # noqa: E402
 
 STEPS = 4
 MODELS = DECLARATIONS | ANSWERING | ENCODERS
+ONE_FOR_ALL = ("deepseek4",)  # whose heads have one key
 ROUNDED = GELU | {*GELU_OF_T5, *GELU_OF_TEXTS}
 
 
@@ -52,7 +54,7 @@ def other_dims(name: str, numbers: Numbers) -> dict[str, int]:
             found["shared_hidden"] = found["expert_hidden"]
     if declared["kv_heads"] not in (None, 0, declared["heads"]) and "head_dim" in declared:
         groups = declared["heads"] // declared["kv_heads"]
-        found["kv_heads"] = 1 + int(numbers.integers(1, 3)[0])
+        found["kv_heads"] = 1 if MODELS[name].arch in ONE_FOR_ALL else 1 + int(numbers.integers(1, 3)[0])
         found["heads"] = groups * found["kv_heads"]
         found["width"] = 33 + int(numbers.integers(1, 80)[0])
     return found
@@ -75,7 +77,8 @@ def check(name: str, seed: int, backend: str, peer: str, folder: Path) -> bool:
         errors = [] if theirs is None else [nmse(all_logits(opened(path, backend), text, answer, *then),
                                                  np.concatenate((theirs["prefill"], theirs["decode"])))]  # fmt: skip
         return told(name, dims, backend, f"{len(text)} and {len(answer)} tokens", errors)
-    tokens = numbers.integers(5 + int(numbers.integers(1, 70)[0]), made.metadata[f"{made.arch}.vocab_size"])
+    length = 5 + int(numbers.integers(1, 70)[0]) + LONG.get(name, 0)
+    tokens = numbers.integers(length, made.metadata[f"{made.arch}.vocab_size"])
     theirs = logits(made, tokens.tolist(), STEPS, folder, peer)
     errors = []
     if theirs is not None:

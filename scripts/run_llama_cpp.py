@@ -18,20 +18,20 @@ import sys
 import llama_cpp as llama
 import numpy as np
 
-CONTEXT = 128
+CONTEXT, LONG = 128, 256  # the second for more tokens than the first has room for
 TEXTS = 8  # of a batch at most; it has to divide CONTEXT
 
 
-def opened(path: str, texts: int = 1, **more):
-    """A model and a context for it, and for so many texts at once; more: of its parameters."""
+def opened(path: str, texts: int = 1, room: int = CONTEXT, **more):
+    """A model and a context for it, and for so many texts of so many tokens at once; more: of its parameters."""
     of_model = llama.llama_model_default_params()
     of_model.use_extra_bufts, of_model.n_gpu_layers = False, 0
     model = llama.llama_model_load_from_file(path.encode(), of_model)
     if not model:
         sys.exit(f"llama.cpp does not open {path}")
     chosen = llama.llama_context_default_params()
-    chosen.n_batch = chosen.n_ubatch = CONTEXT
-    chosen.n_ctx, chosen.n_seq_max = CONTEXT * texts, texts
+    chosen.n_batch = chosen.n_ubatch = room
+    chosen.n_ctx, chosen.n_seq_max = room * texts, texts
     chosen.n_threads = chosen.n_threads_batch = 1
     chosen.type_k = chosen.type_v = 0  # GGML_TYPE_F32
     chosen.flash_attn_type, chosen.offload_kqv, chosen.swa_full = 0, False, True
@@ -59,12 +59,13 @@ def read(context, vocab: int, tokens: list[int], position: int, decode=llama.lla
 
 
 def run(job: dict) -> None:
-    model, context = opened(job["model"], flash_attn_type=int(job.get("flash", False)))
+    then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
+    room = CONTEXT if len(job["tokens"]) + len(then) <= CONTEXT else LONG
+    model, context = opened(job["model"], room=room, flash_attn_type=int(job.get("flash", False)))
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     if job.get("encode"):
         read(context, vocab, job["encode"], 0, llama.llama_encode)
     prefill = read(context, vocab, job["tokens"], 0)
-    then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
     last, tokens, decode = prefill[-1], [], []
     for token in then:
         tokens.append(int(last.argmax()) if token is None else token)

@@ -396,20 +396,22 @@ def test_rows_fill_whole_tiles():
 
 def attend(
     call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
-    sinks=0, chosen=None, ahead=0, **pages,
+    sinks=0, chosen=None, ahead=0, period=1, logs=False, **pages,
 ) -> list[np.ndarray]:  # fmt: skip
-    """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim]."""
+    """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim], and logarithms of sums."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
     header = Header(tokens, [len(text.keys) for text in texts], **pages)
     keys, values = (header.cache(kind, [text[side] for text in texts]) for side, kind in enumerate(sides(name)))
     key_dim, value_dim = (-(-dim // 16) * 16 for dim in (shape.key_dim, shape.value_dim))
-    source, y = padded(np.concatenate([text.q for text in texts])), output(sum(tokens), heads * shape.value_dim)
+    source, columns = padded(np.concatenate([text.q for text in texts])), heads * (shape.value_dim + logs)
+    y = output(sum(tokens), columns)
     scratch = Scratch(attention_scratch(key_dim, value_dim))
     partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
     arguments |= planned(call, header, shape, window, chunked, ahead)
     arguments |= {"chunked": chunked, "sinks": sinks, "ahead": ahead, "crosses": False, "biases": 0, "reach": 0}
+    arguments |= {"period": period, "logs": logs}
     arguments |= {
         "chosen": 0 if chosen is None else chosen,
         "chosen_stride": 0 if chosen is None else chosen.strides[0],
@@ -424,19 +426,20 @@ def attend(
         call(kernel, parts, **arguments, **scratch.arguments)
     scratch.check()
     assert (partial[-1] == GUARD).all(), "too many partial results"
-    return np.split(written(y, sum(tokens), heads * shape.value_dim), np.cumsum(tokens)[:-1])
+    return np.split(written(y, sum(tokens), columns), np.cumsum(tokens)[:-1])
 
 
 def exact_attention(
     shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False,
-    ahead: int = 0,
+    ahead: int = 0, period: int = 1, logs: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
     rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
-    result = np.empty((len(rows), rows.shape[1], shape.value_dim))
+    result, sums = np.empty((len(rows), rows.shape[1], shape.value_dim)), np.empty((len(rows), rows.shape[1]))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
     positions = np.arange(len(text.keys) - len(rows), len(text.keys))
     hidden = (distance < -ahead) | (np.arange(len(text.keys)) < first_seen(positions, window, chunked)[:, None])
+    hidden |= np.arange(1, len(text.keys) + 1) % period != 0
     for head in range(rows.shape[1]):
         scores = rows[:, head] @ text.keys[:, head // shape.group].T.astype(np.float64) / np.sqrt(shape.key_dim)
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
@@ -446,8 +449,9 @@ def exact_attention(
         top = np.maximum(scores.max(axis=1, keepdims=True), sink)
         weights = np.exp(scores - top)
         values = text.values[:, head // shape.group].astype(np.float64)
-        result[:, head] = weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top)) @ values
-    return result.reshape(len(rows), -1)
+        total = weights.sum(axis=1, keepdims=True) + np.exp(sink - top)
+        result[:, head], sums[:, head] = weights / total @ values, (np.log(total) + top)[:, 0]
+    return np.hstack((result.reshape(len(rows), -1), *([sums] if logs else [])))
 
 
 @pytest.mark.sampled
@@ -460,6 +464,21 @@ def test_attention(call, name, tokens, length):
         got = for_any_parts(lambda parts, a=(name, shape, [only]): attend(call, *a, parts)[0])
         assert nmse(got, exact_attention(shape, only)) < 2e-11
         np.testing.assert_array_equal(attend(call, name, shape, [only], 3, scattered=True)[0], got)
+
+
+@pytest.mark.parametrize("period", [1, 4, 128])
+@pytest.mark.parametrize("name", ["F32", "F16-Q8_0"])
+def test_last_keys_of_blocks_and_logs(call, name, period):
+    """Where there is no block yet, only sinks are left."""
+    shape, sinks = Shape(64, 48, 1, 6), np.float32([-1, 0, 1, 2, -3, 4])
+    texts = [text(name, shape, *position, seed) for seed, position in enumerate([*MIXED, (3, 3), (40, 260)])]
+    got = for_any_parts(
+        lambda parts: np.concatenate(
+            attend(call, name, shape, texts, parts, sinks=sinks, period=period, logs=True, scattered=True)
+        )
+    )
+    expected = [exact_attention(shape, one, sinks=sinks, period=period, logs=True) for one in texts]
+    np.testing.assert_allclose(got, np.concatenate(expected), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 300, 999, 1000, 2000])

@@ -81,11 +81,11 @@ def places(table: np.ndarray, length: int) -> np.ndarray:
 
 def expected(
     shape: Shape, run: Run, q: np.ndarray, keys: np.ndarray, values: np.ndarray, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, ahead=0,
+    slopes=None, sinks=None, ahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
     rows, heads = q.reshape(len(q), -1, shape.key_dim).astype(np.float64), shape.kv_heads * shape.group
-    result = np.empty((len(q), heads, shape.value_dim))
+    result, sums = np.empty((len(q), heads, shape.value_dim)), np.empty((len(q), heads))
     for token, (owner, position) in enumerate(zip(run.owners, run.positions, strict=True)):
         first = 0 if not window else position // window * window if chunked else max(position + 1 - window, 0)
         length = min(position + 1 + ahead, run.sequences[owner, SEQUENCE.length])
@@ -95,21 +95,24 @@ def expected(
             scores = keys[head // shape.group, seen] @ rows[token, head] / np.sqrt(shape.key_dim)
             scores = softcap * np.tanh(scores / softcap) if softcap else scores
             scores = scores - (0 if slopes is None else float(slopes[head]) * distances)
+            scores[np.arange(first + 1, length + 1) % period != 0] = -np.inf
             sink = -np.inf if sinks is None else float(sinks[head])
-            weights = np.exp(scores - max(scores.max(), sink))
-            result[token, head] = weights @ values[head // shape.group, seen]
-            result[token, head] /= weights.sum() + np.exp(sink - max(scores.max(), sink))
-    return result.reshape(len(q), -1)
+            top = max(scores.max(), sink)
+            weights = np.exp(scores - top)
+            total = weights.sum() + np.exp(sink - top)
+            result[token, head] = weights @ values[head // shape.group, seen] / total
+            sums[token, head] = np.log(total) + top
+    return np.hstack((result.reshape(len(q), -1), *([sums] if logs else [])))
 
 
 def attend_few(
     shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
-    slopes=None, sinks=None, parts=3, chosen=None, ahead=0,
+    slopes=None, sinks=None, parts=3, chosen=None, ahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
     """What the kernels make of it: float32 [tokens, heads * value_dim]."""
     few, heads = Few(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
     room = len(q) + 1
-    y = np.full((room, heads * shape.value_dim), 7, np.float32)
+    y = np.full((room, heads * (shape.value_dim + logs)), 7, np.float32)
     partial = np.full((room * heads * parts, few.partial_bytes // 4), np.nan, np.float32)
     of_keys, of_values = keys.bytes, values.bytes
     common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
@@ -123,12 +126,13 @@ def attend_few(
         value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
         slopes=0 if slopes is None else slopes, bundles=few.bundles,
         chosen=0 if chosen is None else chosen, chosen_stride=0 if chosen is None else chosen.strides[0],
-        choice_stride=0,
+        choice_stride=0, period=period,
     )  # fmt: skip
     launch(
         "merge_few",
         room,
         **common,
+        logs=logs,
         value_dim=shape.value_dim,
         sinks=0 if sinks is None else sinks,
         y=y,
@@ -198,6 +202,14 @@ def test_few_tokens_see_what_they_may(given):
 def test_few_with_slopes_and_sinks():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("period", [1, 4, 128])
+def test_few_that_see_last_keys_of_blocks(period):
+    sinks = np.float32([-1, 3])
+    given = {"period": period, "sinks": sinks, "logs": True}
+    check_few(("F32", "F16"), Shape(32, 32, 1, 2), [(2, 140), (1, 3), (1, 300)], **given)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, at_end_of_page, count, normal, output, padded, written
 from simulated import launch
-from test_experts import CHOICES, exact_choice
+from test_experts import CHOICES, exact_choice, known_experts
 
 from localllm.arch.routing import Routing
 from localllm.kernels.arguments import EXPERT
@@ -12,19 +12,24 @@ from localllm.kernels.arguments import EXPERT
 ROUTINGS = [
     Routing(8, 2), Routing(5, 5, normalized=False, scale=2.5), Routing(10, 1, sigmoid=True, normalized=False),
     Routing(12, 3, sigmoid=True, scale=2.5, groups=4, groups_used=2), Routing(8, 3, groups=2, groups_used=1),
+    Routing(9, 2, rooted=True, scale=1.5),
 ]  # fmt: skip
 TOKENS = 4
 
 
-def route(scores: np.ndarray, routing: Routing, bias: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def route(
+    scores: np.ndarray, routing: Routing, bias: np.ndarray | None = None, ids=0, table=0
+) -> tuple[np.ndarray, np.ndarray]:
     """Experts and weights of every token."""
     tokens, source = len(scores), padded(scores)
     chosen, weights = np.full((tokens + 1, routing.used), -7), np.full((tokens + 1, routing.used), GUARD)
-    given = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized", "scale")}
+    given = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "rooted", "normalized", "scale")}
     given |= {
         "groups": routing.groups,
         "groups_used": routing.groups_used,
         "together": routing.together,
+        "ids": ids,
+        "table": table,
         "scratch": 0,
         "scratch_bytes": 0,
     }
@@ -51,6 +56,14 @@ def test_route(routing, is_biased):
     np.testing.assert_array_equal(chosen[usable], expected.experts[usable])
     np.testing.assert_allclose(weights, expected.weights, rtol=1e-6)
     assert np.isnan(weights[2]).all() and (chosen >= 0).all() and (chosen < routing.experts).all()
+
+
+def test_experts_that_ids_say():
+    routing = Routing(9, 2, rooted=True, scale=1.5)
+    ids, table, (experts, weights) = known_experts(5, routing)
+    got = route(2 * normal(5, routing.experts), routing, None, ids, table)
+    np.testing.assert_array_equal(got[0], experts)
+    np.testing.assert_allclose(got[1], weights, rtol=1e-6)
 
 
 def test_sigmoids_that_are_all_1_are_told_apart():

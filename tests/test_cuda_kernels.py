@@ -29,9 +29,9 @@ def test_parameters_are_those_of_the_declarations():
 def test_angles():
     positions, pairs = np.array([0, 511, 1_048_575]), 3
     frequencies, table = 10000.0 ** (-np.arange(pairs) / pairs), np.full((COUNT + 1, 2, pairs), GUARD)
-    given = {"positions": positions, "frequencies": frequencies, "pairs": pairs}
+    given = {"positions": positions, "before": 3, "frequencies": frequencies, "pairs": pairs}
     launch("angles", COUNT + 1, count=count(COUNT), **given, table=table, factor=1.25)
-    angles = np.outer(positions, frequencies)
+    angles = np.outer(positions - 3, frequencies)
     exact = 1.25 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     np.testing.assert_allclose(table[:COUNT], exact, rtol=1e-6, atol=1e-9)
     assert (table[COUNT] == GUARD).all()

@@ -41,14 +41,19 @@ def test_convolve(columns, taps, silu, counts, is_in_place):
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
-@pytest.mark.parametrize(("columns", "taps", "counts"), [(5, 4, COUNTS), (20, 2, COUNTS), (2, 3, [150, 2, 33])])
-def test_gated_mean(columns, taps, counts, is_in_place):
-    x, places = normal(sum(counts), 2 * columns), normal(taps, columns)
+@pytest.mark.parametrize(
+    ("columns", "taps", "stretches", "counts"),
+    [(5, 4, 1, COUNTS), (20, 2, 1, COUNTS), (2, 3, 1, [150, 2, 33]), (3, 8, 2, COUNTS), (2, 4, 2, [70, 2, 1])],
+)
+def test_gated_mean(columns, taps, stretches, counts, is_in_place):
+    x, places = normal(sum(counts), 2 * stretches * columns), normal(taps, columns)
     of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
-    run = Run(counts, (taps - 1, 2 * columns), is_in_place)
+    in_file = weight(np.hstack(np.split(places, stretches)))
+    run = Run(counts, (taps - 1, 2 * stretches * columns), is_in_place)
     check(
-        run, "gated_mean", lambda b: b.gated_mean(x, weight(places), run.state), in_columns, x=padded(x),
-        x_stride=padded(x).strides[0], taps=taps, places=of_places, columns=columns, output_columns=columns,
+        run, "gated_mean", lambda b: b.gated_mean(x, in_file, run.state, 0, stretches), in_columns, x=padded(x),
+        x_stride=padded(x).strides[0], taps=taps, stretches=stretches, places=of_places, columns=columns,
+        output_columns=columns,
     )  # fmt: skip
 
 

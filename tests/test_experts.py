@@ -40,6 +40,7 @@ ROUTINGS = [
     Routing(8, 2), Routing(8, 8), Routing(1, 1), Routing(60, 4, normalized=False, scale=2.5),
     Routing(16, 1, sigmoid=True, normalized=False), Routing(128, 8),
     Routing(16, 3, sigmoid=True, scale=2.5, groups=4, groups_used=2), Routing(256, 8, True, True, 2.5, 8, 4),
+    Routing(24, 3, rooted=True, scale=1.5), Routing(12, 2, rooted=True, normalized=False),
 ]  # fmt: skip
 TOKENS = [0, 1, 2, 7, 33, 600]
 KERNELS = ["route", "plan_experts", "gather", "scatter", "add_by_expert", "experts_quantized", "experts_float"]
@@ -56,16 +57,22 @@ def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) 
     return Reference.route(None, scores, routing, weight)  # type: ignore[arg-type]
 
 
-def route(call, scores: np.ndarray, routing: Routing, bias: np.ndarray | None, parts: int) -> tuple:
+def route(
+    call, scores: np.ndarray, routing: Routing, bias: np.ndarray | None, parts: int, ids=0, table=0
+) -> tuple[np.ndarray, np.ndarray]:
     """Experts and weights of every token."""
     tokens, source = len(scores), padded(scores)
     chosen = np.full((tokens + 1, routing.used), -7, np.int64)
     weights, scratch = np.full((tokens + 1, routing.used), GUARD), Scratch(4 * (2 * routing.experts + routing.groups))
-    arguments = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "normalized", "scale")}
+    arguments = {
+        name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "rooted", "normalized", "scale")
+    }
     arguments |= {
         "groups": routing.groups,
         "groups_used": routing.groups_used,
         "together": routing.together,
+        "ids": ids,
+        "table": table,
         **scratch.arguments,
     }
     arguments |= {"bias": 0 if bias is None else at_end_of_page(bias)}
@@ -87,6 +94,26 @@ def test_route(call, routing, tokens, biased):
         chosen, weights = route(call, scores, routing, bias, parts)
         np.testing.assert_array_equal(chosen, expected.experts)
         np.testing.assert_allclose(weights, expected.weights, rtol=1e-6)
+
+
+def known_experts(tokens: int, routing: Routing) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Ids of tokens, a table by which they go to experts, and the choice of some scores by it."""
+    random = np.random.default_rng(0)
+    table = np.stack([random.permutation(routing.experts)[: routing.used] for _ in range(40)])
+    ids = random.integers(0, len(table), tokens)
+    builder: Any = type("Ids", (), {"ids": ids})()
+    weight: Any = type("Table", (), {"whole": lambda self: table})()
+    expected = Reference.route(builder, 2 * normal(tokens, routing.experts), routing, None, weight)
+    return ids, table, (expected.experts, expected.weights)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize("routing", [Routing(24, 3, rooted=True, scale=1.5), Routing(8, 2)])
+def test_experts_that_ids_say(call, routing, tokens):
+    ids, table, (experts, weights) = known_experts(tokens, routing)
+    got = route(call, 2 * normal(tokens, routing.experts), routing, None, 3, ids, table)
+    np.testing.assert_array_equal(got[0], experts)
+    np.testing.assert_allclose(got[1], weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -10,7 +10,7 @@ from kernel_calls import by_format, compiled_for, wanted
 from models import DECLARATIONS, QUANTIZED, model
 from models.dense2 import GELU as GELU2
 from models.experts2 import GELU as GELU3
-from models.golden import Golden, check_digest, kept
+from models.golden import Golden, check_digest, context_for, kept
 from models.quantized import PURE
 from models.unusual import GELU as GELU4
 
@@ -52,7 +52,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 
 def runs(path: Path, backend: str, tokens: np.ndarray, then: np.ndarray) -> dict[str, np.ndarray]:
     """The logits of a prompt, of tokens behind it one by one, and of the prompt one by one, by our engine."""
-    engine = opened(path, backend)
+    engine = opened(path, backend, context=context_for(len(tokens)))
     prefill = engine.forward(tokens, 0, "all")
     decode = [engine.forward([token], len(tokens) + i) for i, token in enumerate(then)]
     steps = [engine.forward([token], i) for i, token in enumerate(tokens)]
@@ -171,7 +171,7 @@ def prefill_against_steps(path: Path, lengths: list[int], context: int, token_co
     return max(errors)
 
 
-@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35", "rwkv6", "rwkv7"])
+@pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "lfm2", "qwen35", "rwkv6", "rwkv7", "deepseek4"])
 def test_prefill_equals_decode(model_path, name):
     assert prefill_against_steps(model_path(name), LENGTHS, 640, 272) < 1e-8
 

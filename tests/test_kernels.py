@@ -375,12 +375,12 @@ def test_angles(call, pairs):
 
     def compute(parts):
         table = np.full((len(positions) + 1, 2, pairs), GUARD)
-        arguments = {"positions": positions, "frequencies": frequencies, "pairs": pairs, "table": table}
+        arguments = {"positions": positions, "before": 3, "frequencies": frequencies, "pairs": pairs, "table": table}
         call("angles", parts, count=count(len(positions)), **arguments, factor=1.25)
         assert (table[-1] == GUARD).all()
         return table[:-1]
 
-    angles = np.outer(positions, frequencies)
+    angles = np.outer(positions - 3, frequencies)
     exact = 1.25 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6, atol=1e-9)
 

@@ -15,6 +15,7 @@ from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
+from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 
@@ -31,9 +32,11 @@ def engine_of(name: str, backend: str = "cpu") -> Engine:
     return Engine(file_of(*MODELS[name]), EngineOptions(2, 700, "f32", backend))
 
 
-@pytest.fixture(params=["mamba", "mamba2", "lfm2", "qwen35"])
-def engine(request):
-    engine = engine_of(request.param)
+@pytest.fixture(params=["mamba", "mamba2", "lfm2", "qwen35", "deepseek4"])
+def engine(request, model_path):
+    name = request.param
+    file = file_of(*MODELS[name]) if name in MODELS else GGUFFile.open(model_path(name))
+    engine = Engine(file, EngineOptions(2, 700, "f32"))
     yield engine
     engine.close()
 

@@ -141,16 +141,20 @@ def test_convolve(call, counts, columns, taps, silu):
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize(("columns", "taps"), [(1, 4), (48, 3), (24, 2), (33, 1)])
-def test_gated_mean(call, counts, columns, taps):
-    x, places = normal(sum(counts), 2 * columns), normal(taps, columns)
+@pytest.mark.parametrize(
+    ("columns", "taps", "stretches"), [(1, 4, 1), (48, 3, 1), (24, 2, 1), (33, 1, 1), (20, 8, 2), (7, 2, 2), (16, 9, 1)]
+)
+def test_gated_mean(call, counts, columns, taps, stretches):
+    """Of up to 9 tokens, where 3 are before the run."""
+    x, places = normal(sum(counts), 2 * stretches * columns), normal(taps, columns)
     of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
+    in_file = weight(np.hstack(np.split(places, stretches)))
     for in_place in (True, False):
-        run = Run(counts, (taps - 1, 2 * columns), in_place)
+        run = Run(counts, (taps - 1, 2 * stretches * columns), in_place)
         check(
-            run, call, "gated_mean", lambda b, run=run: b.gated_mean(x, weight(places), run.state), in_columns,
-            x=padded(x), x_stride=padded(x).strides[0], taps=taps, places=of_places, columns=columns,
-            output_columns=columns,
+            run, call, "gated_mean", lambda b, run=run: b.gated_mean(x, in_file, run.state, 0, stretches), in_columns,
+            x=padded(x), x_stride=padded(x).strides[0], taps=taps, stretches=stretches, places=of_places,
+            columns=columns, output_columns=columns,
         )  # fmt: skip
 
 

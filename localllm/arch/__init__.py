@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "deepseek2": "deepseek2",
     "deepseek32": "deepseek32",
     "deepseek2-ocr": "deepseek",
+    "deepseek4": "deepseek4",
     "dots1": "dots1",
     "dots3note": "dots3note",
     "ernie4_5": "llama",
@@ -164,7 +165,6 @@ SPEECH, DRAFTS = "speech is not made here", "the head of another model, which gu
 # Names that llama.cpp has besides: why they do not run.
 REFUSED = {
     "clip": "what sees is no model of its own (of CLIP's pairs, localllm embed makes vectors)",
-    "deepseek4": NOT_YET.format("attention to a window and to a compressed past at once"),
     "dflash": DRAFTS,
     "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",
     "gemma4-assistant": DRAFTS,

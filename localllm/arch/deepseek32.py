@@ -120,11 +120,16 @@ def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Acti
 
 def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
     """Heads of an indexer, rotated."""
-    rope, plain = indexer.rope, indexer.dim - indexer.rope.dims
     if not indexer.at_end:
-        return b.rope(x, replace(rope, head_dim=indexer.dim), b.positions)
-    behind = b.rope(b.columns(x, plain, indexer.dim, indexer.dim), rope, b.positions)
-    return b.join(b.columns(x, 0, plain, indexer.dim), behind, heads)
+        return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
+    return turned_at_end(b, indexer.rope, x, heads, indexer.dim)
+
+
+def turned_at_end(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
+    """Heads of `dim` numbers, of which the last ones are rotated; rope: of heads of so many."""
+    plain = dim - rope.dims
+    behind = b.rope(b.columns(x, plain, dim, dim), rope, b.positions)
+    return b.join(b.columns(x, 0, plain, dim), behind, heads)
 
 
 def attention(

@@ -10,7 +10,12 @@ from localllm.arch.weights import Weight, Weights, stacked
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
-FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # numbers that files have for what makes scores
+FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = (
+    1,
+    2,
+    3,
+    4,
+)  # numbers that files have for what makes scores
 
 
 def read_routing(
@@ -33,7 +38,8 @@ def read_routing(
             raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
     normalized = normalized or function == SOFTMAX_OF_CHOSEN  # which is the normalized softmax of all
     used, groups, groups_used = read_choice(fields, experts)
-    return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs)
+    rooted = function == ROOT_OF_SOFTPLUS
+    return Routing(experts, used, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
 
 
 def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:

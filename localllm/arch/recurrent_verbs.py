@@ -45,13 +45,17 @@ class StateVerbs(Protocol):
         """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last."""
         ...
 
-    def gated_mean(self, x: Activation, places: Weight, state: Recurrent, number: int = 0) -> Activation:
+    def gated_mean(
+        self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+    ) -> Activation:
         """y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], column by column, p the softmax over the taps of
-        gates[t - taps + 1 + tap] + places[tap], over the tokens of a sequence (a pool of an indexer's keys: GLM 5.3,
-        2026). Before the first there are zeros.
+        gates[t - taps + 1 + tap] + places[tap], over the tokens of a sequence that there are (a pool of an indexer's
+        keys: GLM 5.3, 2026; compressed keys: DeepSeek-V4, 2026).
 
-        x [tokens, 2 * columns]: what is averaged, and its gates. places [taps, columns]. State `number` [taps - 1,
-        2 * columns]: the last tokens.
+        Taps in two stretches, of as many each, have columns of their own, the earlier ones first: blocks overlap.
+
+        x [tokens, 2 * stretches * columns]: what is averaged, and its gates. places [taps / stretches, stretches *
+        columns]. State `number` [taps - 1, 2 * stretches * columns]: the last tokens.
         """
         ...
 

@@ -26,6 +26,8 @@ class Rope:
     axes: tuple[int, ...] = ()  # of each pair, by which position of an image's row it turns: time, height or width
     speeds: tuple[int, ...] = ()  # of each pair, of which pair it has the speed; (): its own
     turns: tuple[float, float] = (32.0, 1.0)  # YaRN keeps pairs that turn more often, and stretches those below
+    back: bool = False  # whether pairs turn the other way, which undoes it
+    before: int = 0  # as if tokens stood so many places before
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
         """Radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
@@ -35,6 +37,7 @@ class Rope:
         pairs = np.array(self.speeds or range(self.dims // 2))
         plain = self.base ** (-2.0 * pairs / self.dims)
         plain[list(self.still)] = 0
+        plain = -plain if self.back else plain
         if factors is not None:
             plain = plain / factors
         stretched = plain / self.factor

@@ -33,6 +33,7 @@ class Paged:
     value_dim: int
     window: int | None = None
     chunked: bool = False
+    period: ClassVar[int] = 1
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Memory that `tokens` tokens take."""
@@ -49,7 +50,8 @@ class Latent:
     """One row of numbers for each token, which is a key for all heads, and the first of which are a value for all:
     those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are.
 
-    An index is what keys are chosen by, beside the layer's own.
+    An index is what keys are chosen by, beside the layer's own. With a period, rows of blocks of so many tokens, which
+    only the last token of each has, are all that is seen.
     """
 
     layer: int
@@ -57,6 +59,7 @@ class Latent:
     value_dim: int
     window: int | None = None
     is_index: bool = False
+    period: int = 1
     kv_heads: ClassVar[int] = 1
     chunked: ClassVar[bool] = False
 

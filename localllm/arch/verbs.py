@@ -52,6 +52,8 @@ class Scores:
     Biases are added by distance: of a head, number i where the key stands i - reach places behind the query, the first
     and the last one beyond (T5, Raffel et al. 2020). Queries of a decoder see what it has written itself, or, where
     they cross, what the encoder has read. Patches of a picture may see those of their window only.
+
+    Where heads see two sets of keys apart, `logs` of what they see are needed to put both together.
     """
 
     heads: int
@@ -64,6 +66,7 @@ class Scores:
     biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
     crosses: bool = False
     windowed: bool = False
+    logs: bool = False  # behind what the heads see stand logarithms of the sums of their e^score, sinks among them
 
 
 class RowwiseVerbs(Protocol):
@@ -235,7 +238,8 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
 
         The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
-        values of a Latent state are the first numbers of its keys.
+        values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], or with `logs` one
+        column more for each head.
         """
         ...
 
@@ -272,10 +276,14 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """
         ...
 
-    def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> Choice:
+    def route(
+        self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> Choice:
         """Which experts each token goes to (localllm.arch.routing.Routing), and their weights.
 
-        The bias counts in the choice only. A token with a logit that is not a number goes anywhere, with NaN.
+        The bias counts in the choice only. A table [vocab, used] of whole numbers says where tokens go by their ids
+        (hash layers: Roller et al. 2021, arXiv 2106.04426). A token with a logit that is not a number goes anywhere,
+        with NaN.
         """
         ...
 

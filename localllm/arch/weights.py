@@ -41,6 +41,12 @@ class Weight:
             raise ModelError(f"tensor {self.name} has values that are not numbers")
         return numbers
 
+    def whole(self) -> np.ndarray:
+        """A tensor of whole numbers as int64, in its shape. Raises ModelError."""
+        if self.tensor.format.name != "I32":
+            raise ModelError(f"tensor {self.name} should be whole numbers, is {self.tensor.format.name}")
+        return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
+
     def number(self) -> float:
         """The only number of a tensor. Raises ModelError."""
         if self.shape != (1,):
@@ -78,6 +84,14 @@ class Weight:
             self.bias.shaped(self._row_count)
         ends = itertools.accumulate(counts)
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+    def in_stacks(self, count: int) -> "Weight":
+        """A matrix as a stack of so many, each of as many rows. Raises ModelError."""
+        rows, rest = divmod(self.shape[0], count)
+        if len(self.shape) != 2 or rest or self.bias:
+            raise ModelError(f"tensor {self.name} should be {count} matrices, has the shape {list(self.shape)}")
+        data = self.tensor.data.reshape(count, rows, -1)
+        return replace(self, tensor=replace(self.tensor, shape=(count, rows, self.shape[1]), data=data))
 
     def halves(self) -> "list[Weight]":
         """The upper rows and the lower ones."""

@@ -62,8 +62,9 @@ RMS_NORM_ROPE = arguments("count x weight epsilon y stride heads head_dim table 
 TEMPER = arguments("count x positions slope length offset y stride columns")
 # y = x in BF16.
 ROUND_BF16 = arguments("count x stride y y_stride columns")
-# table f32 [tokens, 2, pairs]: `factor` times cosine and sine of position * frequencies (f64 [pairs]); positions int64.
-ANGLES = arguments("count positions frequencies pairs table factor")
+# table f32 [tokens, 2, pairs]: `factor` times cosine and sine of (position - before) * frequencies (f64 [pairs]);
+# positions int64.
+ANGLES = arguments("count positions before frequencies pairs table factor")
 # y [tokens, heads, head_dim] = x with pairs turned in each head: numbers k * step and k * step + apart (2 and 1 for
 # interleaved pairs, 1 and `pairs` for split halves). y may be x; table: of ANGLES.
 ROPE = arguments("count x y stride heads head_dim table pairs step apart")
@@ -125,23 +126,25 @@ SPLIT = arguments("count slot")
 # 16 + reach is the query's own place); the first and the last 17 of a head are equal.
 # chosen: 0, or a row of bits for each token: which keys count; those of a key-value head are choice_stride behind those
 # of the one before.
+# period: only the last key of each so many counts. logs: whether behind a row's heads stand logarithms of their sums.
 # partial f32 [slots, query heads, parts of a context, 32 + value_dim padded to 16].
 ATTEND = arguments(
     "count positions q q_stride y y_stride units unit_count splits keys values key_head_stride value_head_stride"
-    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked ahead crosses slopes"
-    " biases reach sinks chosen chosen_stride choice_stride partial scratch scratch_bytes"
+    " key_bytes value_bytes heads kv_heads key_dim value_dim scale softcap window chunked period ahead crosses slopes"
+    " biases reach sinks logs chosen chosen_stride choice_stride partial scratch scratch_bytes"
 )
 # The same on a card, for few tokens: see cuda/attend_few.py. A token's context is cut in up to `parts` parts; a group's
 # query heads are dealt with in `bundles`, one block each. partial f32 [tokens, heads, parts, partial_bytes / 4]: the
 # largest score and the sum of the weights, 4 numbers, then the values.
 ATTEND_FEW = arguments(
     "count positions owners sequences q q_stride keys values key_head_stride value_head_stride key_bytes value_bytes"
-    " heads kv_heads scale softcap window chunked ahead slopes chosen chosen_stride choice_stride bundles parts partial"
-    " partial_bytes"
+    " heads kv_heads scale softcap window chunked period ahead slopes chosen chosen_stride choice_stride bundles parts"
+    " partial partial_bytes"
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments(
-    "count positions owners sequences heads value_dim window chunked ahead sinks parts partial partial_bytes y y_stride"
+    "count positions owners sequences heads value_dim window chunked ahead sinks logs parts partial partial_bytes y"
+    " y_stride"
 )
 # The same on a card, for many tokens: see cuda/attend_many.py.
 ATTEND_MANY = arguments(
@@ -165,8 +168,9 @@ CHOOSE_BLOCKS = arguments(
 # [taps, columns padded to 16]; the state f32 [taps - 1, columns padded to 16] has the tokens before the run.
 CONVOLVE = arguments("sequences sequence_count offset taps weights bias silu x y stride columns")
 # y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], p the softmax of gates[t - taps + 1 + tap] + places[tap];
-# x f32 [tokens, 2 * columns], the gates behind; the state f32 [taps - 1, 2 * columns padded to 16].
-GATED_MEAN = arguments("sequences sequence_count offset taps places x x_stride y stride columns")
+# x f32 [tokens, 2 * stretches * columns], the gates behind, of tokens that there are; each stretch of the taps has its
+# columns. places f32 [taps, columns padded to 16]; the state f32 [taps - 1, 2 * stretches * columns padded to 16].
+GATED_MEAN = arguments("sequences sequence_count offset taps stretches places x x_stride y stride columns")
 # Mamba's: for each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x; state h and rates f32 [columns / 16,
 # state_size, 16]; b and c f32 [tokens, state_size].
 SELECTIVE_SCAN = arguments(
@@ -187,10 +191,11 @@ WKV = arguments("sequences sequence_count offset r w k v a b first key_stride y 
 ADD_SQUARES = arguments("count x stride columns sums")
 # Of each token the `used` experts that it goes to, chosen int64 [tokens, used], and their weights f32 [tokens, used];
 # logits f32 [tokens, experts]; bias: 0, or f32 [experts], added to the scores when experts are chosen. Of several
-# groups of experts the `groups_used` best take part. Each `together` experts in a row are one.
+# groups of experts the `groups_used` best take part. Each `together` experts in a row are one. table: 0, or which ones
+# tokens go to by their ids, int64 [vocab, used].
 ROUTE = arguments(
-    "count logits stride experts used sigmoid normalized scale groups groups_used together bias chosen weights"
-    " scratch scratch_bytes"
+    "count logits stride experts used sigmoid rooted normalized scale groups groups_used together bias ids table chosen"
+    " weights scratch scratch_bytes"
 )
 # What an expert has to do in this run: its number, its first row, and how many rows it has.
 EXPERT = arguments("number first count")

@@ -127,7 +127,7 @@ class Reference(ChoiceReference, RecurrentReference):
 
     def rope(self, x, rope, positions, factors=None):
         frequencies = rope.frequencies(factors.vector() if factors else None)
-        angles = self._turns(rope, positions)[:, None] * frequencies
+        angles = (self._turns(rope, positions) - rope.before)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
         y = x.reshape(len(x), -1, rope.head_dim).copy()
         rotated, half = y[:, :, : rope.dims], rope.dims // 2
@@ -175,6 +175,7 @@ class Reference(ChoiceReference, RecurrentReference):
             ahead = EVERY_TOKEN if span.seen is not None and span.seen.is_whole else scores.ahead
             hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
             hidden |= (np.arange(len(keys)) < span.encoded) != scores.crosses
+            hidden |= np.arange(1, len(keys) + 1) % state.period != 0
             if scores.windowed:
                 hidden |= self.windows[:, None] != self.windows
             hidden = hidden[:, None, None]
@@ -186,9 +187,12 @@ class Reference(ChoiceReference, RecurrentReference):
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
             s -= top
             weights = np.exp(s, out=s)
-            weights /= weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
+            total = weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
+            weights /= total
             made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
             results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
+            if scores.logs:
+                results[-1] = np.hstack((results[-1], (np.log(total) + top).reshape(len(span.ids), -1)))
         return np.concatenate(results).astype(np.float32)
 
     def keep(self, k, v, state):
@@ -202,9 +206,8 @@ class Reference(ChoiceReference, RecurrentReference):
         rows = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([rows.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
 
-    def route(self, logits, routing, bias=None):
-        with np.errstate(invalid="ignore", over="ignore"):
-            scores = 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
+    def route(self, logits, routing, bias=None, table=None):
+        scores = scores_of(logits, routing)
         ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
         size = routing.experts // routing.groups
         if routing.groups > 1:
@@ -213,7 +216,7 @@ class Reference(ChoiceReference, RecurrentReference):
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, kept, True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        chosen = largest(ranks, routing.used) // routing.together
+        chosen = largest(ranks, routing.used) // routing.together if table is None else table.whole()[self.ids]
         weights = np.take_along_axis(scores, chosen, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
@@ -278,6 +281,14 @@ class Reference(ChoiceReference, RecurrentReference):
 
     def temper(self, x, positions, slope, length, offset=0):
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
+
+
+def scores_of(logits: np.ndarray, routing) -> np.ndarray:
+    """What a router makes of them, float64."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if routing.rooted:
+            return np.sqrt(np.logaddexp(0, logits.astype(np.float64)))
+        return 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -32,19 +32,28 @@ class RecurrentReference(RowwiseVerbs):
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
 
-    def gated_mean(self, x, places, state, number=0):
-        columns = x.shape[1] // 2
-        of_places = places.flat().vector().reshape(-1, columns)
+    def gated_mean(self, x, places, state, number=0, stretches=1):
+        columns = x.shape[1] // (2 * stretches)
+        of_places = places.flat().vector().reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
+        taps, begins = of_places.shape[0] * of_places.shape[1], self._begins()
 
         def of_sequence(window, x):
-            seen, taps = np.concatenate((window, x)), range(len(of_places))
-            gates = np.stack([seen[tap : tap + len(x), columns:] + of_places[tap] for tap in taps])
+            seen = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
+            rows = np.stack([seen[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
+            gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
+            is_there = np.arange(taps)[:, None] + next(begins) + np.arange(len(x)) >= taps - 1
             with np.errstate(invalid="ignore"):
-                powers = np.exp(gates - gates.max(axis=0)) + (gates - gates)
-                parts = [power * seen[tap : tap + len(x), :columns] for tap, power in enumerate(powers)]
-                return seen[len(x) :], sum(parts) / powers.sum(axis=0)
+                flaws = gates - gates
+                gates = np.where(is_there[:, :, None], gates, -np.inf)
+                powers = np.exp(gates - gates.max(axis=0)) + np.where(is_there[:, :, None], flaws, 0)
+                means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
+            return seen[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
 
         return self._by_sequence(state, number, of_sequence, x).astype(np.float32)
+
+    def _begins(self):
+        """How many tokens each sequence has before the run."""
+        return iter([span.position for span in self._spans])
 
     def previous(self, x, state, number):
         def of_sequence(last, x):

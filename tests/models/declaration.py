@@ -127,8 +127,10 @@ def make(declaration: Declaration, name: str, seed: int = 0, **dims: Any) -> Mod
     for tensor, shape in found.items():
         own = declaration.values.get(tensor.split(".", 2)[-1] if tensor.startswith("blk.") else tensor)
         tensors[tensor] = (own or values_of(tensor, tied))(Numbers(seed, name, tensor), shape)
+    whole = {tensor: "I32" for tensor, values in tensors.items() if values.dtype == np.int32}
+    tensors = {tensor: values.view(np.uint8) if tensor in whole else values for tensor, values in tensors.items()}
     metadata = fields(declaration, d, {**declaration.dims, **dims})
-    return Model(declaration.arch, {"general.architecture": declaration.arch, **metadata}, tensors)
+    return Model(declaration.arch, {"general.architecture": declaration.arch, **metadata}, tensors, whole)
 
 
 def values_of(name: str, tied: bool) -> Callable[[Numbers, tuple[int, ...]], np.ndarray]:

@@ -15,6 +15,7 @@ from .numbers import Numbers
 FOLDER = Path(__file__).parents[1] / "goldens"
 OF_IMAGES = 8196  # Chameleon's tokens up to here, nearly all: llama.cpp leaves them out of the first row only
 PROMPT, STEPS = 48, 16  # tokens in one batch; greedy tokens behind them, one by one
+LONG = {"deepseek4": 150}  # prompts of models that see blocks of 128 tokens
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,13 @@ def kept(rows: np.ndarray) -> np.ndarray:
 
 
 def prompt(name: str, vocab: int) -> np.ndarray:
-    """int32 [PROMPT]."""
-    return Numbers(0, name, "prompt").integers(PROMPT, vocab).astype(np.int32)
+    """int32 [PROMPT], or more."""
+    return Numbers(0, name, "prompt").integers(LONG.get(name, PROMPT), vocab).astype(np.int32)
+
+
+def context_for(tokens: int) -> int:
+    """Of a model that reads so many, and the greedy ones."""
+    return 128 if tokens + STEPS <= 128 else 256
 
 
 def check_digest(name: str, model: Model, golden: Golden) -> None:

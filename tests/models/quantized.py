@@ -60,10 +60,15 @@ def format_of(name: str, quantization: str) -> Format:
 
 def in_blocks(model: Model, name: str, quantization: str, seed: int = 0) -> Model:
     """The model with other matrices, of random blocks; what has no whole number of blocks per row stays float32."""
-    tensors, formats = dict(model.tensors), {}
+    tensors, formats = dict(model.tensors), dict(model.formats)
     for tensor, values in model.tensors.items():
         format = format_of(tensor, quantization)
-        if values.ndim > 1 and values.shape[-1] % format.block == 0 and not any(part in tensor for part in PLAIN):
+        if (
+            tensor not in formats
+            and values.ndim > 1
+            and values.shape[-1] % format.block == 0
+            and not any(part in tensor for part in PLAIN)
+        ):
             tensors[tensor] = matrix(Numbers(seed, name, tensor, quantization), format, values)
             formats[tensor] = format.name
     return Model(model.arch, model.metadata, tensors, formats)
@@ -100,9 +105,11 @@ def deviation_of_scale_one(format: Format) -> float:
 
 def exact(model: Model) -> Model:
     """The same weights in float32."""
-    tensors = dict(model.tensors)
+    tensors, whole = dict(model.tensors), {name: "I32" for name, format in model.formats.items() if format == "I32"}
     for name, format in model.formats.items():
+        if name in whole:
+            continue
         data = tensors[name]
         shape = *data.shape[:-1], data.shape[-1] // BY_NAME[format].bytes * BY_NAME[format].block
         tensors[name] = dequantize(Tensor(name, BY_NAME[format], shape, data))
-    return Model(model.arch, model.metadata, tensors)
+    return Model(model.arch, model.metadata, tensors, whole)

@@ -1,10 +1,13 @@
 """Models whose tokens see blocks of keys that an indexer chooses."""
 
+import numpy as np
+
 from .declaration import UNTIED, Dims, Shapes, declare
-from .experts import ABSORBED, COMPRESSED_QUERIES, LATENT
-from .experts2 import BIASED_BESIDE, EIGHT, NORMED, SIGMOID, SOFTMAX
-from .experts3 import INDEXER
+from .experts import ABSORBED, COMPRESSED_QUERIES, LATENT, ROUTER_BIAS
+from .experts2 import BESIDE, BIASED_BESIDE, EIGHT, GUESSING, NORMED, SIGMOID, SOFTMAX
+from .experts3 import HEAD, INDEXER
 from .linear import DELTA, TAPS
+from .numbers import Numbers
 from .parts import ATTENTION, GATED, HEAD_NORMS, NORMS
 
 # ---- MiniMax M3 ----
@@ -78,7 +81,108 @@ def glm5_next(kinds: str, more: dict, **dims):
     return declare("glm5-next", layer, UNTIED, metadata, TAPS, **{**given, **dims})
 
 
+# ---- DeepSeek-V4 ----
+
+
+def compressor(name: str, dim: str) -> Shapes:
+    """What makes rows of blocks, of `parts` rows for each token."""
+    return {
+        f"{name}_compressor_kv.weight": f"parts * {dim}, width",
+        f"{name}_compressor_gate.weight": f"parts * {dim}, width",
+        f"{name}_compressor_ape.weight": f"ratio, parts * {dim}",
+        f"{name}_compressor_norm.weight": dim,
+    }
+
+
+WINDOWED = {
+    **NORMS, **MIXED, **BESIDE, "attn_sinks.weight": "heads", "attn_q_a.weight": "q_rank, width",
+    "attn_q_a_norm.weight": "q_rank", "attn_q_b.weight": "heads * head_dim, q_rank",
+    "attn_kv.weight": "head_dim, width", "attn_kv_a_norm.weight": "head_dim",
+    "attn_output_a.weight": "groups * o_rank, heads * head_dim // groups",
+    "attn_output_b.weight": "width, groups * o_rank",
+}  # fmt: skip
+CHOOSING = {
+    **compressor("indexer", "index_dim"), "indexer.proj.weight": "index_heads, width",
+    "indexer.attn_q_b.weight": "index_heads * index_dim, q_rank",
+}  # fmt: skip
+
+
+def of_ratio(shapes: Shapes, ratio: int) -> Shapes:
+    """Of blocks of so many tokens, which overlap if they are chosen."""
+    return {
+        name: shape.replace("ratio", str(ratio)).replace("parts", str(1 + (ratio == 4)))
+        for name, shape in shapes.items()
+    }
+
+
+def deepseek4(ratios: list[int], hashed: int, more: dict, guessing: int = 0, **dims):
+    """ratios: of each layer, tokens of the blocks that it sees. The first `hashed` layers go by ids."""
+
+    def layer(d: Dims, number: int) -> Shapes:
+        ratio = ratios[number]
+        far = compressor("attn", "head_dim") | (CHOOSING if ratio == 4 else {}) if ratio else {}
+        routed = {"ffn_gate_tid2eid.weight": "vocab, used"} if number < hashed else ROUTER_BIAS
+        guess = GUESSING if number >= d.layers - guessing else {}
+        return {**WINDOWED, **of_ratio(far, ratio), **routed, **guess}
+
+    def metadata(d: Dims) -> dict:
+        found = {"q_lora_rank": d.q_rank, "output_group_count": d.groups, "output_lora_rank": d.o_rank}
+        found |= {"indexer.head_count": d.index_heads, "indexer.key_length": d.index_dim, "indexer.top_k": d.blocks}
+        found |= {"compress_ratios": ratios, "compress_rope_freq_base": 4e4}
+        found = {f"attention.{name}": value for name, value in found.items()}
+        found |= {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": d.iterations}
+        found |= {"hyper_connection.epsilon": 0.01, "hash_layer_count": hashed, "expert_gating_func": 4}
+        found |= {"nextn_predict_layers": guessing} if guessing else {}
+        return {**found, "expert_shared_count": d.shared, "embedding_length_out": 4 * d.width, **more}
+
+    def experts(numbers: Numbers, shape: tuple[int, ...]) -> np.ndarray:
+        """Of each token other ones, as in released tables."""
+        return ((numbers.integers(shape[0], 4)[:, None] + np.arange(shape[1])) % 4).astype(np.int32)
+
+    given = {"heads": 4, "kv_heads": 1, "head_dim": 32, "rotated": 16, "q_rank": 40, "groups": 2, "o_rank": 24}
+    given |= {"index_heads": 16, "index_dim": 64, "blocks": 3, "window": 9, "iterations": 5, "shared": 1, "width": 64}
+    head = {name: shape.replace("streams", "4") for name, shape in HEAD.items()}
+    values = {"ffn_gate_tid2eid.weight": experts}
+    dims = {**given, "layers": len(ratios), **EIGHT, **dims}
+    return declare("deepseek4", layer, {**UNTIED, **head}, metadata, values, **dims)
+
+
 SPARSE = {
+    "deepseek4": deepseek4(
+        [0, 4, 128, 4],
+        2,
+        {
+            **NORMED,
+            "expert_weights_scale": 1.5,
+            "rope.freq_base": 5e3,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "swiglu_clamp_exp": [0.6, 0.0, 0.5, 0.9],
+            "swiglu_clamp_shexp": [0.0, 0.7, 0.8, 0.6],
+        },
+    ),
+    "deepseek4_odd": deepseek4(
+        [4, 0, 4, 0],
+        0,
+        {
+            "expert_weights_norm": False,
+            "expert_weights_scale": 0.0,
+            "rope.scaling.factor": 2.0,
+            "swiglu_clamp_exp": 0.7,
+        },
+        guessing=1,
+        heads=6,
+        groups=3,
+        head_dim=40,
+        rotated=24,
+        index_heads=13,
+        blocks=7,
+        iterations=1,
+        shared=2,
+        width=68,
+        window=3,
+    ),
     "glm5_next": glm5_next(
         "mcam", {**NORMED, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -4.0, "swiglu_clamp_exp": [0.6] * 4}
     ),

@@ -44,12 +44,12 @@ class KeyTurner:
         in_cache = heads | places(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
         pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
-        angles = {"positions": self._distances, "frequencies": turn.frequencies, "pairs": pairs, "table": table}
+        angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
         rope = heads | {"y": x, "heads": side.heads, "table": table, "pairs": pairs}
         self._step(f"recall-{side.kind.upper()}", in_cache, [], [x])
         if block > 1:
             self._step("hadamard", hadamard, [x], [x])
-        self._step("angles", angles | {"factor": 1.0}, [], [table])
+        self._step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
         self._step("rope", rope | {"step": turn.step, "apart": turn.apart}, [x, table], [x])
         if block > 1:
             self._step("hadamard", dict(hadamard), [x], [x])

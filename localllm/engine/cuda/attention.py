@@ -53,7 +53,8 @@ def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
         raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
     attention.arguments.pop("biases")
     attention.arguments["sequences"] = steps.header.sequences
-    append = attend_few if are_few(attention, target) or attention.arguments["chosen"] else attend_many
+    needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1
+    append = attend_few if needs_few or are_few(attention, target) else attend_many
     append(steps, attention, target)
     behind_attention(steps, operation, attention)
 
@@ -73,7 +74,7 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     partial = Buffer(target.tokens * heads * parts, few.partial_bytes)
     arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
     arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
-    merged = {name: arguments.pop(name) for name in ("sinks", "y", "y_stride")}
+    merged = {name: arguments.pop(name) for name in ("sinks", "logs", "y", "y_stride")}
     shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "ahead", "parts", "partial",
               "partial_bytes")  # fmt: skip
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
@@ -97,6 +98,7 @@ def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> 
     state, sides, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
-    arguments = {name: value for name, value in arguments.items() if not name.startswith(("chosen", "choice"))}
+    others = ("chosen", "chosen_stride", "choice_stride", "logs", "period")
+    arguments = {name: value for name, value in arguments.items() if name not in others}
     arguments |= {"sequence_count": steps.header.sequence_count}
     steps.append(kernel, arguments, target.tokens, reads, [y])

@@ -37,7 +37,7 @@ def before_attention(steps: Steps, operation: Operation) -> AttentionSteps:
     source, y = turned(steps, q, of_keys), steps.new(operation.output)
     arguments = of_cache(steps.cache, sides) | given | {"kv_heads": state.kv_heads}
     arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
-    arguments |= {"window": state.window or 0, "chunked": state.chunked}
+    arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
     arguments["slopes"] = np.array(slopes, np.float32) if slopes else 0
     arguments |= {"biases": 0 if biases is None else padded_biases(biases), "reach": reach_of(biases)}
     arguments["sinks"] = 0 if sinks is None else sinks
@@ -91,7 +91,9 @@ def before_choice(steps: Steps, operation: Operation) -> tuple[dict[str, Any], l
 
 def behind_attention(steps: Steps, operation: Operation, attention: AttentionSteps) -> None:
     """Results are turned back."""
-    turn(steps, operation.output, attention.y, attention.y, attention.state.rotations(steps.cache.kv_type)[1])
+    state, rows = attention.state, operation.output.rows
+    results = Activation(rows, operation.given["heads"] * state.value_dim)
+    turn(steps, results, attention.y, attention.y, state.rotations(steps.cache.kv_type)[1])
 
 
 def of_cache(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, Any]:

@@ -7,15 +7,16 @@ from localllm.engine.lower.tape import Buffer
 from localllm.engine.record.operations import Activation, Operation, RoutedActivation
 from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
 
-OF_ROUTING = ("experts", "used", "sigmoid", "normalized", "scale", "groups", "groups_used", "together")
+OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
 
 
 def route(steps: Steps, operation: Operation, target: Target) -> None:
     """Choose, and plan the experts' rows."""
-    (logits,), routing, bias = operation.inputs, operation.given["routing"], operation.given["bias"]
+    (logits,), routing, given = operation.inputs, operation.given["routing"], operation.given
     source = steps.buffers[logits]
     chosen, weights = Buffer(target.tokens, 8 * routing.used), Buffer(target.tokens, 4 * routing.used)
-    arguments = {"logits": source, "stride": source.stride, "bias": 0 if bias is None else bias}
+    arguments = {"logits": source, "stride": source.stride, "ids": steps.header.ids}
+    arguments |= {name: 0 if given[name] is None else given[name] for name in ("bias", "table")}
     arguments |= {name: getattr(routing, name) for name in OF_ROUTING} | {"chosen": chosen, "weights": weights}
     arguments |= target.scratch(4 * (2 * routing.experts + routing.groups))
     steps.by_row("route", logits.rows, arguments, [source], [chosen, weights])

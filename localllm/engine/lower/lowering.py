@@ -161,7 +161,8 @@ def angle_table(steps: Steps, given: Mapping[str, Any]) -> Buffer:
         pairs = rope.dims // 2
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         table = Buffer(steps.target.tokens, pairs * 8)
-        arguments = {"positions": steps.header.turns, "frequencies": frequencies, "pairs": pairs}
+        arguments: dict[str, Any] = {"positions": steps.header.turns, "before": rope.before}
+        arguments |= {"frequencies": frequencies, "pairs": pairs}
         steps.by_row("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
         return table
 

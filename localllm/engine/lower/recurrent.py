@@ -23,7 +23,7 @@ def convolve(steps: Steps, operation: Operation, target: Target) -> None:
 def gated_mean(steps: Steps, operation: Operation, target: Target) -> None:
     x, places = operation.inputs[0], vector_of(operation.given["places"])
     arguments = {"taps": len(places), "places": places, "columns": operation.output.columns}
-    arguments["x_stride"] = steps.buffers[x].stride
+    arguments |= {"x_stride": steps.buffers[x].stride, "stretches": operation.given["stretches"]}
     scan(steps, "gated_mean", operation, ("x",), -(-operation.output.columns // 16), arguments)
 
 

@@ -216,6 +216,7 @@ class Recorder(RecurrentVerbs):
             "biases": scores.biases,
             "crosses": scores.crosses,
             "windowed": scores.windowed,
+            "logs": scores.logs,
         }
         if scores.biases is not None and (len(scores.biases) != heads or scores.biases.shape[1] % 2 == 0):
             raise ModelError(f"layer {state.layer}: biases of the shape {scores.biases.shape} for {heads} heads")
@@ -224,7 +225,7 @@ class Recorder(RecurrentVerbs):
             given["choices"] = scores.chosen.columns // self._words
             if given["choices"] not in (1, state.kv_heads):
                 raise ModelError(f"layer {state.layer}: {given['choices']} choices of keys for {state.kv_heads} groups")
-        return self._record("attend", inputs, q.rows, heads * state.value_dim, **given)
+        return self._record("attend", inputs, q.rows, heads * (state.value_dim + scores.logs), **given)
 
     def keep(self, k: Activation, v: Activation, state: Paged) -> None:
         if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
@@ -255,13 +256,25 @@ class Recorder(RecurrentVerbs):
         """Numbers of 32 bits that have one for each position."""
         return -(-self._context // 32)
 
-    def route(self, logits: Activation, routing: Routing, bias: Weight | None = None) -> RoutedActivation:
+    def route(
+        self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> RoutedActivation:
         if logits.columns != routing.experts:
             raise ModelError(f"a router for {logits.columns} of {routing.experts} experts")
         vector = self._vector(bias, routing.experts) if bias else None
         choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
-        self.operations.append(Operation("route", (logits,), choice, {"routing": routing, "bias": vector}))
+        experts = self._experts(table, routing) if table else None
+        given = {"routing": routing, "bias": vector, "table": experts}
+        self.operations.append(Operation("route", (logits,), choice, given))
         return choice
+
+    def _experts(self, table: Weight, routing: Routing) -> np.ndarray:
+        """Where tokens go by their ids, int64 [vocab, used]; it is used now."""
+        self._used.add(table.name)
+        experts = table.shaped(self._vocab_size, routing.used).whole()
+        if experts.min() < 0 or experts.max() >= routing.experts:
+            raise ModelError(f"tensor {table.name} should have numbers of {routing.experts} experts")
+        return experts
 
     def gather(self, x: Activation, choice: RoutedActivation) -> Activation:
         return self._record("gather", (x, choice), choice.routed, x.columns)

@@ -46,11 +46,16 @@ class RecurrentVerbs(RowwiseVerbs):
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
         return self._record("convolve", (x,), x.rows, x.columns, **given)
 
-    def gated_mean(self, x: Activation, places: Weight, state: Recurrent, number: int = 0) -> Activation:
+    def gated_mean(
+        self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+    ) -> Activation:
         before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
-        given = {"state": state, "number": number, "places": self._numbers(places, (before + 1, columns // 2))}
-        return self._record("gated_mean", (x,), x.rows, columns // 2, **given)
+        numbers = self._numbers(places, ((before + 1) // stretches, columns // 2))
+        made = columns // (2 * stretches)
+        of_taps = numbers.reshape(-1, stretches, made).swapaxes(0, 1).reshape(before + 1, made)
+        given = {"state": state, "number": number, "places": of_taps, "stretches": stretches}
+        return self._record("gated_mean", (x,), x.rows, made, **given)
 
     def selective_scan(
         self,

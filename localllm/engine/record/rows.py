@@ -27,7 +27,7 @@ class Angles(NamedTuple):
     def fill(self, turns: np.ndarray) -> None:
         """turns: int64 [tokens, 3], positions by time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
-        angles = turns[:, list(self.rope.axes) or [0]] * self.rope.frequencies(divisors)
+        angles = (turns[:, list(self.rope.axes) or [0]] - self.rope.before) * self.rope.frequencies(divisors)
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude
         self.table[: len(turns), 1] = np.sin(angles) * self.rope.magnitude
 

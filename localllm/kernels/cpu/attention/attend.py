@@ -182,6 +182,9 @@ def bits_of(a, token, kv_head):
 @device
 def is_chosen(a, first, rows, group, kv_head, key, count):
     """Whether one of the tokens of some rows sees one of some keys."""
+    period = argument(a, ATTEND.period)
+    if (key + count) // period == key // period:
+        return False
     if argument(a, ATTEND.chosen) == 0:
         return True
     for token in range(first // group, (first + rows - 1) // group + 1):
@@ -190,6 +193,14 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
             if load_u16(bits + i // 8) != 0:
                 return True
     return False
+
+
+@device
+def hide_between(scores, keys, start, period):
+    """Only the scores of the last of each `period` keys count, of which the first one here is number `start`."""
+    for i in range(keys):
+        if (start + i + 1) % period != 0:
+            store_f32(scores + i * 4, MINUS_INFINITY)
 
 
 @device
@@ -222,9 +233,14 @@ def update_softmax(scores, keys, state, output, value_dim):
 
 
 @device
-def write_row(a, row, group, kv_head, output, total):
-    """Normalize a finished row into the output."""
-    factor, head_dim = float32(1.0) / sum_f32x16(total), argument(a, ATTEND.value_dim)
+def write_row(a, row, group, kv_head, output, total, top):
+    """Normalize a finished row into the output; `top`: its maximum, to the power of 2."""
+    weight, head_dim = sum_f32x16(total), argument(a, ATTEND.value_dim)
+    factor = float32(1.0) / weight
+    if argument(a, ATTEND.logs) == 1:
+        heads, head = argument(a, ATTEND.heads), kv_head * group + row % group
+        place = argument(a, ATTEND.y) + row // group * argument(a, ATTEND.y_stride) + (heads * head_dim + head) * 4
+        store_f32(place, float32(math.log(weight)) + top / LOG2_E)
     target = row_at(argument(a, ATTEND.y), argument(a, ATTEND.y_stride), row, group, kv_head, head_dim)
     for d in range(head_dim):
         store_f32(target + d * 4, load_f32(output + d * 4) * factor)
@@ -261,6 +277,7 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
     ahead, biases, reach = argument(a, ATTEND.ahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
+    period = argument(a, ATTEND.period)
     for r in range(rows):
         token, row = (first + r) // group, scores + r * stride
         position = load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -274,6 +291,8 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
             add_biases(row, keys, of_head, reach, start - position)
         hidden = max(first_seen(position, window, chunked), lowest) - start
         hide_scores(row, keys, hidden, min(position + 1 + ahead - start, count))
+        if period > 1:
+            hide_between(row, keys, start, period)
         if chosen != 0:
             hide_unchosen(row, keys, bits_of(a, token, kv_head) + start // 8)
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
@@ -366,7 +385,7 @@ def make(format_name, many=IN_FLOAT32):
                 if is_split:
                     write_partial(a, first + r, group, kv_head, split, value_dim, row, state)
                 else:
-                    write_row(a, first + r, group, kv_head, row, load_f32x16(state))
+                    write_row(a, first + r, group, kv_head, row, load_f32x16(state), load_f32(state + 64))
         finish()
 
     return attend
@@ -386,7 +405,7 @@ def merge_head(a, token, head, group, value_dim, output):
         total = fma_f32x16(weight, load_f32x16(source), total)
         for d in range(0, value_dim * 4, 64):
             store_f32x16(output + d, fma_f32x16(weight, load_f32x16(source + 128 + d), load_f32x16(output + d)))
-    write_row(a, token * group + head % group, group, head // group, output, total)
+    write_row(a, token * group + head % group, group, head // group, output, total, largest_f32x16(top))
 
 
 @kernel

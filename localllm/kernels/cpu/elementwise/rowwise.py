@@ -138,7 +138,7 @@ def angles(a, part, parts, thread):
     pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
     tokens = load_i64(argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        position = float(load_i64(argument(a, ANGLES.positions) + t * 8))
+        position = float(load_i64(argument(a, ANGLES.positions) + t * 8) - argument(a, ANGLES.before))
         table = argument(a, ANGLES.table) + t * pairs * 8
         for i in range(pairs):
             angle = position * load_f64(argument(a, ANGLES.frequencies) + i * 8)

@@ -4,7 +4,7 @@
 in the order of the tokens. The rows of an expert lie together, rounded up to EXPERT_ROWS.
 """
 
-from math import exp, inf
+from math import exp, inf, log1p, sqrt
 
 from numba import float32
 
@@ -20,8 +20,9 @@ LEAST_SUM = float32(6.103515625e-5)  # what weights are divided by at least, as 
 
 @device
 def score_all(a, logits, scores):
-    """Softmax or sigmoid of a token's logits; whether all of them are numbers."""
-    experts, sigmoid, top, total, finite = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), -inf, 0.0, True
+    """Softmax, or sigmoid or root of softplus of a token's logits; whether all of them are numbers."""
+    experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
+    top, total, finite = -inf, 0.0, True
     for e in range(experts):
         logit = load_f32(logits + e * 4)
         finite = finite and abs(logit) < INFINITY
@@ -29,9 +30,10 @@ def score_all(a, logits, scores):
     for e in range(experts):
         logit = float(load_f32(logits + e * 4))
         score = 1.0 / (1.0 + exp(-logit)) if sigmoid == 1 else exp(logit - top)
+        score = sqrt(max(logit, 0.0) + log1p(exp(-abs(logit)))) if rooted == 1 else score
         store_f32(scores + e * 4, float32(score))
         total += score
-    if sigmoid == 0:
+    if sigmoid == 0 and rooted == 0:
         for e in range(experts):
             store_f32(scores + e * 4, float32(float(load_f32(scores + e * 4)) / total))
     return finite
@@ -96,11 +98,14 @@ def leave_out_groups(a, ranks, groups):
 
 
 @device
-def choose(a, scores, ranks, chosen, weights):
-    """The best experts, by rank, and their weights, by score."""
+def choose(a, scores, ranks, known, chosen, weights):
+    """The best experts, by rank, or those that are known, and their weights, by score."""
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
-        expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
+        if known != 0:
+            expert = load_i64(known + i * 8)
+        else:
+            expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
         score = load_f32(scores + expert * 4)
         total += score
         store_i64(chosen + i * 8, expert)
@@ -134,7 +139,9 @@ def route(a, part, parts, thread):
         rank_all(a, logits, scores, ranks)
         if argument(a, ROUTE.groups) > 1:
             leave_out_groups(a, ranks, ranks + experts * 4)
-        choose(a, scores, ranks, chosen, weights)
+        table = argument(a, ROUTE.table)
+        known = table + load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
+        choose(a, scores, ranks, known, chosen, weights)
 
 
 @device

@@ -37,6 +37,7 @@ from localllm.kernels.cuda.device import (
     load_f32,
     load_i32,
     load_i64,
+    log,
     store_f32,
     tanh,
 )
@@ -154,9 +155,13 @@ def make(format_name):
         at = min(key + i // bundle * groups, last)
         return x if int64(load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
 
+    def at_ends(i, x, key, period):
+        return x if (key + i // bundle * groups + 1) % period == 0 else MINUS_INFINITY
+
     products = make_products(columns)
     queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
     cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
+    hide_between = unrolled(rows * bundle, at_ends)
     hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else device(lambda x, row, key, last: x)
     softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
     fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
@@ -214,7 +219,7 @@ def make(format_name):
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
-        value_bytes, heads, kv_heads, scale, softcap, window, chunked, ahead, slopes, chosen, chosen_stride,
+        value_bytes, heads, kv_heads, scale, softcap, window, chunked, period, ahead, slopes, chosen, chosen_stride,
         choice_stride, bundles, parts, partial, partial_bytes,
     ):  # fmt: skip
         token, part, kv_head = cuda.blockIdx.x, cuda.blockIdx.y % parts, cuda.blockIdx.y // parts // bundles
@@ -239,6 +244,8 @@ def make(format_name):
         bits = chosen + token * chosen_stride + kv_head * choice_stride
         tops, sums, output = lowest_of_all(0), nothing_yet(0), no_values(0)
         for key in range(begin + cuda.threadIdx.x // WARP * tile, end, WARPS * tile):
+            if (key + tile) // period == key // period:  # none of them is the last of a block
+                continue
             place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             low, high = max(first - key, 0), min(end - key, tile)
             k = load_keys(keys + place * key_bytes, number, low, high, key_bytes, d)
@@ -249,6 +256,8 @@ def make(format_name):
             if slopes != 0:
                 x = slope_all(x, slope, position - key - number)
             x = hide(x, int32(low - number), int32(high - number))
+            if period > 1:
+                x = hide_between(x, key + number, period)
             x = hide_others(x, bits, key + number, position)
             tops, sums, fade, weights = softmax(x, tops, sums)
             output = add_outer(scale_rows(output, fade), weights, v)
@@ -259,7 +268,7 @@ def make(format_name):
 
 
 def merge_few(
-    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, parts, partial,
+    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, logs, parts, partial,
     partial_bytes, y, y_stride,
 ):  # fmt: skip
     """Put the parts of contexts together: a block for a token's head."""
@@ -278,6 +287,8 @@ def merge_few(
     weight = exp2(sink - top) if sinks != 0 else ZERO
     for part in range(source, end, partial_bytes):
         weight += exp2(load_f32(part) - top) * load_f32(part + 4)
+    if logs == 1 and cuda.threadIdx.x == 0:
+        store_f32(y + token * y_stride + (heads * value_dim + head) * 4, log(weight) + top / LOG2_E)
     for d in range(cuda.threadIdx.x, value_dim, cuda.blockDim.x):
         value = ZERO
         for part in range(source, end, partial_bytes):

@@ -18,7 +18,7 @@ from localllm.kernels.cuda.device import (
 TURNS = 0.5 / math.pi  # of a radian
 
 
-def angles(count, positions, frequencies, pairs, table, factor):
+def angles(count, positions, before, frequencies, pairs, table, factor):
     """Cosine and sine of every position's rotation angles; a block for each position.
 
     They are turns in float64, of which whole ones do not count: a million of them cost 20 bits of 53.
@@ -26,7 +26,7 @@ def angles(count, positions, frequencies, pairs, table, factor):
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return
-    position, target = float64(load_i64(positions + 8 * row)), table + 8 * row * pairs
+    position, target = float64(load_i64(positions + 8 * row) - before), table + 8 * row * pairs
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
         turns = position * load_f64(frequencies + 8 * pair) * TURNS
         store_f32(target + 4 * pair, float32(cosine_of_turns(turns)) * f32_value(factor))

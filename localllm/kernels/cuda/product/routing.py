@@ -21,6 +21,7 @@ from localllm.kernels.cuda.device import (
     lane,
     load_f32,
     load_i64,
+    log1p,
     store_f32,
     store_i64,
     synchronize_warp,
@@ -34,8 +35,13 @@ NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EX
 
 
 @device
-def score_all(logits, experts, is_sigmoid, scores):
-    """Softmax or sigmoid of a token's logits."""
+def root_of_softplus(x):
+    return float32(math.sqrt(max(x, ZERO) + log1p(exp(-abs(x)))))
+
+
+@device
+def score_all(logits, experts, is_sigmoid, is_rooted, scores):
+    """Softmax, or sigmoid or root of softplus of a token's logits."""
     top, total = MINUS_INFINITY, ZERO
     for e in range(lane(), experts, WARP):
         top = max(top, load_f32(logits + 4 * e))
@@ -43,8 +49,9 @@ def score_all(logits, experts, is_sigmoid, scores):
     for e in range(lane(), experts, WARP):
         logit = load_f32(logits + 4 * e)
         scores[e] = ONE / (ONE + exp(-logit)) if is_sigmoid == 1 else exp(logit - top)
+        scores[e] = root_of_softplus(logit) if is_rooted == 1 else scores[e]
         total += scores[e]
-    if is_sigmoid == 0:
+    if is_sigmoid == 0 and is_rooted == 0:
         total = warp_sum(total)
         for e in range(lane(), experts, WARP):
             scores[e] /= total
@@ -101,8 +108,8 @@ def take_best(ranks, experts):
 
 
 def route(
-    count, logits, stride, experts, used, sigmoid, normalized, scale, groups, groups_used, together, bias, chosen,
-    weights, scratch, scratch_bytes,
+    count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
+    table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
     """The experts of each token, and their weights; anywhere with NaN if a logit is not a number. No scratch memory."""
     token = cuda.blockIdx.x
@@ -120,14 +127,17 @@ def route(
             store_i64(chosen + 8 * i, i)
             store_f32(weights + 4 * i, NAN)
         return
-    score_all(logits, experts, sigmoid, scores)
+    score_all(logits, experts, sigmoid, rooted, scores)
     rank_all(logits, experts, bias, groups, scores, ranks)
     synchronize_warp()
     if groups > 1:
         leave_out_groups(experts, groups, groups_used, ranks, values)
     total, factor = ZERO, f32_value(scale)
     for i in range(used):
-        expert = take_best(ranks, experts) // together
+        if table != 0:
+            expert = load_i64(table + 8 * (load_i64(ids + 8 * token) * used + i))
+        else:
+            expert = take_best(ranks, experts) // together
         total += scores[expert]
         if lane() == 0:
             store_i64(chosen + 8 * i, expert)

@@ -2,35 +2,39 @@
 
 from numba import cuda
 
+from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.cuda.device import exp, float32, load_f32, load_i64, store_f32
 from localllm.kernels.cuda.recurrent.convolution import TOKENS, row_of
-from localllm.kernels.cuda.recurrent.sequences import states_of, tokens_of
+from localllm.kernels.cuda.recurrent.sequences import SEQUENCE_BYTES, states_of, tokens_of
 
 LOWEST, ZERO = float32(-3e38), float32(0)
 
 
-def gated_mean(sequences, sequence_count, offset, taps, places, x, x_stride, y, stride, columns):
-    """y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap]; a thread for a column and some tokens.
+def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
+    """y[t] = the sum over taps where there are tokens of p[tap] * x[t - taps + 1 + tap]; a thread for a column and some
+    tokens.
 
     The one that has a sequence's first tokens is alone in reading the window, and makes the new one, row by row.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-    row_bytes, place_bytes, tokens = (2 * columns + 15) // 16 * 64, (columns + 15) // 16 * 64, max(TOKENS, taps)
-    gates = 4 * columns
-    if column >= gates:
+    row_bytes, place_bytes = (2 * stretches * columns + 15) // 16 * 64, (columns + 15) // 16 * 64
+    tokens, gates = max(TOKENS, taps), 4 * stretches * columns
+    if column >= 4 * columns:
         return
     for s in range(load_i64(sequence_count)):
         token, count = tokens_of(sequences, s)
         window, target = states_of(sequences, s, offset + column)
-        source = x + token * x_stride + column
+        source, length = x + token * x_stride + column, load_i64(sequences + s * SEQUENCE_BYTES + 8 * SEQUENCE.length)
         for start in range(cuda.blockIdx.y * tokens, count, cuda.gridDim.y * tokens):
             for t in range(start, min(start + tokens, count)):
-                top, total, mean = LOWEST, ZERO, ZERO
-                for tap in range(taps):
+                top, total, mean, least = LOWEST, ZERO, ZERO, max(taps - 1 - (length - count + t), 0)
+                for tap in range(least, taps):
                     row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
+                    row += tap * stretches // taps * 4 * columns
                     top = max(top, load_f32(row + gates) + load_f32(places + tap * place_bytes + column))
-                for tap in range(taps):
+                for tap in range(least, taps):
                     row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
+                    row += tap * stretches // taps * 4 * columns
                     gate = load_f32(row + gates) + load_f32(places + tap * place_bytes + column)
                     weight = exp(gate - top) + (gate - gate)
                     total, mean = total + weight, mean + weight * load_f32(row)
@@ -38,6 +42,5 @@ def gated_mean(sequences, sequence_count, offset, taps, places, x, x_stride, y, 
         if cuda.blockIdx.y == 0:
             for row in range(taps - 1):
                 kept = row_of(source, x_stride, window, row_bytes, taps, count - taps + 1 + row)
-                of_token, of_gate = load_f32(kept), load_f32(kept + gates)
-                store_f32(target + row * row_bytes, of_token)
-                store_f32(target + row * row_bytes + gates, of_gate)
+                for side in range(2 * stretches):
+                    store_f32(target + row * row_bytes + 4 * side * columns, load_f32(kept + 4 * side * columns))
