@@ -31,14 +31,14 @@ from localllm.frozen import frozen
 CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block where an indexer chooses, and of any
 
 
-class Kept(NamedTuple):
+class LayerStates(NamedTuple):
     """What a layer keeps: rows of tokens, and if it sees blocks, their rows and the last tokens, which may go into the
     next one; and the same of an indexer, whose tokens are beside those."""
 
     near: Latent
     far: Latent | None = None
     last: Recurrent | None = None
-    index: Latent | None = None
+    choosing: Latent | None = None
 
 
 @frozen
@@ -68,15 +68,15 @@ class DeepSeek4(Hyperparameters):
     def states(self) -> Sequence[State]:
         return [state for layer in range(self.layers) for state in self.of_layer(layer) if state]
 
-    def of_layer(self, layer: int) -> Kept:
+    def of_layer(self, layer: int) -> LayerStates:
         """What one layer keeps."""
         near, ratio = Latent(layer, self.dim, self.dim, self.window), self.ratios[layer]
         if not ratio:
-            return Kept(near)
+            return LayerStates(near)
         chooses, dims = ratio == CHOSEN, (self.dim, self.index_dim)
         shapes = tuple((2 * ratio - 1, 4 * dim) for dim in dims) if chooses else ((ratio - 1, 2 * self.dim),)
         index = Latent(layer, self.index_dim, self.index_dim, is_index=True) if chooses else None
-        return Kept(near, Latent(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
+        return LayerStates(near, Latent(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
 
 
 def read(fields: Fields) -> DeepSeek4:
@@ -156,7 +156,7 @@ def seen(
     if not kept.far:
         return b.attend(q, k, None, kept.near, scores)
     near = b.attend(q, k, None, kept.near, replace(scores, sinks=None, logs=True))
-    k, picked = blocks(b, w, h, kept, "attn", x), choose(b, w, h, kept, narrow, x) if kept.index else None
+    k, picked = blocks(b, w, h, kept, "attn", x), choose(b, w, h, kept, narrow, x) if kept.choosing else None
     far = b.attend(q, k, None, kept.far, replace(scores, chosen=picked, logs=True))
     wide = h.heads * h.dim
     (near, of_near), (far, of_far) = ((b.columns(y, 0, wide), b.columns(y, wide, wide + h.heads)) for y in (near, far))
@@ -164,23 +164,23 @@ def seen(
     return b.add(far, b.multiply_heads(b.add(near, b.scale(far, -1.0)), share))
 
 
-def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: Kept, name: str, x: Activation) -> Activation:
+def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x: Activation) -> Activation:
     """Rows of blocks, by their last tokens, rotated as their first ones are."""
     assert kept.far and kept.last
     ratio, is_index = kept.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
     rows = b.join(b.linear(x, rows), b.linear(x, gates), 1)
-    y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.index else 1)
+    y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
     y = b.rms_norm(y, norm, h.epsilon)
     return turned_at_end(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
 
 
-def choose(b: Builder, w: Weights, h: DeepSeek4, kept: Kept, narrow: Activation, x: Activation) -> Activation:
+def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
     """Which blocks tokens see."""
-    assert kept.index
+    assert kept.choosing
     q = turned_at_end(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
     k = blocks(b, w, h, kept, "indexer", x)
-    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), kept.index, h.count, CHOSEN)
+    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:

@@ -170,7 +170,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     return b.linear(b.rms_norm(mean, w.output_norm, h.epsilon), w.output)
 
 
-def half(b: Builder, w: Weights, h: Glm5Next, x: Activation, name: str) -> tuple[Activation, Callable]:
+def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Activation, Callable]:
     """What goes into the half of a layer with that name; and what adds to the streams what it makes."""
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
