@@ -16,7 +16,7 @@ from localllm.kernels.machine import has_tiles
 VERBS = {
     "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "choose_blocks": choose,
     "quantize": quantize, "pack": pack,
-    **dict.fromkeys((verb for verb, _, _ in HALVES.values()), halves),
+    **dict.fromkeys((kind.kernel for kind in HALVES.values()), halves),
 }  # fmt: skip
 
 

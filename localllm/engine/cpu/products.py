@@ -9,7 +9,7 @@ from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import few_count, in_tiles, tile_scratch
 from localllm.engine.lower.experts import add_by_expert
 from localllm.engine.lower.steps import Steps
-from localllm.engine.lower.tape import Address, Buffer
+from localllm.engine.lower.tape import Address, Buffer, row_bytes
 from localllm.engine.record.operations import Activation, Operation, RoutedActivation
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.frozen import frozen
@@ -63,8 +63,8 @@ def has_integers(weight: Weight) -> bool:
 
 def halves_of(weight: Weight) -> str | None:
     """The verb that makes the words of 16 bits that a matrix of floats is multiplied with, if there is one."""
-    kernel, together, _ = HALVES.get(weight.tensor.format.name, (None, 1, 0))
-    return None if has_integers(weight) or weight.shape[-1] % together else kernel
+    kind = HALVES.get(weight.tensor.format.name)
+    return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
 
 def linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
@@ -167,9 +167,8 @@ def quantize(steps: Steps, operation: Operation, target: CpuTarget) -> None:
 def halves(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     """x in 16 bits, by a kernel of the verb's name."""
     (x,) = operation.inputs
-    together, shared = next((columns, size) for kernel, columns, size in HALVES.values() if kernel == operation.verb)
-    source = steps.buffers[x]
-    y = Buffer(steps.most(x.rows), source.stride // 2 + x.columns // together * shared)
+    kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
+    y = Buffer(steps.most(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
     arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
     steps.by_row(operation.verb, x.rows, arguments, [source], [y])
     steps.forms[operation.output] = y

@@ -54,10 +54,10 @@ class Program:
 
     def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """A row for each of so many tokens, which see each other and no others: float32 [count, width]. For a program
-        that begins with rows that are given, and selects none. pages: as of `read`; windows: as of
-        Header.fill_windows. Raises as `run`."""
+        that begins with rows that are given, and selects none. Above PRECISE_TOKENS activations keep 8 bits. pages: as
+        of `read`; windows: as of Header.fill_windows. Raises as `run`."""
         rows = np.empty((count, self._vocab_size), np.float32)
-        self._header.fill_texts([Text(np.zeros(count, np.int64), count)], pages, rows, True)
+        self._header.fill_texts([Text(np.zeros(count, np.int64), count)], pages, rows, False)
         if windows is not None:
             self._header.fill_windows(windows)
         return self._computed(rows)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from math import lcm
+from typing import NamedTuple
 
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.formats import FAMILIES
@@ -15,11 +16,24 @@ def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
     return ((2, 6), (2, 12)) if of.has_512_bits else ((1, 4), (1, 4))
 
 
-def halves(of: Lane) -> dict[str, tuple[str, int, int]]:
-    """For float weights in large batches, by format: the kernel that makes words of 16 bits of activations, how many
-    columns share something, and its bytes. Only where the lane has instructions that multiply such words."""
-    words = {"BF16": ("round_bf16", 2, 0)} if "avx512bf16" in of.features else {}
-    return words | ({"F16": ("quantize_words", 32, 4)} if of.has_vnni else {})
+class AsWords(NamedTuple):
+    """How activations become words of 16 bits."""
+
+    kernel: str
+    multiple: int  # of which columns are
+    run: int  # columns that share something; they are rounded up to whole runs
+    shared: int  # its bytes
+
+    def bytes(self, columns: int) -> int:
+        """Of a token."""
+        return -(-columns // self.run) * (2 * self.run + self.shared)
+
+
+def halves(of: Lane) -> dict[str, AsWords]:
+    """For float weights in large batches, by format: what makes words of 16 bits of activations. Only where the lane
+    has instructions that multiply such words."""
+    words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
+    return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
 
 # Formats with int8 kernels: the weights that share a scale.
