@@ -390,6 +390,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
                           "image_size": 56, "patch_size": 14},
     }),
+    "hunyuan_vl": ("HunYuanVLForConditionalGeneration", {
+        "text_config": {**SMALL, "head_dim": 24, "rope_parameters": {
+            "rope_type": "xdrope", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "xdrope_section": [3, 3, 3, 3]}},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "out_hidden_size": 64, "text_hidden_size": 64, "patch_size": 16, "max_image_size": 64},
+    }),
     "phimoe": ("PhimoeForCausalLM", {
         "num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True, "attention_bias": True,
         "architectures": ["PhiMoEForCausalLM"], "router_jitter_noise": 0.0, "original_max_position_embeddings": 256,
@@ -403,8 +409,9 @@ AS_IT_IS = (
     "GPTNeoXForCausalLM", "NemotronHForCausalLM", "MiMoV2FlashForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
     "Glm5NextForConditionalGeneration",
 )  # fmt: skip
-# Of which GGUF's readers compute something else: another GELU; norms without mean; neighbours are rotated, not halves.
-UNLIKE = ("mpt", "phimoe", "hy_v4")
+# Of which GGUF's readers compute something else: another GELU; norms without mean; neighbours are rotated, not halves;
+# the fourth position of a text stands still.
+UNLIKE = ("mpt", "phimoe", "hy_v4", "hunyuan_vl")
 # What does not belong to a model's computation.
 NOISE = (
     "dtype", "transformers_version", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout",

@@ -123,6 +123,7 @@ FAMILIES = {
     "HrmTextForCausalLM": hrm_text.HRM_TEXT,
     "HunYuanDenseV1ForCausalLM": dense.HUNYUAN_DENSE,
     "HunYuanMoEV1ForCausalLM": dense.HUNYUAN_MOE,
+    "HunYuanVLForConditionalGeneration": dense.HUNYUAN_VL,
     "HYV3ForCausalLM": mixtures.HY_V3,
     "HYV4ForCausalLM": latent.HY_V4,
     "Idefics3ForConditionalGeneration": llama.IDEFICS3,

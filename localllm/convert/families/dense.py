@@ -22,7 +22,7 @@ from localllm.convert.families.layers import (
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
-from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.rope_scaling import SECTIONS, rope_parameters
 from localllm.convert.tensors import as_float32
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
@@ -123,6 +123,28 @@ def hunyuan(config: Config) -> CheckpointFacts:
     )
 
 
+def hunyuan_vl(config: Config) -> CheckpointFacts:
+    """Positions are four; GGUF's readers make the base of alpha themselves."""
+    rope = rope_parameters(config)
+    if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
+        raise config.refusal("rope_parameters: only those with alpha and sections are supported")
+    counts = rope.get("xdrope_section", rope.get("mrope_section"))
+    plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
+    h = decoder(config.plus(rope_parameters=plain, rope_scaling=None))
+    of_counts = (
+        isinstance(counts, list) and len(counts) == 4 and all(isinstance(one, int) and one > 0 for one in counts)
+    )
+    if not of_counts or 2 * sum(counts) != h.sizes["head_dim"]:
+        raise config.refusal(f"mrope_section should be four numbers, {h.sizes['head_dim'] // 2} in all")
+    return h.plus(
+        rope__scaling__alpha=rope.number("alpha"),
+        rope__scaling__type="none",
+        rope__scaling__factor=rope.number("factor", 1.0),
+        rope__scaling__original_context_length=h.metadata["context_length"],
+        rope__dimension_sections=counts,
+    )
+
+
 LONGEST = 1 << 18  # that HunYuan was trained for, where its config.json says less
 
 
@@ -156,6 +178,9 @@ HUNYUAN_DENSE = Family(
     {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE},
     hunyuan,
     defaults={"rms_norm_eps": 1e-5},
+)
+HUNYUAN_VL = replace(
+    HUNYUAN_DENSE, arch="hunyuan_vl", read=hunyuan_vl, sees=True, unread=re.compile(r"(model\.)?vit\..*")
 )
 HUNYUAN_MOE = replace(
     HUNYUAN_DENSE,
