@@ -481,6 +481,16 @@ def test_last_keys_of_blocks_and_logs(call, name, period):
     np.testing.assert_allclose(got, np.concatenate(expected), rtol=1e-4, atol=2e-5)
 
 
+def test_a_token_for_which_no_key_was_chosen(call):
+    """Its sinks are not what it sees: scores of keys were not numbers."""
+    shape, sinks = Shape(64, 64, 1, 2), np.float32([1, 2])
+    only, chosen = text("F32", shape, 3, 100), np.full((3, 4), 0xFFFFFFFF, np.uint32)
+    chosen[1] = 0
+    got = attend(call, "F32", shape, [only], sinks=sinks, chosen=chosen)[0]
+    assert (np.isnan(got).all(axis=1) == [False, True, False]).all()
+    np.testing.assert_allclose(got[2], exact_attention(shape, only, sinks=sinks)[2], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 300, 999, 1000, 2000])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
 def test_windows(call, shape, window):

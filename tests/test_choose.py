@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from kernel_calls import Scratch, caller, count, for_any_parts
+from models import model, write
 from simulated import launch
 from test_cuda_attention import Cache, Few, Shape, attend_few, content, error, places, run
 
@@ -12,6 +13,7 @@ from localllm.engine.cpu.attention import choose_scratch
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.engine.record.shift import turns
+from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import largest, unpacked
 
@@ -174,6 +176,10 @@ def test_attention_on_a_card():
     got = attend_few(shape, tokens, q, keys, values, chosen=chosen)
     assert Few(shape.key_dim, shape.value_dim, shape.group).bundle == shape.group
     assert error(got, expected.reshape(len(q), -1)) < 1e-11
+    chosen[1] = 0  # as if a sum had not been a number
+    with np.errstate(invalid="ignore"):
+        got = attend_few(shape, tokens, q, keys, values, chosen=chosen, sinks=np.float32([0, 1, 2]))
+    assert (np.isnan(got).all(axis=1) == [False, True, False]).all()
 
 
 def test_keys_of_an_indexer_turn_when_tokens_move(model_path):
@@ -184,3 +190,16 @@ def test_keys_of_an_indexer_turn_when_tokens_move(model_path):
     assert found.keys() == set(states)
     indexes = [found[state] for state in states if state.is_index]
     assert [(turn.step, turn.apart, len(turn.frequencies)) for turn in indexes] == [(2, 1, 8)] * 2
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["deepseek4", "hy_v4"])
+def test_an_indexer_without_numbers_is_no_sink(tmp_path, name, backend):
+    """Though heads have scores for nothing."""
+    made = model(name)
+    found = next(tensor for tensor in made.tensors if tensor.endswith("indexer.proj.weight"))
+    made.tensors[found] = np.full_like(made.tensors[found], np.nan)
+    engine = Engine(GGUFFile.open(write(made, tmp_path / "model.gguf")), EngineOptions(1, 128, "f32", backend))
+    with np.errstate(invalid="ignore"), pytest.raises(ModelError, match="not numbers"):
+        engine.sequence().append([*range(40)])
+    engine.close()

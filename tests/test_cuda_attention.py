@@ -117,16 +117,16 @@ def attend_few(
     of_keys, of_values = keys.bytes, values.bytes
     common = {"count": np.array([len(q)]), "positions": run.positions, "heads": heads, "window": window}
     common |= {"owners": run.owners, "sequences": run.sequences, "ahead": ahead}
+    common |= {"chosen": 0 if chosen is None else chosen, "choice_stride": 0, "kv_heads": shape.kv_heads}
+    common["chosen_stride"] = 0 if chosen is None else chosen.strides[0]
     common |= {"chunked": chunked, "parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     launch(
         f"attend_few-{keys.kind}-{values.kind}-{few.bundle}-{shape.key_dim}-{shape.value_dim}"
         + ("" if chosen is None else "-chosen"), room, **common,
         q=q, q_stride=q.strides[0], keys=of_keys, values=of_values,
         key_head_stride=of_keys.strides[0], value_head_stride=of_values.strides[0], key_bytes=of_keys.shape[2],
-        value_bytes=of_values.shape[2], kv_heads=shape.kv_heads, scale=shape.key_dim**-0.5, softcap=softcap,
-        slopes=0 if slopes is None else slopes, bundles=few.bundles,
-        chosen=0 if chosen is None else chosen, chosen_stride=0 if chosen is None else chosen.strides[0],
-        choice_stride=0, period=period,
+        value_bytes=of_values.shape[2], scale=shape.key_dim**-0.5, softcap=softcap,
+        slopes=0 if slopes is None else slopes, bundles=few.bundles, period=period,
     )  # fmt: skip
     launch(
         "merge_few",

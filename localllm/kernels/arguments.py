@@ -143,8 +143,8 @@ ATTEND_FEW = arguments(
 )
 # y = the parts put together, and the heads' sinks.
 MERGE_FEW = arguments(
-    "count positions owners sequences heads value_dim window chunked ahead sinks logs parts partial partial_bytes y"
-    " y_stride"
+    "count positions owners sequences heads value_dim window chunked ahead sinks logs chosen chosen_stride"
+    " choice_stride kv_heads parts partial partial_bytes y y_stride"
 )
 # The same on a card, for many tokens: see cuda/attend_many.py.
 ATTEND_MANY = arguments(

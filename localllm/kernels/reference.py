@@ -179,15 +179,18 @@ class Reference(ChoiceReference, RecurrentReference):
             if scores.windowed:
                 hidden |= self.windows[:, None] != self.windows
             hidden = hidden[:, None, None]
+            sees: Any = True
             if scores.chosen is not None:  # of all heads alike, or of each group of them
                 bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), len(keys))
-                hidden = hidden | ~bits.reshape(len(span.ids), -1, 1, len(keys))
+                bits = bits.reshape(len(span.ids), -1, 1, len(keys))
+                hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
             np.copyto(s, -np.inf, where=hidden)
             nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
             top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
             s -= top
             weights = np.exp(s, out=s)
             total = weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
+            total = np.where(sees, total, np.float32(np.nan))  # where scores of choices were no numbers
             weights /= total
             made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
             results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))

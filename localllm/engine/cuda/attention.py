@@ -76,7 +76,7 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     arguments |= {"parts": parts, "partial": partial, "partial_bytes": few.partial_bytes}
     merged = {name: arguments.pop(name) for name in ("sinks", "logs", "y", "y_stride")}
     shared = ("count", "positions", "owners", "sequences", "heads", "window", "chunked", "ahead", "parts", "partial",
-              "partial_bytes")  # fmt: skip
+              "partial_bytes", "chosen", "chosen_stride", "choice_stride", "kv_heads")  # fmt: skip
     merged |= {name: arguments[name] for name in shared} | {"value_dim": state.value_dim}
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_few-{kinds}-{few.bundle}-{few.key_dim}-{few.value_dim}"

@@ -26,6 +26,7 @@ from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTE
 from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
+    NAN,
     abs_f32x16,
     any_above_f32x16,
     constant_f32,
@@ -94,11 +95,30 @@ def start_rows(rows, value_dim, output, states):
 
 
 @device
+def bits_of(a, token, kv_head):
+    """Which keys count for a token."""
+    of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
+    return of_token + kv_head * argument(a, ATTEND.choice_stride)
+
+
+@device
+def sees_none(a, token, kv_head):
+    """Whether keys were to be chosen for a token, and none was."""
+    if argument(a, ATTEND.chosen) == 0:
+        return False
+    bits, position = bits_of(a, token, kv_head), load_i64(argument(a, ATTEND.positions) + token * 8)
+    key = 0
+    while key <= position and load_u16(bits + key // 8) == 0:
+        key += 16
+    return key > position
+
+
+@device
 def start_with_sinks(a, first, rows, group, kv_head, states):
-    """Nothing but the heads' sinks, whose values are zeros."""
+    """Nothing but the heads' sinks, whose values are zeros; not a number where scores for a choice were none."""
     for r in range(rows):
         sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
-        store_f32(states + r * 128, float32(1.0))
+        store_f32(states + r * 128, NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
         fill(states + r * 128 + 64, 16, sink * LOG2_E)
 
 
@@ -170,13 +190,6 @@ def hide_unchosen(scores, keys, bits):
             for lane in range(16):
                 if some >> lane & 1 == 0:
                     store_f32(scores + (i + lane) * 4, MINUS_INFINITY)
-
-
-@device
-def bits_of(a, token, kv_head):
-    """Which keys count for a token."""
-    of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
-    return of_token + kv_head * argument(a, ATTEND.choice_stride)
 
 
 @device
@@ -338,8 +351,9 @@ def make_unit(load_key, load_value, many):
         keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
         values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
         key, place = begin, place_of(table, begin) if begin < end else 0
+        most = PAGE if argument(a, ATTEND.period) == 1 else 16  # few of them count
         while key < end:
-            count, k, v = min(PAGE - key % PAGE, end - key), keys + place * key_bytes, values + place * value_bytes
+            count, k, v = min(most - key % most, end - key), keys + place * key_bytes, values + place * value_bytes
             place = place_of(table, key + count) if key + count < end else place
             if not is_chosen(a, first, rows, group, kv_head, key, count):
                 key += count

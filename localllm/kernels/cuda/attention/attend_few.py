@@ -19,6 +19,7 @@ from localllm.kernels.cuda.attention.shared import (
     LOG2_E,
     LOWEST,
     MINUS_INFINITY,
+    NAN,
     SEQUENCE_BYTES,
     WARPS,
     ZERO,
@@ -267,9 +268,18 @@ def make(format_name):
     return attend_few
 
 
+@device
+def sees_none(bits, position):
+    """Whether keys were to be chosen for a token at that position, and none was, for scores were no numbers."""
+    key = 0
+    while key <= position and load_i32(bits + key // 8) == 0:
+        key += 32
+    return key > position
+
+
 def merge_few(
-    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, logs, parts, partial,
-    partial_bytes, y, y_stride,
+    count, positions, owners, sequences, heads, value_dim, window, chunked, ahead, sinks, logs, chosen,
+    chosen_stride, choice_stride, kv_heads, parts, partial, partial_bytes, y, y_stride,
 ):  # fmt: skip
     """Put the parts of contexts together: a block for a token's head."""
     token, head = cuda.blockIdx.x, cuda.blockIdx.y
@@ -287,6 +297,10 @@ def merge_few(
     weight = exp2(sink - top) if sinks != 0 else ZERO
     for part in range(source, end, partial_bytes):
         weight += exp2(load_f32(part) - top) * load_f32(part + 4)
+    if chosen != 0 and sees_none(
+        chosen + token * chosen_stride + head // (heads // kv_heads) * choice_stride, position
+    ):
+        weight = NAN
     if logs == 1 and cuda.threadIdx.x == 0:
         store_f32(y + token * y_stride + (heads * value_dim + head) * 4, log(weight) + top / LOG2_E)
     for d in range(cuda.threadIdx.x, value_dim, cuda.blockDim.x):

@@ -11,6 +11,7 @@ from localllm.kernels.cuda.unrolled import unrolled
 WARPS = min(4, BLOCK // WARP)  # of a block
 THREADS = WARPS * WARP
 LOWEST, MINUS_INFINITY, ZERO, ONE = float32(-1e30), float32(-math.inf), float32(0), float32(1)
+NAN = float32(math.nan)
 LOG2_E = float32(math.log2(math.e))
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
