@@ -159,7 +159,7 @@ def test_slow_bodies(told: Served):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     begin = time.monotonic()
     answer = raw(told, head + b"Content-Length: 50\r\nConnection: close\r\n\r\n{")
-    assert status(answer) == 408 and time.monotonic() - begin < 8
+    assert status(answer) == 408 and time.monotonic() - begin < 30
 
 
 @pytest.mark.slow
@@ -182,8 +182,7 @@ def test_floods_of_headers(told: Served):
 def test_more_connections_than_allowed(path: str):
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(connections=8)) as served:
         held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
-        time.sleep(0.2)
-        assert served.get("/health").status == 503
+        until(lambda: served.get("/health").status == 503)
         for client in held:
             client.close()
         until(lambda: served.get("/health").status == 200)

@@ -426,7 +426,10 @@ def test_what_a_guard_adds():
 # ---- streams
 
 
-def sent_by(stream: EventStream, *, leaves: bool = False, slow: float = 0) -> list[Any]:
+def sent_by(
+    stream: EventStream, *, leaves: bool = False, slow: float = 0, heard: asyncio.Event | None = None
+) -> list[Any]:
+    """heard: is set when something was said that is no piece."""
     sent = list[Any]()
 
     async def receive() -> Any:
@@ -437,6 +440,8 @@ def sent_by(stream: EventStream, *, leaves: bool = False, slow: float = 0) -> li
     async def send(message: Any) -> None:
         await asyncio.sleep(slow)
         sent.append(message)
+        if heard and message.get("body", b"").startswith(b":"):
+            heard.set()
 
     asyncio.run(stream({}, receive, send))  # type: ignore[arg-type]
     return sent
@@ -474,9 +479,16 @@ def test_a_stream():
 
 
 def test_who_waits_hears_something(monkeypatch):
-    monkeypatch.setattr(wire, "QUIET", 0.01)
-    bodies = [each["body"] for each in sent_by(Pieces(b"a", wait=0.05).stream())[1:]]
-    assert set(bodies[:-2]) == {b": still here\n\n"} and bodies[-2:] == [b"a", b""]  # a piece comes whole, and once
+    """And a piece that comes then comes whole, and once."""
+    monkeypatch.setattr(wire, "QUIET", 0.001)
+    heard = asyncio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        await heard.wait()
+        yield b"a"
+
+    bodies = [each["body"] for each in sent_by(EventStream(late(), Limits(), {}), heard=heard)[1:]]
+    assert set(bodies[:-2]) == {b": still here\n\n"} and bodies[-2:] == [b"a", b""]
 
 
 def test_streams_that_nobody_reads_are_closed():

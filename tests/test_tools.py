@@ -121,12 +121,12 @@ def test_commands(home: Path, monkeypatch: pytest.MonkeyPatch):
     assert performed({"command": "cat"}, [str(home)]) == "[exit code 0]"  # there is no input
     assert "[cut: of 3000000 bytes]" in performed({"command": "head -c 3000000 /dev/zero | tr '\\0' x"}, [str(home)])
     started = time.monotonic()
-    with pytest.raises(ToolError, match="stopped after 0 seconds; it had written:\nbegun"):
-        performed({"command": "echo begun; sleep 50"}, [str(home)], 0.4)
+    with pytest.raises(ToolError, match="stopped after 2 seconds; it had written:\nbegun"):
+        performed({"command": "echo begun; sleep 50"}, [str(home)], 2)
     marker = home / "late"
     performed({"command": f"(sleep 1; touch {marker}) & echo ok"}, [str(home)])  # what it leaves behind ends with it
     time.sleep(1.3)
-    assert not marker.exists() and time.monotonic() - started < 10
+    assert not marker.exists() and time.monotonic() - started < 45
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="a shell of Windows")
