@@ -1,0 +1,115 @@
+"""What is known of the processor, by what each system says: cores, quotas, features. Other systems are played."""
+
+import platform
+import struct
+import sys
+from typing import Any
+
+import pytest
+
+from localllm.system import cpu
+
+
+def record(kind: int, *masks: tuple[int, int], relation: int = cpu.CORES) -> bytes:
+    """As Windows says it of a core; masks: of its processors, each with the number of its group."""
+    size = 32 + 16 * len(masks)
+    groups = b"".join(struct.pack("<QH6x", mask, group) for mask, group in masks)
+    return struct.pack("<IIBB20xH", relation, size, 1, kind, len(masks)) + groups
+
+
+def test_fast_cores_of_windows():
+    """Two fast cores of two processors each, two slow ones, and what is no core."""
+    content = record(1, (0b11, 0)) + record(9, (0b11, 0), relation=3) + record(1, (0b1100, 0)) + record(0, (0b10000,
+    0)) + record(
+        0, (0b100000, 0))  # fmt: skip
+    assert [*cpu.core_records(content)] == [(1, [0b11]), (1, [0b1100]), (0, [0b10000]), (0, [0b100000])]
+    assert cpu.fast_cores(content, 0b111111) == 2 and cpu.fast_cores(content, 0) == 2  # 0: several groups
+    assert cpu.fast_cores(content, 0b000011) == 1 and cpu.fast_cores(content, 0b110000) == 2
+    assert cpu.fast_cores(content, 0b010100) == 1 and cpu.fast_cores(b"", 1) == 0
+    other = record(1, (1, 1), (2, 0))
+    assert [*cpu.core_records(other)] == [(1, [2])]  # of another group nobody can say it in one number
+
+
+@pytest.mark.parametrize(("files", "quota"), [
+    ({"/sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5), ({"/sys/fs/cgroup/cpu.max": "max 100000"}, 1e6),
+    ({"/sys/fs/cgroup/cpu.max": "0 100000"}, 1e6), ({"/sys/fs/cgroup/cpu.max": "1 0"}, 1e6), ({}, 1e6),
+    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 3.0),
+    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 1e6),
+])  # fmt: skip
+def test_quotas_of_control_groups(files: dict[str, str], quota: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu, "read_text", lambda path: files.get(path, ""))
+    assert cpu.cgroup_quota() == quota
+
+
+@pytest.mark.parametrize(("quota", "cores", "processors"), [(1e6, 4, 8), (2.9, 2, 2), (6.0, 4, 6), (0.5, 1, 1)])
+def test_cores_within_a_quota(quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(cpu, "physical_cores", lambda: 4)
+    monkeypatch.setattr(cpu, "allowed_processors", lambda: 8)
+    assert (cpu.usable_cores(), cpu.logical_cores()) == (cores, processors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says it in files")
+def test_cores_of_linux(monkeypatch: pytest.MonkeyPatch):
+    siblings = {
+        f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 3},{n % 3 + 3}" for n in range(6)
+    }
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: {0, 1, 3})
+    monkeypatch.setattr(cpu, "read_text", lambda path: siblings.get(path, ""))
+    assert (cpu.physical_cores(), cpu.allowed_processors()) == (2, 3)  # 0 and 3 are one core
+    monkeypatch.setattr(cpu, "read_text", lambda path: "")
+    assert cpu.physical_cores() == 3
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu.sys, "platform", "linux")
+    told = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: A : B\n\nmodel name\t: C"
+    monkeypatch.setattr(cpu, "read_text", lambda path: told)
+    assert (
+        cpu.processor_name() == "A : B" and cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
+    )
+    monkeypatch.setattr(cpu.sys, "platform", "win32")
+    monkeypatch.setattr(cpu, "registered", lambda name: f" {name} ")
+    assert cpu.processor_name() == "ProcessorNameString"
+    monkeypatch.setattr(cpu, "registered", lambda name: "")
+    assert cpu.processor_name() == platform.machine()
+    for triple in ("x86_64-pc-windows-msvc", "x86_64-pc-windows-msvc-elf"):
+        assert cpu.object_triple(triple) == "x86_64-pc-windows-msvc-elf"
+
+
+@pytest.mark.parametrize(("words", "features"), [
+    ({16: 1 << 20, 26: 1 << 13}, ["neon", "dotprod", "i8mm"]), ({16: ~(1 << 20), 26: 1 << 13}, ["neon", "i8mm"]),
+    ({}, ["neon"]),
+])  # fmt: skip
+def test_features_of_an_arm(words: dict[int, int], features: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu.sys, "platform", "linux")
+    monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
+    assert cpu.arm_features() == features
+    for system, name, known in (("darwin", "system_number", cpu.MACOS), ("win32", "has_feature", cpu.WINDOWS)):
+        there = {known[feature] for feature in features[1:]}
+        monkeypatch.setattr(cpu.sys, "platform", system)
+        monkeypatch.setattr(cpu, name, lambda asked, there=there: int(asked in there))
+        assert cpu.arm_features() == features
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_arm"), [("aarch64", True), ("ARM64", True), ("x86_64", False), ("armv7l", False)]
+)
+def test_arms(machine: str, is_arm: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
+    assert cpu.is_arm() == is_arm
+
+
+def test_what_tells_a_processor_from_others(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu.sys, "platform", "linux")
+    lines = [f"{name.decode()}\t: {n}" for n, name in enumerate(cpu.IDENTITY)]
+    path = tmp_path / "cpuinfo"
+
+    def told(text: str) -> bytes | None:
+        path.write_text(text)
+        return cpu.processor_information(str(path))
+
+    first = "\n".join(["processor\t: 0", *lines, "cpu MHz\t: 99"])
+    assert told(f"{first}\n\nprocessor\t: 1\n") == "\n".join(lines).encode()
+    assert told(first) is None  # cut off, perhaps
+    assert told("\n".join(lines[1:]) + "\n\n") is None and cpu.processor_information(str(tmp_path / "none")) is None
