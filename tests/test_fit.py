@@ -1,0 +1,96 @@
+"""What a model costs: bytes that a token reads, multiplications, the longest context; by hand, without a model."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.arch.states import Paged, cache_bytes
+from localllm.arch.storage import KVType
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.quant.formats import BY_NAME
+from localllm.services import fit
+from localllm.services.costs import MatrixCosts
+from localllm.services.fit import SHARE, WORKING, longest, of_file, verdict
+
+
+def tensors(*given: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    made = {}
+    for name, shape in given:
+        data = np.zeros((*shape[:-1], BY_NAME["Q8_0"].row_bytes(shape[-1])), np.uint8)
+        made[name] = Tensor(name, BY_NAME["Q8_0"], shape, data)
+    return made
+
+
+EMBEDDING, OUTPUT = ("token_embd.weight", (100, 64)), ("output.weight", (100, 64))
+LAYER = ("blk.0.attn_q.weight", (64, 64)), ("blk.0.attn_norm.weight", (64,))
+EXPERTS = ("blk.0.ffn_up_exps.weight", (8, 32, 64))
+
+
+def nbytes(*shape: int) -> int:
+    return int(np.prod(shape)) // 32 * 34
+
+
+def test_what_a_token_reads():
+    apart = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER))
+    assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400)  # of the embedding one row
+    assert MatrixCosts.of(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
+    routed = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, EXPERTS), 2)
+    assert routed.weight_bytes == apart.weight_bytes + 2 * nbytes(32, 64)
+    assert (routed.per_token, routed.per_logits) == (64 * 64 + 2 * 32 * 64, 6400)
+    shared = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, ("blk.0.ffn_up_shexp.weight", (32, 64))), 2)
+    assert shared.per_token == 64 * 64 + 32 * 64  # all tokens go there
+
+
+def test_how_many_experts_a_file_says():
+    file: Any = SimpleNamespace(
+        tensors=tensors(EMBEDDING, OUTPUT, EXPERTS), metadata={"general.architecture": "x", "x.expert_used_count": 3}
+    )
+    assert MatrixCosts.of_file(file) == MatrixCosts.of(file.tensors, 3)
+    file.metadata = {"general.architecture": "y"}
+    assert MatrixCosts.of_file(file).per_token == 0
+
+
+def test_what_fits_and_how_fast():
+    costs, row = MatrixCosts(1000, 1, 1), {"total_bytes": 5000, "cache_bytes": 400}
+    found = verdict(row, costs, 5000 + WORKING, 7e6)
+    assert found == {"needed_bytes": 5000 + WORKING, "fits": True, "tokens_per_s": pytest.approx(SHARE * 7e6 / 1400)}
+    assert not verdict(row, costs, 4999 + WORKING, 7e6)["fits"] and verdict(row, costs, 0, None)["tokens_per_s"] is None
+
+
+def test_the_longest_context():
+    states, kind = [Paged(0, 2, 16, 16)], KVType.of("f16")
+    h: Any = SimpleNamespace(context=1000, states=lambda: states)
+    for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
+        room = cache_bytes(states, tokens, kind)
+        most = max(n for n in range(1001) if cache_bytes(states, n, kind) <= room)
+        assert longest(h, 10, kind, 10 + WORKING + room) == most >= tokens
+    assert longest(h, 10, kind, WORKING) == 0 and longest(h, 0, kind, 10**12) == 1000
+
+
+def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fit, "measured_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
+    told = list[str]()
+    with GGUFFile.open(model_path("llama")) as file:
+        facts = of_file(file, told.append, None, 7)
+        assert (
+            told == ["measuring the memory's bandwidth"]
+            and facts["bandwidth_gbs"] == 5.0
+            and facts["projector_bytes"] == 7
+        )
+        assert (
+            [*facts["longest"]]
+            == ["f16", "q8_0", "q4_0"]
+            == list(dict.fromkeys(row["kv_type"] for row in facts["rows"]))
+        )
+        assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
+        alone = of_file(file, told.append, 16)
+        assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
+        assert facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes + 7
+        assert of_file(file, told.append, facts["context"])["rows"] and of_file(file, told.append, 1)["rows"]
+        for odd in (0, facts["context"] + 1):
+            with pytest.raises(UsageError, match=f"context should be from 1 to {facts['context']}"):
+                of_file(file, told.append, odd)
