@@ -111,39 +111,16 @@ def make_rows(load, rows, apart):
     return some
 
 
-def make(format_name):
-    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128.
+def make_scores(bundle, rows, groups, has_chosen):
+    """A function that makes of products, [rows, bundle], the scores of what a token sees: capped if there is a cap,
+    less by distance if there are slopes, minus infinity for keys that it does not see.
 
-    With -chosen behind it, only keys whose bits are set count.
+    Number i is of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
+    has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last key of so many.
     """
-    format_name, has_chosen, _ = format_name.partition("-chosen")
-    of_keys, of_values, *numbers = format_name.split("-")
-    bundle, key_dim, value_dim = map(int, numbers)
-    lanes = lanes_for(key_dim, value_dim)
-    apart, groups = 8 * lanes, WARP // lanes
-    key_pieces, value_pieces = -(-key_dim // apart), -(-value_dim // apart)
-    columns, value_columns = 8 * key_pieces, 8 * value_pieces
-    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
-    tile, padded = rows * groups, (value_dim + 7) // 8 * 8
-    states, results = WARPS * bundle, bundle * padded
-    load_keys = make_rows(make_pieces(LOADS[of_keys], key_pieces, apart, key_dim), rows, groups)
-    load_values = make_rows(make_pieces(LOADS[of_values], value_pieces, apart, value_dim), rows, groups)
-    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
-    largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
-    sum_of_groups = make_over_lanes(bundle, lanes, WARP, plus)
-    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, plus)
-
-    def query(i, source, heads, d, scale):
-        head, at = i // columns, d + i % columns // 8 * apart + i % 8
-        return load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
-
-    # Scores i are of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
 
     def capped(i, x, softcap):
         return tanh(x) * (softcap * LOG2_E)
-
-    def slope_of(i, slopes, heads):
-        return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
     def sloped(i, x, by, distance):
         return x - by[i % bundle] * abs(float32(int32(distance - i // bundle * groups)))
@@ -159,17 +136,33 @@ def make(format_name):
     def at_ends(i, x, key, period):
         return x if (key + i // bundle * groups + 1) % period == 0 else MINUS_INFINITY
 
-    products = make_products(columns)
-    queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
     cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
     hide_between = unrolled(rows * bundle, at_ends)
     hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else device(lambda x, row, key, last: x)
-    softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
+
+    @device
+    def scores(x, cap, slopes, slope, position, key, low, high, period, row):
+        if cap > ZERO:
+            x = cap_all(x, cap)
+        if slopes != 0:
+            x = slope_all(x, slope, position - key)
+        x = hide(x, low, high)
+        if period > 1:
+            x = hide_between(x, key, period)
+        return hide_others(x, row, key, position)
+
+    return scores
+
+
+def make_combine(bundle, value_columns, lanes, value_dim):
+    """A function that puts together what all groups of lanes have, to the partial results of `heads` heads."""
+    apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
+    states, results = WARPS * bundle, bundle * padded
+    largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
+    sum_of_groups = make_over_lanes(bundle, lanes, WARP, plus)
+    values_of_groups = make_over_lanes(bundle * value_columns, lanes, WARP, plus)
     fading = unrolled(bundle, lambda i, before, after: exp2(before - after))
     times = unrolled(bundle, lambda i, x, y: x * y)
-    lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
-    nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
-    no_values = unrolled(bundle * value_columns, lambda i, nothing: ZERO)
 
     def keep(i, x, place, warp):
         place[warp * bundle + i] = x
@@ -191,7 +184,6 @@ def make(format_name):
 
     @device
     def combine(tops, sums, values, group, d, target, target_stride, heads):
-        """What all groups of lanes have, to the partial results of `heads` heads."""
         kept_tops = cuda.shared.array(states, float32)
         kept_sums = cuda.shared.array(states, float32)
         kept_values = cuda.shared.array(results, float32)
@@ -217,6 +209,43 @@ def make(format_name):
                 weight += kept_sums[turn * bundle + thread]
             store_f32(target + thread * target_stride, largest_kept(thread, kept_tops))
             store_f32(target + thread * target_stride + 4, weight)
+
+    return combine
+
+
+def make(format_name):
+    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128.
+
+    With -chosen behind it, only keys whose bits are set count.
+    """
+    format_name, has_chosen, _ = format_name.partition("-chosen")
+    of_keys, of_values, *numbers = format_name.split("-")
+    bundle, key_dim, value_dim = map(int, numbers)
+    lanes = lanes_for(key_dim, value_dim)
+    apart, groups = 8 * lanes, WARP // lanes
+    key_pieces, value_pieces = -(-key_dim // apart), -(-value_dim // apart)
+    columns, value_columns = 8 * key_pieces, 8 * value_pieces
+    rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys of a group of lanes at once
+    tile = rows * groups
+    load_keys = make_rows(make_pieces(LOADS[of_keys], key_pieces, apart, key_dim), rows, groups)
+    load_values = make_rows(make_pieces(LOADS[of_values], value_pieces, apart, value_dim), rows, groups)
+    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, plus)
+    scores = make_scores(bundle, rows, groups, has_chosen)
+    combine = make_combine(bundle, value_columns, lanes, value_dim)
+
+    def query(i, source, heads, d, scale):
+        head, at = i // columns, d + i % columns // 8 * apart + i % 8
+        return load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
+
+    def slope_of(i, slopes, heads):
+        return load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
+
+    products = make_products(columns)
+    queries, slopes_of = unrolled(bundle * columns, query), unrolled(bundle, slope_of)
+    softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, device(lambda largest: largest))
+    lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
+    nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
+    no_values = unrolled(bundle * value_columns, lambda i, nothing: ZERO)
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
@@ -252,14 +281,8 @@ def make(format_name):
             k = load_keys(keys + place * key_bytes, number, low, high, key_bytes, d)
             v = load_values(values + place * value_bytes, number, low, high, value_bytes, d)
             x = sums_of_head(products(rows_of_q, k))
-            if cap > ZERO:
-                x = cap_all(x, cap)
-            if slopes != 0:
-                x = slope_all(x, slope, position - key - number)
-            x = hide(x, int32(low - number), int32(high - number))
-            if period > 1:
-                x = hide_between(x, key + number, period)
-            x = hide_others(x, bits, key + number, position)
+            low, high = int32(low - number), int32(high - number)
+            x = scores(x, cap, slopes, slope, position, key + number, low, high, period, bits)
             tops, sums, fade, weights = softmax(x, tops, sums)
             output = add_outer(scale_rows(output, fade), weights, v)
         target = partial + ((token * heads + head) * parts + part) * partial_bytes
