@@ -20,12 +20,12 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, QUANTIZED, Model, exact, model, write  # noqa: E402
+from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY, QUANTIZED, Model, exact, model, write  # noqa: E402
 from models.answering import IN_BLOCKS, text_and_answer  # noqa: E402
 from models.encoders import ROWS_IN_BLOCKS, RowsGolden, texts  # noqa: E402
 from models.golden import FOLDER, STEPS, Golden, kept, prompt  # noqa: E402
 
-NAMES = [*DECLARATIONS, *ANSWERING, *IN_BLOCKS, *ENCODERS, *ROWS_IN_BLOCKS, *MASKED, *QUANTIZED]
+NAMES = [*DECLARATIONS, *PARTLY, *ANSWERING, *IN_BLOCKS, *ENCODERS, *ROWS_IN_BLOCKS, *MASKED, *QUANTIZED]
 
 
 def main() -> None:

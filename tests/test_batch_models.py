@@ -106,7 +106,18 @@ def test_several_answers_are_the_same_as_candidates(guide: api.Model):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["gemma3", "llama4", "mamba2", "qwen35", "lfm2", "deepseek2_lite", "qwen3moe", "glm_dsa_shared", "deepseek4"],
+    [
+        "gemma3",
+        "llama4",
+        "mamba2",
+        "qwen35",
+        "lfm2",
+        "deepseek2_lite",
+        "qwen3moe",
+        "glm_dsa_shared",
+        "deepseek4",
+        "qwen4exp_blocks",
+    ],
 )
 def test_windows_states_latents_and_experts(model_path, name: str):
     """More sequences than there is room for, of which some begin alike: what is dropped is read again."""

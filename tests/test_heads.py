@@ -1,15 +1,22 @@
 """Verbs that treat heads or streams of a row, or columns by a vector: CPU and simulated card against the reference."""
 
+from functools import reduce
+from operator import xor
+
 import numpy as np
 import pytest
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, vector, written
 from simulated import launch
 from test_recurrent_kernels import weight
 
+from localllm.arch.verbs import Hashing
 from localllm.engine.run import Span
 from localllm.kernels.reference import Reference
 
-KERNELS = ["scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids"]
+KERNELS = [
+    "scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids", "as_column",
+    "hash",
+]  # fmt: skip
 TOKENS = 5
 
 
@@ -116,6 +123,28 @@ def test_ids_are_replaced(call, builder):
         y = np.full(TOKENS + 1, -1)
         run("replace_ids", how, ids=ids, table=table, y=y, count=count(TOKENS))
         np.testing.assert_array_equal(y, [*builder.replace_ids(ids, table), -1])
+
+
+def test_ids_are_hashed(call, builder):
+    """With those before them, of which an end cuts off what stands before it; of 45 bits, as released models have."""
+    ids = np.array([[7, 5, 299], [299, 5, 7], [7, 299, 5], [7, -1, -1], [7, 5, -1]])
+    before = np.array([[7, 5, 299], [299, 5, 7], [7, 299, 299], [7, 299, 299], [7, 5, 299]])  # 299 is an end
+    factors = 0x2C9277B5D1A3, 0x5851F42D4C95, 0x14057B7EF767
+    for run, how in ((call, 1), (call, 3), (launch, TOKENS)):
+        y = output(TOKENS, 1)
+        run("as_column", how, ids=ids[:, 0].copy(), y=y, stride=y.strides[0], count=count(TOKENS))
+        np.testing.assert_array_equal(written(y, TOKENS, 1), builder.as_column(ids[:, 0]))
+    tokens, table = np.float32(ids + 1), np.arange(200, dtype=np.float32)[:, None]
+    for length in (2, 3):
+        products = before[:, :length].astype(object) * factors[:length]
+        expected = np.array([reduce(xor, row) % 97 + 101 for row in products])
+        hashing = Hashing(factors[:length], 97, 101, 299)
+        np.testing.assert_array_equal(builder.embed_hashed(weight(table), tokens, hashing)[:, 0], expected)
+        for run, how in ((call, 1), (call, 3), (launch, TOKENS)):
+            y, x = np.full(TOKENS + 1, -1), padded(tokens)
+            given = {"factors": np.array(factors[:length]), "length": length, "size": 97, "first": 101, "end": 299}
+            run("hash", how, x=x, stride=x.strides[0], y=y, count=count(TOKENS), **given)
+            np.testing.assert_array_equal(y, [*expected, -1])
 
 
 def test_what_is_no_number_stays_visible(builder):

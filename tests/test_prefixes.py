@@ -37,7 +37,7 @@ from localllm.quant.cache import cache_folder
 CONTEXT = 3000
 FEW_POSITIONS = {"gpt2", "starcoder"}  # fewer than the prompts here have tokens
 KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "dots3note", "llama_moe", "llama4", "qwen35", "mamba2",
-         "deepseek4"]  # fmt: skip
+         "deepseek4", "qwen4exp_blocks"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,11 @@ def check(path: Path, length: int, known: int | None = None, **options) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_another_process_finds_what_was_read(model_path, name: str):
     """Whatever the layers keep: of windows only the last is there, and states are known where snapshots are."""
-    known = 2 * BATCH if name in ("gemma3", "gemma4", "llama4", "dots3note", "qwen35", "mamba2", "deepseek4") else None
+    known = (
+        2 * BATCH
+        if name in ("gemma3", "gemma4", "llama4", "dots3note", "qwen35", "mamba2", "deepseek4", "qwen4exp_blocks")
+        else None
+    )
     check(model_path(name), 2 * BATCH + 100, known)
 
 

@@ -141,6 +141,25 @@ def test_convolve(call, counts, columns, taps, silu):
 
 
 @pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize(("columns", "taps", "dilation"), [(20, 4, 3), (33, 2, 5)])
+def test_what_is_convolution_too(call, counts, columns, taps, dilation):
+    """With taps some tokens apart, the tap between them 0; and a mean, whose taps are equal."""
+    x, filter, before = normal(sum(counts), columns), normal(columns, taps), (taps - 1) * dilation
+    spread = np.zeros((before + 1, columns), np.float32)
+    spread[::dilation] = filter.T
+    for weights, silu, say in (
+        (spread, 1, lambda b, state: b.convolve(x, weight(filter), state, dilation=dilation)),
+        (np.full_like(spread, 1 / (before + 1)), 0, lambda b, state: b.mean(x, state, 0)),
+    ):
+        run, memory = Run(counts, (before, columns), True), np.pad(weights, ((0, 0), (0, -columns % 16)))
+        check(
+            run, call, "convolve", lambda b, run=run, say=say: say(b, run.state), in_columns, x=padded(x),
+            taps=before + 1, weights=at_end_of_page(memory), bias=vector(np.zeros(columns, "f4")), silu=silu,
+            columns=columns, output_columns=columns,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize(
     ("columns", "taps", "stretches"), [(1, 4, 1), (48, 3, 1), (24, 2, 1), (33, 1, 1), (20, 8, 2), (7, 2, 2), (16, 9, 1)]
 )

@@ -31,6 +31,7 @@ CASES = {
     "xielu": {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "epsilon": -1e-6},
     "sigmoid": {},
     "clamp": {"limit": 1.5},
+    "signed_root": {"least": 0.25},
     "softcap": {"cap": 2.5},
 }
 WITH_VECTORS = {"softmax", "sinkhorn",  # which have tests of their own
@@ -69,6 +70,7 @@ def test_every_verb_is_known_to_all():
         "positions",
         "wanted",
         "previous",
+        "mean",
         "reveal",
         "enter",
     }  # which are no operations

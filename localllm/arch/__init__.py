@@ -141,6 +141,7 @@ ARCHITECTURES = {
     "qwen3next": "qwen35",
     "qwen3vl": "qwen3vl",
     "qwen3vlmoe": "qwen3vl",
+    "qwen4exp": "qwen4exp",
     "refact": "baichuan",
     "rnd1": "masked",
     "rwkv6": "rwkv6",
@@ -171,7 +172,6 @@ REFUSED = {
     "gptj": "nothing computes it, llama.cpp neither, which has its name and no graph",
     "pockettts": SPEECH,
     "qwen3tts": SPEECH,
-    "qwen4exp": NOT_YET.format("embeddings of token sequences"),
     "wavtokenizer-dec": SPEECH,
 }
 

@@ -49,6 +49,11 @@ def clamp(x: np.ndarray, limit: float) -> np.ndarray:
     return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
 
 
+def signed_root(x: np.ndarray, least: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return if_finite(np.sign(x) * np.sqrt(np.maximum(np.abs(x), np.float32(least))), x)
+
+
 def softcap(x: np.ndarray, cap: float) -> np.ndarray:
     return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
 

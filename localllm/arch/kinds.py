@@ -42,7 +42,8 @@ COUNTS = """
     attention.key_length_mla_swa attention.value_length_mla_swa attention.kv_lora_rank_swa hyper_connection.count
     kda.head_dim attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
     attention.indexer.kpool attention.indexer.block_size attention.indexer.local_blocks
-    hyper_connection.sinkhorn_iterations
+    hyper_connection.sinkhorn_iterations hyper_connection.low_rank
+    ple.ngram_size ple.heads_per_ngram ple.conv_kernel ple.eos_token_id ple.image_token_id
     hrm.layers_per_stack hrm.h_cycles hrm.l_cycles full_attention_interval embedding_length_out
     embedding_length_per_layer_input decoder_start_token_id decoder_block_count pooling_type n_deepstack_layers
     attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla

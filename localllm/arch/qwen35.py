@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
 from localllm.arch.decoder import decoder
-from localllm.arch.experts import admitted, gated_or_mixture, read_routing
+from localllm.arch.experts import Gate, admitted, gated_or_mixture, read_routing
 from localllm.arch.fields import Fields, show
 from localllm.arch.guessing import Guessed, guessed
 from localllm.arch.recurrent_verbs import HeadState
@@ -119,17 +119,21 @@ def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> Guessed:
     return guessed(b, w, h, made, block)
 
 
-def attention(b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation) -> Activation:
-    """What the heads see, through their gates. Each head's query has its gate behind it."""
+def attention(
+    b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, chosen: Activation | None = None
+) -> Activation:
+    """What the heads see, through their gates. Each head's query has its gate behind it. chosen: as of Scores."""
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
     q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
-    y = attend(b, h, state, q, k, b.linear(x, w.attn_v))
+    y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=chosen)
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
 
 
-def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation) -> Activation:
-    """What the heads read, normalized and through a gate."""
+def delta_net(
+    b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
+) -> Activation:
+    """What the heads read, normalized and through a gate, b.swiglu if None."""
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)
@@ -139,7 +143,7 @@ def delta_net(b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation
     heads = HeadState(state, 3, w.exactly("ssm_a"), d.key_heads, d.repeat)
     y = b.delta_rule(q, unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
-    return b.linear(b.swiglu(b.linear(x, w.attn_gate), y), w.ssm_out)
+    return b.linear((gate or b.swiglu)(b.linear(x, w.attn_gate), y), w.ssm_out)
 
 
 def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:

@@ -32,17 +32,22 @@ class StateVerbs(Protocol):
     """What a builder does for recurrent layers."""
 
     def convolve(
-        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
+        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
     ) -> Activation:
-        """y[t] = sum over taps of weight[:, tap] * x[t - taps + 1 + tap] + bias, column by column, over the tokens of a
-        sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
+        """y[t] = sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation] + bias, column by column, over
+        the tokens of a sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
 
-        State `number` [taps - 1, columns]: the last tokens.
+        State `number` [(taps - 1) * dilation, columns]: the last tokens.
         """
         ...
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last."""
+        ...
+
+    def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Of each token the mean of it and as many before as state `number` has rows [before, columns], zeros before
+        the first."""
         ...
 
     def gated_mean(

@@ -24,6 +24,7 @@ from localllm.arch.formulas import (
     relu,
     relu_squared,
     sigmoid,
+    signed_root,
     softcap,
     swiglu_limited,
     xielu,
@@ -67,6 +68,19 @@ class Scores:
     crosses: bool = False
     windowed: bool = False
     logs: bool = False  # behind what the heads see stand logarithms of the sums of their e^score, sinks among them
+
+
+@frozen
+class Hashing:
+    """A row of a table for some tokens: `first`, and the exclusive or of their ids, each times its factor, modulo
+    `size`. Factors are for the token itself, the one before and so on. What stands before an `end`, and before a
+    sequence's first token, counts as an `end`.
+    """
+
+    factors: tuple[int, ...]
+    size: int
+    first: int
+    end: int
 
 
 class RowwiseVerbs(Protocol):
@@ -139,6 +153,10 @@ class RowwiseVerbs(Protocol):
         """x, but nothing beyond limit or -limit, and NaN for infinity."""
         return self.rowwise("clamp", clamp, x, limit=limit)
 
+    def signed_root(self, x: Activation, least: float) -> Activation:
+        """sqrt(|x|), but of no less than `least`, with the sign of x; 0 for 0 and NaN for infinity."""
+        return self.rowwise("signed_root", signed_root, x, least=least)
+
     def softcap(self, x: Activation, cap: float) -> Activation:
         """cap * tanh(x / cap): about x where it is small, never beyond the cap; NaN for infinity."""
         return self.rowwise("softcap", softcap, x, cap=cap)
@@ -169,6 +187,18 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
 
     def replace_ids(self, ids: Numbers, table: np.ndarray) -> Numbers:
         """Numbers for the tokens' ids, int64 [vocab]: other ids, or those of rows of a smaller table."""
+        ...
+
+    def as_column(self, ids: Numbers) -> Activation:
+        """Each token's id and 1, exact below 2^24: [tokens, 1]. 0 is none, as before a sequence's first token."""
+        ...
+
+    def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
+        """A row of a table for each token and those before it: [tokens, width] (embeddings of sequences by their
+        hashes: Svenstrup et al. 2017, arXiv 1709.03933).
+
+        tokens: as `as_column` has them, those of a row side by side, itself first.
+        """
         ...
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
@@ -252,7 +282,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def choose(
-        self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int, block: int = 1
+        self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
     ) -> Activation:
         """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
         heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
@@ -261,8 +291,8 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         So many blocks of `block` positions, if it is not 1: a block is seen as a whole, and its key is that of its last
         token; tokens behind the last whole block see each other anyway.
 
-        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads]. A bit of each position of a sequence,
-        32 in a number.
+        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. A bit of each position
+        of a sequence, 32 in a number.
         """
         ...
 

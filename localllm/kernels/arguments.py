@@ -46,6 +46,11 @@ MIX = arguments("count x x_stride streams width weights weights_stride y stride 
 EMBED = arguments("count weights row_bytes columns ids x stride")
 # y[t] = table[ids[t]], all int64.
 REPLACE_IDS = arguments("count ids table y")
+# y[t] = ids[t] + 1, float32 [tokens, 1]; ids int64.
+AS_COLUMN = arguments("count ids y stride")
+# y[t] = first + (the exclusive or of factors[i] * ids[t, i]) % size; x f32 [tokens, length or more], ids and 1, those
+# behind one that is 0 or `end` being `end`; factors int64 [length], y int64.
+HASH = arguments("count x stride factors length size first end y")
 # y[i] = x[rows[i]]; rows int64.
 SELECT = arguments("count x rows y stride columns")
 # y[i] = the rows of x of the run's i-th sequence as one: kind 0 their mean, 1 the first, 2 the last.
@@ -259,6 +264,8 @@ KERNELS: dict[str, Any] = {
     "split_bf16": SPLIT_BF16,
     "embed": EMBED,
     "replace_ids": REPLACE_IDS,
+    "as_column": AS_COLUMN,
+    "hash": HASH,
     "select": SELECT,
     "pool": POOL,
     "columns": COLUMNS,

@@ -72,6 +72,17 @@ class Reference(ChoiceReference, RecurrentReference):
     def replace_ids(self, ids, table):
         return table[ids]
 
+    def as_column(self, ids):
+        return np.float32(ids[:, None] + 1)
+
+    def embed_hashed(self, weight, tokens, hashing):
+        ids = tokens[:, : len(hashing.factors)].astype(np.int64) - 1
+        for place in range(1, ids.shape[1]):
+            is_cut = (ids[:, place] < 0) | ((ids[:, place - 1] == hashing.end) & (place > 1))
+            ids[is_cut, place] = hashing.end
+        mixed = np.bitwise_xor.reduce(ids * np.array(hashing.factors), axis=1)
+        return self.matrix(weight)[mixed % hashing.size + hashing.first]
+
     def embed_positions(self, weight, positions):
         return self.matrix(weight)[positions]
 

@@ -16,7 +16,7 @@ class ChoiceReference:
     def choose(self, q, k, weights, index, count, block=1):
         def scores(q, keys, rows):
             products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
-            return np.einsum("thk,th->tk", products, weights[rows])[:, None]
+            return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
 
         def of_blocks(scores):
             return scores[:, block - 1 :: block]

@@ -21,16 +21,23 @@ class RecurrentReference(RowwiseVerbs):
         with np.errstate(invalid="ignore"):
             return if_finite(np.logaddexp(0, x).astype(np.float32), x)
 
-    def convolve(self, x, weight, state, number=0, silu=True):
+    def convolve(self, x, weight, state, number=0, silu=True, dilation=1):
         taps = weight.flat().vector().reshape(x.shape[1], -1)
 
         def of_sequence(window, x):
             seen = np.concatenate((window, x))
-            y = sum(taps[:, tap] * seen[tap : tap + len(x)] for tap in range(taps.shape[1]))
+            y = sum(taps[:, tap] * seen[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
             return seen[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
 
         y = self._by_sequence(state, number, of_sequence, x)
         return y * self.sigmoid(y) if silu else y
+
+    def mean(self, x, state, number):
+        def of_sequence(window, x):
+            seen, taps = np.concatenate((window, x)), len(window) + 1
+            return seen[len(x) :], sum(seen[tap : tap + len(x)] for tap in range(taps)) / np.float32(taps)
+
+        return self._by_sequence(state, number, of_sequence, x)
 
     def gated_mean(self, x, places, state, number=0, stretches=1):
         columns = x.shape[1] // (2 * stretches)

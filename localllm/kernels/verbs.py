@@ -97,6 +97,8 @@ ROWWISE = {
     "scale": row("count x factor y stride columns", "x", "elementwise.activations"),
     # y = x, but nothing beyond limit or -limit.
     "clamp": row("count x limit y stride columns", "x", "elementwise.activations"),
+    # y = the sign of x * sqrt(max(|x|, least)).
+    "signed_root": row("count x least y stride columns", "x", "elementwise.activations"),
     # y = cap * tanh(x / cap).
     "softcap": row("count x cap y stride columns", "x", "elementwise.activations"),
 }

@@ -16,6 +16,7 @@ from .latest import LATEST
 from .linear import LINEAR
 from .masked import MASKED
 from .quantized import QUANTIZED, exact, in_blocks
+from .qwen4 import PARTLY, QWEN4
 from .recurrent import RECURRENT
 from .sparse import SPARSE
 from .unusual import UNUSUAL
@@ -25,6 +26,7 @@ __all__ = [
     "DECLARATIONS",
     "ENCODERS",
     "MASKED",
+    "PARTLY",
     "QUANTIZED",
     "Model",
     "exact",
@@ -34,18 +36,19 @@ __all__ = [
 ]
 
 DECLARATIONS: dict[str, Declaration] = {
-    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR, **LATEST, **SPARSE
+    **DENSE, **DENSE2, **MOE, **MOE2, **MOE3, **RECURRENT, **HYBRIDS, **UNUSUAL, **LINEAR, **LATEST, **SPARSE,
+    **QWEN4,
 }  # fmt: skip
 
 
 def model(name: str, seed: int = 0, **dims: Any) -> Model:
     """The model of a declaration, with other numbers and dimensions if wanted: model("llama", 3, width=120).
 
-    Also of ENCODERS, MASKED and ANSWERING, and one of QUANTIZED: model("llama-Q4_0"), or any pair of a declaration and
-    a format.
+    Also of ENCODERS, MASKED, ANSWERING and PARTLY, and one of QUANTIZED: model("llama-Q4_0"), or any pair of a
+    declaration and a format.
     """
     base, _, quantization = name.partition("-")
-    made = make((DECLARATIONS | ENCODERS | MASKED | ANSWERING)[base], base, seed, **dims)
+    made = make((DECLARATIONS | ENCODERS | MASKED | ANSWERING | PARTLY)[base], base, seed, **dims)
     return in_blocks(made, base, quantization, seed) if quantization else made
 
 

@@ -82,10 +82,12 @@ def before_choice(steps: Steps, operation: Operation) -> tuple[dict[str, Any], l
     arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
     arguments |= {"y": y, "y_stride": y.stride} | given
     of_heads = [steps.buffers[x] for x in weights]
-    if of_heads:
-        arguments |= {"weights": of_heads[0], "weights_stride": of_heads[0].stride, "heads": weights[0].columns}
-    else:
+    if operation.verb == "choose_blocks":
         arguments["choice_stride"] = 4 * operation.output.columns // given["heads"]
+    elif of_heads:
+        arguments |= {"weights": of_heads[0], "weights_stride": of_heads[0].stride}
+    else:
+        arguments |= {"weights": np.ones(given["heads"], np.float32), "weights_stride": 0}
     return arguments, [source, *of_heads, *steps.in_cache[index]], y, f"{operation.verb}-{side.kind.upper()}"
 
 

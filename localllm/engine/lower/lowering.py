@@ -66,9 +66,14 @@ def rowwise(steps: Steps, operation: Operation, target: Target) -> None:
 
 def embed(steps: Steps, operation: Operation, target: Target) -> None:
     """Rows of a matrix, of the run's ids, positions or kinds."""
-    weight, output = operation.given["weight"], operation.output
     made = [steps.buffers[x] for x in operation.inputs]
     ids = made[0] if made else getattr(steps.header, NUMBERS[operation.verb])
+    look_up(steps, operation, target, ids, made)
+
+
+def look_up(steps: Steps, operation: Operation, target: Target, ids: Any, made: list[Buffer]) -> None:
+    """Rows of a matrix by their numbers, int64; made: the buffer of these, if they are in one."""
+    weight, output = operation.given["weight"], operation.output
     x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
     steps.by_row(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, made, [x])
@@ -78,6 +83,22 @@ def replace_ids(steps: Steps, operation: Operation, target: Target) -> None:
     y = steps.buffers[operation.output] = Buffer(steps.target.tokens, 8)
     arguments = {"ids": steps.header.ids, "table": operation.given["table"], "y": y}
     steps.by_row("replace_ids", operation.output.rows, arguments, [], [y])
+
+
+def as_column(steps: Steps, operation: Operation, target: Target) -> None:
+    y = steps.new(operation.output)
+    arguments = {"ids": steps.header.ids, "y": y, "stride": y.stride}
+    steps.by_row("as_column", operation.output.rows, arguments, [], [y])
+
+
+def embed_hashed(steps: Steps, operation: Operation, target: Target) -> None:
+    (x,), hashing = operation.inputs, operation.given["hashing"]
+    source, ids = steps.buffers[x], Buffer(steps.target.tokens, 8)
+    factors = np.array(hashing.factors, np.int64)
+    arguments = {"x": source, "stride": source.stride, "factors": factors, "length": len(factors), "y": ids}
+    arguments |= {"size": hashing.size, "first": hashing.first, "end": hashing.end}
+    steps.by_row("hash", x.rows, arguments, [source], [ids])
+    look_up(steps, operation, target, ids, [ids])
 
 
 def select(steps: Steps, operation: Operation, target: Target) -> None:
@@ -210,6 +231,8 @@ VERBS: dict[str, Lower] = {
     "embed": embed,
     "keep": keep,
     "replace_ids": replace_ids,
+    "as_column": as_column,
+    "embed_hashed": embed_hashed,
     "embed_positions": embed,
     "embed_kinds": embed,
     "given": given,

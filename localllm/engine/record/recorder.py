@@ -16,6 +16,7 @@ from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
+from localllm.engine.record.hashing import HashingVerbs
 from localllm.engine.record.operations import ALL, WANTED, Activation, Operation, Routed, RoutedActivation, Rows
 from localllm.engine.record.recurrent import RecurrentVerbs
 from localllm.errors import ModelError, UnsupportedError
@@ -51,7 +52,7 @@ class Shown(NamedTuple):
     layers: tuple[int, ...] = ()
 
 
-class Recorder(RecurrentVerbs):
+class Recorder(HashingVerbs, RecurrentVerbs):
     """A builder (localllm.arch.verbs) whose verbs write operations down.
 
     Attributes:
@@ -236,11 +237,13 @@ class Recorder(RecurrentVerbs):
         return self._record("pool", (x,), WANTED, x.columns, kind=kind)
 
     def choose(
-        self, q: Activation, k: Activation, weights: Activation, index: Latent, count: int, block: int = 1
+        self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
     ) -> Activation:
-        if k.columns != index.key_dim or q.columns != weights.columns * index.key_dim:
+        heads, rest = divmod(q.columns, index.key_dim)
+        if k.columns != index.key_dim or rest or (weights and weights.columns != heads):
             raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
-        return self._record("choose", (q, k, weights), q.rows, self._words, state=index, most=count, block=block)
+        given = {"state": index, "most": count, "block": block, "heads": heads}
+        return self._record("choose", (q, k, *([weights] if weights else [])), q.rows, self._words, **given)
 
     def choose_blocks(
         self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int

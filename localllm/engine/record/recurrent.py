@@ -30,11 +30,12 @@ class RecurrentVerbs(RowwiseVerbs):
         return self._record("softplus", (x,), x.rows, x.columns, bias=numbers)
 
     def convolve(
-        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True
+        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
     ) -> Activation:
         before, columns = state.shapes[number]
         require_columns(weight.name, x, columns)
-        taps = self._numbers(weight, (columns, before + 1))
+        taps = np.zeros((columns, before + 1), np.float32)
+        taps[:, ::dilation] = self._numbers(weight, (columns, before // dilation + 1))
         bias = self._vector(weight.bias, columns) if weight.bias else np.zeros(columns, np.float32)
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": silu}
         return self._record("convolve", (x,), x.rows, columns, **given)
@@ -45,6 +46,14 @@ class RecurrentVerbs(RowwiseVerbs):
         taps, bias = np.tile(np.array([1, 0], np.float32), (x.columns, 1)), np.zeros(x.columns, np.float32)
         given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
         return self._record("convolve", (x,), x.rows, x.columns, **given)
+
+    def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """A convolution with equal taps."""
+        before, columns = state.shapes[number]
+        require_columns("x", x, columns)
+        taps, bias = np.full((columns, before + 1), 1 / (before + 1), np.float32), np.zeros(columns, np.float32)
+        given = {"state": state, "number": number, "taps": taps, "bias": bias, "silu": False}
+        return self._record("convolve", (x,), x.rows, columns, **given)
 
     def gated_mean(
         self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1

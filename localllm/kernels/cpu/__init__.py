@@ -96,6 +96,8 @@ MODULES = {
     "temper": "elementwise.activations",
     "select": "elementwise.rowwise",
     "replace_ids": "elementwise.rowwise",
+    "as_column": "elementwise.hashing",
+    "hash": "elementwise.hashing",
     "pool": "elementwise.collect",
     "columns": "elementwise.rowwise",
     "join": "elementwise.rowwise",

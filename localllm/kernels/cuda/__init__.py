@@ -188,6 +188,8 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
     "temper": ("elementwise.elementwise", by_four),
     "select": ("elementwise.moves", by_four),
     "replace_ids": ("elementwise.moves", by_token),
+    "as_column": ("elementwise.hashing", by_token),
+    "hash": ("elementwise.hashing", by_token),
     "pool": ("elementwise.moves", by_four),
     "columns": ("elementwise.moves", by_entry),
     "join": ("elementwise.moves", by_head),

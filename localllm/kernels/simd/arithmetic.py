@@ -132,6 +132,11 @@ def abs_f32x16(builder, x):
     return llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
 
 
+@operation(f32x16, f32x16)
+def sqrt_f32x16(builder, x):
+    return llvm_call(builder, "llvm.sqrt.v16f32", f32x16.llvm, [x])
+
+
 def larger_size(builder, x, y):
     """The larger of two floats without sign in each lane; NaN if one is: as integers, NaN comes behind infinity."""
     integers = ir.VectorType(I32, x.type.count)

@@ -20,6 +20,7 @@ from localllm.kernels.arguments import (
 )
 from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
 from localllm.kernels.simd import (
+    abs_f32x16,
     clamp_f32x16,
     erf_f32x16,
     exp_f32x16,
@@ -36,6 +37,7 @@ from localllm.kernels.simd import (
     sigmoid_f32x16,
     softplus_f32x16,
     splat_f32x16,
+    sqrt_f32x16,
     store_f32x16,
     tanh_f32x16,
     zero_f32x16,
@@ -46,6 +48,7 @@ SQRT_2_BY_PI = 0.7978845608028654
 SQRT_HALF = 0.7071067811865476
 XIELU, REGLU = ROWWISE["xielu"].arguments, ROWWISE["reglu"].arguments
 PLUS, SCALE_COLUMNS = ROWWISE["plus"].arguments, ROWWISE["scale_columns"].arguments
+SIGNED_ROOT = ROWWISE["signed_root"].arguments
 
 
 @inlined
@@ -166,6 +169,14 @@ def clamped(x, limit):
 
 
 @inlined
+def rooted(x, least):
+    """0 times x where it is 0, or no number."""
+    root, nothing = sqrt_f32x16(max_f32x16(abs_f32x16(x), splat_f32x16(least))), zero_f32x16()
+    below = where_above_zero(nothing - x, nothing - root, nothing * x)
+    return if_finite_f32x16(where_above_zero(x, root, below), x)
+
+
+@inlined
 def capped(x, cap):
     inner = x * splat_f32x16(1 / cap)
     return if_finite_f32x16(tanh_f32x16(inner) * splat_f32x16(cap), inner)
@@ -198,6 +209,7 @@ temper = of_one(TEMPER, scaled, temperature)
 sigmoid_gate = of_one(SIGMOID_GATE, scaled, sigmoid_of_gate)
 scale = of_one(SCALE, scaled, inlined(lambda a, token: argument_f32(a, SCALE.factor)))
 clamp = of_one(CLAMP, clamped, inlined(lambda a, token: argument_f32(a, CLAMP.limit)))
+signed_root = of_one(SIGNED_ROOT, rooted, inlined(lambda a, token: argument_f32(a, SIGNED_ROOT.least)))
 softcap = of_one(SOFTCAP, capped, inlined(lambda a, token: argument_f32(a, SOFTCAP.cap)))
 geglu = of_two(GEGLU, GEGLU.gate, GEGLU.up, inlined(lambda gate, up, _: gelu_f32x16(gate) * up))
 reglu = of_two(REGLU, REGLU.gate, REGLU.up, above_zero_times)

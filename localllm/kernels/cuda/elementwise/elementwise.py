@@ -1,5 +1,7 @@
 """Functions of single numbers: a thread for four columns of a row, so y may be what it is made of."""
 
+import math
+
 from numba import cuda
 
 from localllm.kernels.cuda.device import (
@@ -145,6 +147,13 @@ def shifted(x, number):
 
 
 @device
+def signed_root_of(x, least):
+    """sqrt(max(|x|, least)) with the sign of x, 0 for 0 and NaN for infinity."""
+    root = math.sqrt(max(abs(x), least))
+    return if_finite(root if x > ZERO else -root if x < ZERO else ZERO, x)
+
+
+@device
 def capped(x, cap):
     """cap * tanh(x / cap), NaN for infinity."""
     return if_finite(tanh(x * (ONE / cap)) * cap, x)
@@ -181,6 +190,7 @@ gelu, relu_squared, sigmoid = of_one(gelu_of), of_one(relu_squared_of), of_one(s
 gelu_erf = of_one(gelu_erf_of)
 relu, exponential, plus = of_one(relu_of), of_one(exponential_of), of_one_and_number(shifted)
 clamp, scale, softcap = of_one_and_number(between), of_one_and_number(scaled), of_one_and_number(capped)
+signed_root = of_one_and_number(signed_root_of)
 multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(geglu_of), of_two(reglu_of)
 
 

@@ -1,0 +1,25 @@
+"""Tokens as numbers, and which rows of a table they and those before them are hashed to; a thread for each token."""
+
+from numba import cuda, int64
+
+from localllm.kernels.cuda.device import float32, load_f32, load_i64, store_f32, store_i64
+
+
+def as_column(count, ids, y, stride):
+    """y[t] = ids[t] + 1."""
+    token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if token < load_i64(count):
+        store_f32(y + token * stride, float32(load_i64(ids + 8 * token) + 1))
+
+
+def hash(count, x, stride, factors, length, size, first, end, y):
+    """y[t] = first + (the exclusive or of the ids, each times its factor) modulo size."""
+    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row >= load_i64(count):
+        return
+    mixed, is_cut = int64(0), False
+    for i in range(length):
+        token = int64(load_f32(x + row * stride + 4 * i)) - 1
+        is_cut = is_cut or (i > 0 and (token < 0 or token == end))
+        mixed ^= (end if is_cut else token) * load_i64(factors + 8 * i)
+    store_i64(y + 8 * row, mixed % size + first)
