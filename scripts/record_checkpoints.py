@@ -73,6 +73,12 @@ OF_QWEN_NEXT = {
     "linear_num_value_heads": 4, "shared_expert_intermediate_size": 48, "num_experts": 4, "norm_topk_prob": True,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], **HALF,
 }  # fmt: skip
+OF_QWEN4 = {
+    **OF_QWEN_NEXT, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 32,
+    "output_gate_type": "sigmoid", "hc_count": 3, "hc_lowrank": 20, "indexer_n_heads": 5, "indexer_kv_heads": 1,
+    "indexer_head_dim": 24, "indexer_budget": 20, "indexer_compress_ratio": 4,
+    "rope_parameters": {**HALF["rope_parameters"], "mrope_section": [3, 3, 2]},
+}  # fmt: skip
 OF_T5 = {
     "d_model": 64, "d_ff": 96, "d_kv": 12, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 16,
     "decoder_start_token_id": 1,
@@ -184,6 +190,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "qwen35_moe": ("Qwen3_5MoeForCausalLM", {**OF_QWEN_NEXT, "rope_parameters": {
         **HALF["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True}}),
+    "qwen4_exp": ("Qwen4ExpForCausalLM", {
+        **OF_QWEN4, "ple_layer_ids": [1], "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 12, "split_ngram_parts": 4, "ple_conv_kernel_size": 3,
+        "eos_token_id": 40}),
+    "qwen4_exp_sees": ("Qwen4ExpForConditionalGeneration", {
+        "vision_config": QWEN3_SEES, "text_config": {**SMALL, **OF_QWEN4, "indexer_compress_ratio": 5}}),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", {"text_config": {**SMALL, "head_dim": 24, "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 4, 4], "mrope_interleaved": True}},
         "vision_config": QWEN3_SEES}),
@@ -407,7 +419,8 @@ WITH_MTP = (
 )  # fmt: skip
 AS_IT_IS = (
     "GPTNeoXForCausalLM", "NemotronHForCausalLM", "MiMoV2FlashForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
-    "Glm5NextForConditionalGeneration",
+    "Glm5NextForConditionalGeneration", "Qwen4ExpForCausalLM",
+    "Qwen4ExpForConditionalGeneration",
 )  # fmt: skip
 # Of which GGUF's readers compute something else: another GELU; norms without mean; neighbours are rotated, not halves;
 # the fourth position of a text stands still.
@@ -697,7 +710,7 @@ def recorded(name: str, folder: Path, sources: Path) -> dict[str, Any]:
     # As publishers say it.
     said = (*NOAUX, "layer_types", "architectures")
     content |= {key: value for key, value in own.items() if key in said or key not in content}
-    if name in ("minimax_m3", "glm5_next"):
+    if name in ("minimax_m3", "glm5_next", "qwen4_exp_sees"):
         inner = content["text_config"]
         inner |= {key: value for key, value in own["text_config"].items() if key in said or key not in inner}
     if name == "nemotron_h":  # whose config.json speaks of experts as transformers saves it
@@ -806,7 +819,8 @@ def converted(checkpoint: Path, target: Path) -> tuple[dict[str, Any], dict[str,
     made._get_suppress_tokens = lambda self: None  # by the vocabulary
     own = {"hparams": config} if kind in AS_IT_IS else {}
     guesses = b"mtp.fc.weight" in (checkpoint / "model.safetensors").read_bytes()
-    made.no_mtp = kind in WITH_MTP and not guesses
+    if kind in WITH_MTP:
+        made.no_mtp = not guesses
     if kind == "NomicBertModel":  # which is known by its publishers' config.json only
         made._is_tokenizer_xlmroberta = lambda self: False
     made(checkpoint, gguf.LlamaFileType.ALL_F32, target, **own).write()

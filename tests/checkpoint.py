@@ -30,6 +30,14 @@ CONFIG: dict[str, Any] = {
 }
 
 
+# Of Qwen 4's sequences of tokens: by which numbers tokens are multiplied, and which rows of a table hashes have.
+OF_HASHES = {
+    "layer_multipliers": (0x2C9277B5D1A3, 0x5851F42D4C95, 0x14057B7EF767),
+    "ngram_heads_vocab_sizes": (53, 59, 61, 67),
+    "ngram_heads_offsets": (0, 53, 112, 173),
+}
+
+
 def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = "F32", files: int = 1) -> Path:
     """Write a checkpoint with these changes of CONFIG, its weights in so many files; returns the folder."""
     folder.mkdir(exist_ok=True)
@@ -85,6 +93,8 @@ def random_tensor(name: str, shape: tuple[int, ...], dtype: str = "F32") -> tupl
         return "U8", random.integers(0, 256, shape, np.uint8)
     if name.endswith("_scales"):
         return "U8", random.integers(120, 125, shape, np.uint8)
+    if constants := next((numbers for end, numbers in OF_HASHES.items() if name.endswith(end)), None):
+        return "I64", np.array(constants[: shape[0]])
     return dtype, random_numbers(random, shape)
 
 
@@ -149,7 +159,7 @@ def encoded(array: np.ndarray, dtype: str) -> bytes:
     """Numbers as bytes; BF16 is the upper half of float32."""
     if dtype == "BF16":
         return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64}
     return array.astype(kinds.get(dtype, np.uint8)).tobytes()
 
 

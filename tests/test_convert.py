@@ -95,7 +95,10 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
     for key, value in checkpoint.metadata.items():
         if key == "general.architecture":
             continue
-        if isinstance(value, list | np.ndarray):
+        if isinstance(value, np.ndarray) and value.dtype == np.uint64:
+            kinds_of_array = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64
+            writer.add_key_value(key, value.tolist(), *kinds_of_array)
+        elif isinstance(value, list | np.ndarray):
             writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
         else:
             kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}

@@ -72,6 +72,7 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters, without what readers take for granted."""
     arch = metadata["general.architecture"]
     kept = {key: value for key, value in metadata.items() if key.startswith((f"{arch}.", "general."))}
+    kept = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in kept.items()}
     if kept.get(f"{arch}.rope.freq_base") == 10000.0:
         del kept[f"{arch}.rope.freq_base"]
     heads = metadata[f"{arch}.attention.head_count"] or 1
@@ -603,6 +604,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("layer_types", "qwen3_next", {"layer_types": ["conv"] * 3}),
     ("cannot share the keys of 3", "qwen35", {"linear_num_key_heads": 3}),
     ("norm_topk_prob False", "qwen35_moe", {"norm_topk_prob": False}),
+    ("only sigmoid", "qwen4_exp", {"output_gate_type": None}),
+    ("indexer_kv_heads 2", "qwen4_exp", {"indexer_kv_heads": 2}),
+    ("in one layer only", "qwen4_exp", {"ple_layer_ids": [1, 2]}),
+    ("should be one token", "qwen4_exp", {"eos_token_id": [40, 41]}),
+    ("7 parts: makes no sense", "qwen4_exp", {"split_ngram_parts": 7}),
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),
     ("mixer_rms_eps 0.001", "falcon_mamba", {"mixer_rms_eps": 1e-3}),

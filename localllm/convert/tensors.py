@@ -14,7 +14,7 @@ import numpy as np
 Shape = tuple[int, ...]
 Rows = Callable[[int, int], np.ndarray]  # rows first to last - 1 of all matrices, as bytes: uint8 [rows, bytes of one]
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # of a number
+BYTES = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # of a number
 
 
 class TensorSource(Protocol):

@@ -1,0 +1,180 @@
+"""Qwen 4, as released for trying: the delta rule and attention to blocks, residual streams, sequences of tokens."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.families.layers import as_stored
+from localllm.convert.families.mamba import squeezed
+from localllm.convert.families.qwen_next import ATTENDING, QWEN35MOE, RULE, mixed, mixture, qwen_next, with_sections
+from localllm.convert.family import Layer, MadeOf, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.rope_scaling import SECTIONS
+from localllm.convert.tensors import Shape, TensorSource, computed, picked, reshaped, stacked
+from localllm.convert.weights import Stored
+from localllm.errors import ModelError
+
+CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
+             "head_vocab_sizes": "ngram_heads_vocab_sizes"}  # fmt: skip
+UNREAD = re.compile(rf"(?:model\.)?mtp\..*|.*\.ple_embedding\.(?:{'|'.join(CONSTANTS.values())})")
+
+
+def qwen4exp(config: Config) -> CheckpointFacts:
+    """What it has in common with Qwen 3.5, and the rest. What guesses further tokens is left out."""
+    if config.get("output_gate_type") != "sigmoid":
+        raise config.refusal("only sigmoid is supported as output_gate_type")
+    config.only("indexer_kv_heads", 1)
+    kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
+    if isinstance(kinds, list):  # as publishers say it, and not as transformers saves it
+        kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
+    known = with_sections(config).plus(layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden))
+    h = mixed(known, qwen_next(known, (SECTIONS,)))
+    if config.get("intermediate_size") is None:
+        h = h.plus(feed_forward_length=None)
+    heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
+    streams, rank, attends = config.count("hc_count", 4), config.count("hc_lowrank", 320), "attends_{}"
+    sizes = {"streams": streams, "joined": streams * h.sizes["width"], "rank": rank, "guessing": 0, "index_dim": dim}
+    sizes |= {"index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
+    return with_ngrams(config, h).plus(
+        sizes,
+        hyper_connection__count=streams,
+        hyper_connection__low_rank=rank,
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=dim,
+        attention__indexer__top_k=config.count("indexer_budget"),
+        attention__compress_ratios=[size * h.sizes[attends.format(number)] for number in range(h.sizes["layers"])],
+    )
+
+
+def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+    """With embeddings of sequences of tokens, if it has some."""
+    layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
+    if not layers:
+        return h.plus({"hashes": 0})
+    if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], int):
+        raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
+    end = end[0] if isinstance(end, list) and len(end) == 1 else end
+    if not isinstance(end, int):
+        raise config.refusal("eos_token_id should be one token, at which sequences begin anew")
+    length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
+    hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
+    width = config.count("ple_embed_dim", h.sizes["width"])
+    multiple = config.count("make_ngram_vocab_size_divisible_by", 128)
+    rows = sum(primes_from(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
+    rows = -(-rows // multiple) * multiple
+    if not hashes or width % hashes or rows % parts:
+        raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: makes no sense")
+    sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
+    sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
+    return h.plus(
+        sizes,
+        ple__layers=[layers[0] - 1],
+        ple__ngram_size=length,
+        ple__heads_per_ngram=each,
+        ple__conv_kernel=sizes["near"],
+        ple__eos_token_id=end,
+        ple__image_token_id=config.get("image_token_id"),
+        embedding_length_per_layer_input=sizes["of_hash"],
+    )
+
+
+def primes_from(least: int, count: int) -> list[int]:
+    """The first prime numbers from there on: how many rows each hash has."""
+    found, number = list[int](), max(least, 2)
+    while len(found) < count:
+        if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
+            found.append(number)
+        number += 1
+    return found
+
+
+def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
+    """What hashes are made with, as it is stored. Raises ModelError."""
+    found = {}
+    for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
+        tensor = next((stored[whole] for whole in stored if whole.endswith(f".ple_embedding.{name}")), None)
+        if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
+            raise ModelError(f"there is no {name} of the sequences of tokens")
+        found[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
+    return found
+
+
+def offset(name: str, *dimensions: str) -> MadeOf:
+    """A norm that multiplies by 1 more than is stored."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return computed(sources[0], lambda numbers: numbers + 1)
+
+    return MadeOf(dimensions, {f"{name}.weight": dimensions}, made)
+
+
+def of_index(rows: str, start: str = "") -> MadeOf:
+    """The queries' rows of an indexer's matrix, or those of the key behind them."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return picked(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
+
+    stored = {"self_attn.indexer.index_qk_proj.weight": ("queries_and_key", "width")}
+    return MadeOf((rows, "width"), stored, made)
+
+
+def streams_of(name: str, stored: str) -> Layer:
+    """What mixes the streams; stored: how it is called there."""
+    return {
+        f"{name}_norm": offset(f"{stored}.hc_norm", "joined"),
+        f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "joined"),
+        f"{name}_up": as_stored(f"{stored}.input_mix_weight_up", "joined", "rank"),
+    }
+
+
+INDEXER: Layer = {
+    "indexer.q_proj.weight": of_index("index_queries"),
+    "indexer.k_proj.weight": of_index("index_dim", "index_queries"),
+    "indexer.q_norm.weight": offset("self_attn.indexer.q_layernorm", "index_dim"),
+    "indexer.k_norm.weight": offset("self_attn.indexer.k_layernorm", "index_dim"),
+}
+HALVES = {"hc_attn": "attn_hyper_connection", "hc_ffn": "mlp_hyper_connection"}
+STREAMS: Layer = {
+    part: its
+    for name, stored in HALVES.items()
+    for part, its in {
+        **streams_of(name, stored),
+        f"{name}_inject": as_stored(f"{stored}.block_inject_weight", "streams", "joined"),
+    }.items()
+}
+SEQUENCES: Layer = {
+    "ple_key": as_stored("ple.key_proj", "joined", "of_hashes"),
+    "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
+    **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "joined") for kind in ("key", "query", "conv")},
+    "ple_conv1d": MadeOf(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeezed),
+}
+
+
+def layer(sizes: Sizes, number: int) -> Layer:
+    mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
+    more = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
+    return {**STREAMS, **mixer, **mixture(sizes), **more}
+
+
+def whole(sizes: Sizes) -> Layer:
+    found = streams_of("output_hc", "model.hyper_connection_mixer")
+    if not sizes["hashes"]:
+        return found
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        return reshaped(stacked(sources), shape)
+
+    place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
+    parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
+    return {**found, "per_layer_token_embd": MadeOf(("rows", "of_hash"), parts, made)}
+
+
+QWEN4EXP = replace(
+    QWEN35MOE, arch="qwen4exp", layer=layer, whole=whole, read=qwen4exp, last_norm="", named=None, unread=UNREAD,
+    named_as="qwen35moe", of_tensors=constants,
+)  # fmt: skip
