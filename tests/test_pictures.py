@@ -1,6 +1,8 @@
 """Vision encoders: the CPU as the reference, the files that are refused, and how images are prepared."""
 
 import hashlib
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,13 @@ from localllm.arch.vision.anyres import Anyres, arranged
 from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
+from localllm.engine.cpu import passing
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
 from localllm.engine.run import Span
 from localllm.engine.seen import Seen
 from localllm.errors import ModelError
+from localllm.files.behind import forget, map_of
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference
 from localllm.kernels.remembered import Remembered
@@ -80,6 +84,40 @@ def test_pictures_differ(tmp_path):
     changed.putpixel((55, 55), (255, 0, 255))
     assert not np.allclose(reader.read(changed), rows, atol=1e-6)
     reader.close()
+
+
+def test_weights_are_given_back_behind_their_use(tmp_path, monkeypatch):
+    """In pieces of one stage rows are the same, and nothing of the file stays mapped but what is met between pieces."""
+    wide = {"layers": 3, "width": 384, "hidden": 768, "side": 64, "patch": 16}
+    file, reader = opened(tmp_path, "idefics3", **wide)
+    rows = reader.read(picture((64, 64)))
+    reader.close()
+    monkeypatch.setattr(passing, "AT_ONCE", 1)
+    reader = PictureReader(file, EngineOptions(threads=2))
+    assert np.array_equal(reader.read(picture((64, 64))), rows)
+    assert np.array_equal(reader.read(picture((64, 64))), rows)
+    reader.close()
+    if sys.platform == "linux":
+        assert mapped_bytes(Path(file.path)) < file.nbytes / 3
+
+
+def mapped_bytes(path: Path) -> int:
+    """How much of a file this process has in its memory."""
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    return sum(
+        int(size) << 10 for one in maps if str(path) in one for size in re.findall(r"^Rss: +(\d+) kB", one, re.M)
+    )
+
+
+def test_what_is_no_view_of_a_file_is_not_forgotten(tmp_path):
+    file = GGUFFile.open(write_projector(projector("idefics3"), tmp_path / "mmproj.gguf"))
+    for tensor in file.tensors.values():
+        data, start = map_of(tensor.data)
+        assert data[start : start + tensor.nbytes] == tensor.data.tobytes()
+    own = np.arange(1 << 16)
+    forget(own[4:].reshape(-1, 3))
+    assert map_of(own) is None
+    assert (own == np.arange(1 << 16)).all()
 
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0"])

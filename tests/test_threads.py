@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,18 @@ def test_results_on_a_busy_machine():
         for process in busy:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_stages_in_pieces(count):
+    """A thread that is late for a piece does nothing in the next one."""
+    counting = Counting(count, 9)
+    for _ in range(300):
+        counting.arrays[0][:], counting.arrays[1][:] = 0, -99
+        for first, end in pairwise((0, 1, 7, 8, 39, STAGES)):
+            counting.threads.run_steps(first, end)
+        assert (counting.result == STAGES).all()
+    counting.threads.close()
 
 
 @pytest.mark.parametrize("pause", [0, 1e-4, 1e-3, 3e-3, 2e-2])

@@ -70,7 +70,7 @@ class PictureReader:
         h = self.hyperparameters
         with self._lock:
             grid = h.grid(picture)
-            self._programs = self._programs or [PictureProgram(part, h, self._options) for part in self._said]
+            self._programs = self._programs or [PictureProgram(part, h, self._options, True) for part in self._said]
             tower, project = self._programs
             try:
                 seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
@@ -119,13 +119,13 @@ def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, colum
 class PictureProgram:
     """A part of an encoder, as a program that reads rows all of which see each other."""
 
-    def __init__(self, said: SaidPart, h: Vision, options: EngineOptions):
-        """Raises ModelError, LocalllmError."""
+    def __init__(self, said: SaidPart, h: Vision, options: EngineOptions, passes: bool = False):
+        """passes: as of `compiled`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
         places = StepPlaces(self._cache, None, Header(len(said.rows)))
-        self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
+        self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False, passes=passes)
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:

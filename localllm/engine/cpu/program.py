@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.engine.cpu.lowering import prepared, target_for_this_cpu
+from localllm.engine.cpu.passing import Passing
 from localllm.engine.cpu.pieces import Loader
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import Crossing, lowered
@@ -26,10 +27,11 @@ class Program:
     """
 
     def __init__(
-        self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = ()
-    ):
-        """memory: what steps write and read in a run, and nobody behind it."""
-        self._memory = memory
+        self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
+        passing: Passing | None = None,
+    ):  # fmt: skip
+        """memory: what steps write and read in a run, and nobody behind it; passing: what runs the tape instead."""
+        self._memory, self._walk = memory, (passing or threads).run
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
@@ -66,7 +68,7 @@ class Program:
         """Walk the tape once, which writes them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         self._loader.prepare(tokens, wanted, most_precise)
-        self._threads.run()
+        self._walk()
         if self._header.flaws[0]:
             raise ModelError(NOT_NUMBERS)
         return logits
@@ -84,12 +86,13 @@ class Program:
 
 def compiled(
     operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
-    given: Crossing | None = None, keeps: bool = True,
+    given: Crossing | None = None, keeps: bool = True, passes: bool = False,
 ) -> Program:  # fmt: skip
     """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
-    given: see `lowered`; keeps: see CpuTarget; progress(done, total) is called while somebody waits for kernels, here
-    or in the program's first run. Raises ModelError, LocalllmError.
+    given: see `lowered`; keeps: see CpuTarget; passes: whether weights are given back behind their use, see Passing;
+    progress(done, total) is called while somebody waits for kernels, here or in the program's first run. Raises
+    ModelError, LocalllmError.
     """
     target = target_for_this_cpu(threads, len(places.header.ids), keeps)
     tape = Tape(lowered(prepared(operations, target), target, places, given=given).all)
@@ -99,4 +102,5 @@ def compiled(
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
-    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs)
+    passing = Passing(walkers, tape.steps) if passes else None
+    return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs, passing)

@@ -34,6 +34,12 @@ class Team:
         turn, bed, bell = (self.job.ctypes.data + 8 * place for place in (JOB.turn, JOB.bed, JOB.bell))
         prepare_waiting((turn, bed), bell)
 
+    def choose(self, first: int, end: int) -> None:
+        """Which steps runs walk from now on; a late thread of an earlier run sees that it is over before it takes one
+        of these."""
+        tape = self.keep[1]
+        self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
+
     def start(self, count: int) -> None:
         """Start all threads but the one that will give the orders."""
         for i in range(1, count):
@@ -70,6 +76,11 @@ class Threads:
         Ctrl-C is heard when the run is over. What the tape reads may be changed between runs only.
         """
         self._team.run(self._team.job.ctypes.data, 0, 0, 0)
+
+    def run_steps(self, first: int, end: int) -> None:
+        """As `run`, but whole stages only, and from then on; for one caller, who comes back for the others."""
+        self._team.choose(first, end)
+        self.run()
 
 
 def aligned_zeros(size: int) -> np.ndarray:
