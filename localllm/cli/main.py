@@ -21,6 +21,7 @@ from time import sleep
 from types import ModuleType
 from typing import Any, NoReturn
 
+from localllm.system.files import allow_long_paths
 from localllm.system.processes import interrupt_main
 from localllm.system.terminal import is_unread, prepare
 
@@ -33,6 +34,7 @@ def program() -> NoReturn:
     What else Python does at its end is done here, in its order.
     """
     raise_ctrl_c_again()
+    allow_long_paths()
     prepare(sys.stdin, sys.stdout, sys.stderr)
     try:
         main()

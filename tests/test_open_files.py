@@ -1,0 +1,88 @@
+"""Files that a process has open or mapped while others remove or replace them, and paths that are long."""
+
+import ctypes
+import gc
+import ntpath
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_model import write_tiny_model
+
+from localllm.errors import LocalllmError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.safe_file import SafeFile
+from localllm.system import files
+
+
+def content(file: GGUFFile) -> bytes:
+    return b"".join(tensor.data.tobytes() for tensor in file.tensors.values())
+
+
+def test_a_mapped_model_can_be_removed(tmp_path: Path):
+    """Nobody is kept from it, and what is mapped stays. Its name may, too, on Windows, until nobody has it open."""
+    path = write_tiny_model(tmp_path / "x.gguf")
+    expected, file = content(GGUFFile.open(path)), GGUFFile.open(path)
+    path.unlink()
+    assert content(file) == expected
+    assert sys.platform == "win32" or not path.exists()
+    del file
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_mapped_model_is_replaced_or_stays(tmp_path: Path):
+    """A new file in its place: Windows refuses, and nothing has changed; elsewhere what is mapped is the old one."""
+    path = write_tiny_model(tmp_path / "x.gguf")
+    before, file = path.read_bytes(), GGUFFile.open(path)
+    expected = content(file)
+    if files.can_replace_open_files():
+        with SafeFile(path) as new:
+            new.write(b"new")
+        assert path.read_bytes() == b"new"
+    else:
+        with pytest.raises(LocalllmError, match="has the file open; nothing was changed"), SafeFile(path) as new:
+            new.write(b"new")
+        assert path.read_bytes() == before
+    assert content(file) == expected and os.listdir(tmp_path) == ["x.gguf"]
+
+
+def test_a_file_that_was_mapped_is_replaced(tmp_path: Path):
+    """Once nobody has it any more."""
+    path = write_tiny_model(tmp_path / "x.gguf")
+    content(GGUFFile.open(path))
+    with SafeFile(path) as new:
+        new.write(b"new")
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x.gguf"]
+
+
+def test_a_model_behind_a_long_path(tmp_path: Path):
+    """Of more characters than Windows takes by itself."""
+    folder, model = tmp_path / ("a" * 100) / ("ü" * 100) / ("c" * 100), write_tiny_model(tmp_path / "x.gguf")
+    expected = content(GGUFFile.open(model))
+    known = files.long_path if sys.platform == "win32" else str
+    os.makedirs(known(str(folder)))
+    os.replace(model, known(str(folder / "x.gguf")))
+    assert content(GGUFFile.open(folder / "x.gguf")) == expected
+
+
+def test_long_paths_of_windows(monkeypatch):
+    monkeypatch.setattr(files.os, "path", ntpath)
+    monkeypatch.setattr(ntpath, "abspath", lambda path: path)  # which is POSIX's here
+    name = "\\".join(["n" * 50] * 6)
+    assert files.long_path("C:\\models\\x.gguf") == "C:\\models\\x.gguf"
+    assert files.long_path(f"C:\\{name}") == f"\\\\?\\C:\\{name}"
+    assert files.long_path(f"\\\\host\\share\\{name}") == f"\\\\?\\UNC\\host\\share\\{name}"
+    assert files.long_path(f"\\\\?\\C:\\{name}") == f"\\\\?\\C:\\{name}"
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="Windows only")
+def test_windows_is_told_that_paths_may_be_long():
+    """In its process environment block. Whether Windows looks, wine cannot show: it takes all paths."""
+    find = ctypes.WinDLL("ntdll").RtlGetCurrentPeb
+    find.restype = ctypes.c_void_p
+    ctypes.c_uint8.from_address(find() + 3).value &= 0x7F
+    before = ctypes.string_at(find(), 8)
+    files.allow_long_paths()
+    assert ctypes.string_at(find(), 8) == before[:3] + bytes([before[3] | 0x80]) + before[4:]
