@@ -19,14 +19,15 @@ from localllm.arch import architecture
 from localllm.arch.guessing import Guessed, guessing_state, has_guessing_layer
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
+from localllm.engine import guess_head
 from localllm.engine.engine import Engine
-from localllm.engine.guess_head import EAGER
 from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps, speculation
+from localllm.generation.draft_model import record_of
 from localllm.generation.leaps import FEW
 from localllm.generation.speculation import StepCosts
 from localllm.kernels.reference import Reference
@@ -146,7 +147,7 @@ def test_what_llama_cpp_says(name, tmp_path):
     assert nmse(kept(guessed.logits), expected) < 1e-10
 
 
-@pytest.mark.parametrize("count", [2, 9, EAGER + 2, 90])
+@pytest.mark.parametrize("count", [2, 9, 34, 90])
 def test_what_a_layer_says(path, engine, count):
     ids = text(count)
     sequence = engine.sequence()
@@ -165,6 +166,20 @@ def test_token_by_token_is_the_same(path, engine):
         if number % 7 == 0:
             got = guessed(engine, sequence, ids[: number + 1], guesses=number % 3)
             assert nmse(got, meant(path, ids[: number + 1], number % 3)[0]) < FAITHFUL
+
+
+def test_nobody_reads_before_it_is_asked(path, engine, monkeypatch):
+    """But when much has come together."""
+    ids = text(60)
+    for late, read in ((20, 42), (100, 0)):
+        monkeypatch.setattr(guess_head, "LATE", late)
+        sequence = engine.sequence()
+        follower = engine.listen(sequence)
+        for number in range(59):
+            sequence.append(ids[number : number + 1])
+        assert len(follower.tokens) == read
+        assert nmse(guessed(engine, sequence, ids, guesses=1), meant(path, ids, 1)[0]) < FAITHFUL
+        sequence.close()
 
 
 def test_wrong_drafts_leave_no_trace(path, engine):
@@ -253,6 +268,15 @@ def test_texts_are_the_same(path, seed, monkeypatch):
     assert answers["mtp"][:2] == answers["auto"][:2] == answers["off"][:2]
     is_long = len(answers["off"][1]) > 1  # one that ends at once has no guesses
     assert [drafted for _, _, drafted in answers.values()] == [False, is_long, is_long]
+
+
+def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
+    """Nor where they have cost too much lately."""
+    with opened(path) as model:
+        for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
+            record_of(model.engine).lose(losses)
+            "".join(model.generate(text(30), 4, speculate=how, temperature=0, ignore_eos=True))
+            assert bool(model.session.sequences._kept.listener) == listens
 
 
 def test_a_conversation_goes_on(path):

@@ -21,7 +21,19 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.ngrams import NGrams, from_text
 from localllm.generation.sampling import Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import GAIN, MOST, SURE, TRIALS, Guess, Guesser, Guesses, StepCosts
+from localllm.generation.speculation import (
+    GAIN,
+    LOSS,
+    MOST,
+    START,
+    SURE,
+    TRIALS,
+    Guess,
+    Guesser,
+    Guesses,
+    Record,
+    StepCosts,
+)
 
 # ---- from the text --------------------------------------------------------------------------------------------------
 
@@ -111,6 +123,8 @@ def costs_of(*seconds: float) -> StepCosts:
 class Script:
     """A proposer that guesses the same every time; each guess takes `seconds` by the test's clock."""
 
+    record = None
+
     def __init__(self, guesses: list[Guess], seconds: float = 0.0):
         self.guesses, self.seconds, self.asked = guesses, seconds, 0
 
@@ -199,6 +213,43 @@ def test_guesses_that_cost_more_than_they_save_are_not_made():
     for _ in range(40):
         assert len(source.plan(MOST, usual, GAIN).draft) > 1
         source.push([7] * 16)
+
+
+def test_wrong_guesses_lose_little():
+    """Guesses that are sure and never right, free ones and others: what they cost is a small share of the time."""
+    usual = costs_of(1, 1.3, 1.8, 3.2, 5.5)
+    for seconds in (0.0, 0.2):
+        script = Script(SURELY, seconds)
+        source, spent = Guesser(script), 0.0
+        for trust in range(400):
+            script.guesses = [Guess(7, trust % (SURE + 1))] * 30  # so much as to be believed anew
+            before = script.asked
+            spent += usual.of(1 + len(source.plan(MOST, usual, GAIN).draft)) - 1 + seconds * (script.asked - before)
+            source.push([5])
+        assert 1 < spent < START + LOSS * 400 + usual.of(MOST + 1) + TRIALS * seconds
+
+
+def test_who_has_gained_may_lose_more():
+    usual, script = costs_of(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY)
+    source, wrong = Guesser(script), []
+    for came in ([7] * (MOST + 1), [5]):
+        read = [bool(source.plan(MOST, usual, GAIN).draft) for _ in range(20) if source.push(came) is None]
+        wrong.append(read)
+    assert all(wrong[0])
+    assert wrong[1][0]
+
+
+def test_what_is_known_of_guesses_stays_for_the_next_answer():
+    usual, record = costs_of(1, 1.3, 1.8, 3.2, 5.5), Record()
+    scripts = [Script(SURELY, 0.2) for _ in range(3)]
+    for script in scripts:
+        script.record = record
+        source = Guesser(script)
+        for _ in range(30):
+            source.plan(MOST, usual, GAIN)
+            source.push([5])
+    assert scripts[0].asked > TRIALS
+    assert max(script.asked for script in scripts[1:]) <= 30 * LOSS / 0.2 + 1 < TRIALS + 1
 
 
 def test_the_first_step_is_the_measure():

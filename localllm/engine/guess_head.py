@@ -19,9 +19,7 @@ from localllm.engine.sequence import Sequence
 from localllm.errors import ModelError
 from localllm.kernels.arguments import PAGE
 
-# Tokens that a sequence may be behind the model's while it is asked for guesses: a run for more of them costs little
-# more. While nobody asks it may be a whole run behind.
-EAGER = 32
+LATE = BATCH  # tokens that a sequence may be behind the model's: it reads when it is asked for a guess, or then
 
 
 def rows_for(width: int) -> np.ndarray:
@@ -99,12 +97,11 @@ class GuessHead:
         return found
 
     def fused(self, shown: np.ndarray) -> np.ndarray:
-        """What it reads of what the model shows of tokens, float32 [tokens, columns]: [tokens, width]; a copy."""
+        """What it reads of what the model shows of tokens, float32 [tokens, columns]: [tokens, width]."""
         if self._fuse is None:
-            return shown.copy()
-        with self.lock:
-            self._shown[: len(shown), : self._columns] = shown
-            return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
+            return shown
+        self._shown[: len(shown), : self._columns] = shown
+        return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
 
     def _read(self, follower: "Follower", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
         position, store = len(follower.tokens), follower.store
@@ -137,14 +134,14 @@ class Follower(Sequence):
         super().__init__(head, store)
         # Places in the model's sequence, from the first token here to the last it has read.
         self.begin = self._end = place
-        self._made: dict[int, np.ndarray] = {}  # by place, what the model made of a token, if it is still of use
+        self._shown: dict[int, np.ndarray] = {}  # by place, what the model showed of a token, if it is still of use
         self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
         self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
-        self._is_asked = True  # for guesses, since it last read what it was behind
         self._firm = 0  # how many of the tokens were read together with what the model made
 
-    def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
-        """The model has read tokens of its sequence from this place on, and made that of them: float32 [tokens, width].
+    def heard(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
+        """The model has read tokens of its sequence from this place on, and shown that of them: float32 [tokens,
+        columns].
 
         What the model has read anew is read anew here as well, at the latest when a guess is asked for.
         """
@@ -153,19 +150,18 @@ class Follower(Sequence):
         known = place - self.begin
         is_known = known < self._firm and self.tokens[known] == ids[0]
         self.forget_behind(place + is_known)
-        self._made |= dict(enumerate(self.engine.fused(made), place))
+        self._shown |= dict(enumerate(shown.copy(), place))
         self._ids |= dict(enumerate(ids.tolist(), place))
         self._end = place + len(ids)
         self._forget_old()
-        late = [self._ids[at] for at in range(self.begin + len(self.tokens), self._end)]
-        if len(late) > (EAGER if self._is_asked else BATCH):
-            self.append(late, "none")
-            self._is_asked = False
+        first = self.begin + len(self.tokens)
+        if self._end - first > LATE:
+            self.append([self._ids[at] for at in range(first, self._end)], "none")
 
     def forget_behind(self, place: int) -> None:
         """The model's sequence goes back to there."""
         if place < self._end:
-            self._made = {at: row for at, row in self._made.items() if at < place}
+            self._shown = {at: row for at, row in self._shown.items() if at < place}
             self._ids = {at: id for at, id in self._ids.items() if at < place}
         self.begin, self._end = min(self.begin, place), min(self._end, place)
         self.truncate(max(0, place - self.begin))
@@ -179,22 +175,27 @@ class Follower(Sequence):
     def fill(self, rows: np.ndarray) -> None:
         """What the layer reads together with its next tokens: of each the one before. What nobody knows is zeros."""
         before = self.begin + len(self.tokens) - 1
-        for place, row in enumerate(rows, before):
-            row[:] = self._last if place == before >= max(self._end, self.begin) else self._made.get(place, 0)
+        rows[:] = 0
+        places = [place for place in range(before, before + len(rows)) if place in self._shown]
+        if places:
+            shown = np.array([self._shown[place] for place in places])
+            rows[np.array(places) - before] = self.engine.fused(shown)
+        if before >= max(self._end, self.begin):
+            rows[0] = self._last
         self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
 
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
         """These tokens, and that was made of the last."""
         self.tokens += ids
-        self._last, self._is_asked = last, True
+        self._last = last
         if self._is_firm:
             self._firm = len(self.tokens)
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """What the model made of tokens whose next ones have been read for good."""
+        """What the model showed of tokens whose next ones have been read for good."""
         first = self.begin + self._firm - 1
-        if next(iter(self._made), first) < first:  # places come in order
-            self._made = {at: row for at, row in self._made.items() if at >= first}
+        if next(iter(self._shown), first) < first:  # places come in order
+            self._shown = {at: row for at, row in self._shown.items() if at >= first}
         if next(iter(self._ids), first + 1) <= first:
             self._ids = {at: id for at, id in self._ids.items() if at > first}

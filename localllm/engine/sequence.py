@@ -137,6 +137,12 @@ class Sequence:
             self._hold(kept)
             return kept
 
+    def no_listener(self) -> None:
+        """Nobody is told any more what is read."""
+        listener, self.listener = self.listener, None
+        if listener:
+            listener.close()
+
     def _reach(self, length: int) -> int:
         """So many tokens, or none if they are no more than what an encoder has read."""
         return length if length > self.encoded else 0

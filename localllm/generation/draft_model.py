@@ -10,6 +10,7 @@ same text for the same seed; docs/measured.md has what other rules keep.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from localllm.errors import ConstraintError, UsageError
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import SURE, Guess
+from localllm.generation.speculation import SURE, Guess, Record
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Drafter:
     """A model that guesses for others. Each answer has a sequence of its own."""
 
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
-        self._sequences, self._pieces = sequences, tokenizer.pieces
+        self._sequences, self._pieces, self._record = sequences, tokenizer.pieces, Record()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raises UsageError unless the tokens are those of this tokenizer, but for at most PADDING at one's end."""
@@ -58,7 +59,7 @@ class Drafter:
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < known - 1 < self._sequences.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
-            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide)
+            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._record)
 
 
 class DraftModel:
@@ -72,9 +73,11 @@ class DraftModel:
         vocab: int,
         end_ids: frozenset[int],
         guide: "Guide | None" = None,
+        record: Record | None = None,
     ):
         """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
-        tokens that both models know; end_ids: behind which nothing comes."""
+        tokens that both models know; end_ids: behind which nothing comes; record: as of Proposer."""
+        self.record = record
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
         self._sampler, self._guide, self._vocab, self._end_ids = sampler, guide, vocab, end_ids
         self._readable = all(token < vocab for token in tokens)
@@ -108,6 +111,14 @@ class DraftModel:
                 if guide.has_ended:
                     return
             unread = [token]
+
+
+RECORDS = WeakKeyDictionary[object, Record]()  # by engine
+
+
+def record_of(engine: object) -> Record:
+    """Of what its model's own layer guesses, or the head in another file."""
+    return RECORDS.setdefault(engine, Record())
 
 
 def trust(logits: np.ndarray, token: int) -> int:

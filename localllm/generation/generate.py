@@ -13,7 +13,7 @@ from localllm.engine.runs import LONG
 from localllm.engine.seen import has_images, texts_only, whole_end
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.draft_model import Drafter, DraftModel
+from localllm.generation.draft_model import Drafter, DraftModel, record_of
 from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
@@ -203,15 +203,16 @@ class Making:
         yield from self._guide.transcript.flush()
 
     def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
-        """The model's own layer that guesses, which reads what the sequence reads from now on."""
+        """The model's own layer that guesses, which reads what the sequence reads from now on, if that may pay."""
         speculate, engine = self._options.speculate, self._sequences.engine
-        if (
-            isinstance(sequence, Rolling)
-            or has_images(self.prompt)
-            or not (speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer))
-        ):
+        if isinstance(sequence, Rolling) or has_images(self.prompt):
             return None
-        return engine.listen(sequence)
+        is_wanted = speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
+        if is_wanted and record_of(engine).may_lose:
+            return engine.listen(sequence)
+        if sequence.listener:
+            sequence.no_listener()
+        return None
 
     def _guesses(self, held: ExitStack, follower: "Follower | None") -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
@@ -224,7 +225,8 @@ class Making:
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         if follower:
             known, vocab = tokens[follower.begin :], self._sequences.vocab_size
-            proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide))
+            record = record_of(self._sequences.engine)
+            proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide, record))
         return Guesses(proposers)
 
     def _remember(self) -> None:

@@ -149,6 +149,8 @@ class Guide:
 class Expected:
     """A proposer (see generation.speculation): what a guide expects."""
 
+    record = None
+
     def __init__(self, guide: Guide):
         self._guide = guide
 

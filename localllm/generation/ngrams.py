@@ -28,6 +28,8 @@ class NGrams:
         place: where the token is that followed the last time.
     """
 
+    record = None
+
     def __init__(self, earlier: Earlier = NOTHING) -> None:
         self._earlier, self._begin = earlier, len(earlier.tokens)
         self.tokens = array("i", earlier.tokens.tobytes())
@@ -98,6 +100,8 @@ class Copies:
     When the answer leaves what it copied, it may have replaced a token, and then the next but one comes; or it has put
     something in or left something out, which shows when a token comes that was due there.
     """
+
+    record = None
 
     def __init__(self, grams: NGrams):
         """grams: of the same texts; it hears of every token first."""

@@ -24,6 +24,9 @@ FADING = 0.95  # what an experience weighs when there is one more
 FORGETTING = 0.995  # what is left of a bad opinion when a step goes by without a guess
 FREE = 0.01  # guesses that cost less, by the time of a step, are always made: to see whether they are right
 TRIALS = 4  # the first run of a model takes longer than others
+# What guesses may lose: a share of the time without them, and so many steps before that; and what they may have gained
+# and lose again.
+LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
 class Guess(NamedTuple):
@@ -35,6 +38,11 @@ class Guess(NamedTuple):
 
 class Proposer(Protocol):
     """Guesses how a text goes on."""
+
+    @property
+    def record(self) -> "Record | None":
+        """Of its kind of guesses for all answers; None if each answer is another matter."""
+        ...
 
     def push(self, tokens: Sequence[int]) -> None:
         """The text goes on with these."""
@@ -49,15 +57,18 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._relative = self._interpolated()
+        self._relative = list[float]()  # as `of`; empty where it has to be found anew
+        self._one = math.inf
 
     def took(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = settled(self._seconds.get(tokens), seconds)
-            self._relative = self._interpolated()
+            self._one = self._time_of_one()
+            self._relative.clear()
 
     def of(self, tokens: int) -> float:
+        self._relative = self._relative or self._interpolated()
         return self._relative[tokens]
 
     @property
@@ -79,11 +90,14 @@ class StepCosts:
 
     def _interpolated(self) -> list[float]:
         """By the number of tokens; between those that are known, along straight lines."""
-        usual = interpolated(USUAL_COSTS)
-        self._one = self._seconds.get(1) or min(
-            (taken / usual[tokens] for tokens, taken in self._seconds.items()), default=math.inf
-        )
         return interpolated(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
+
+    def _time_of_one(self) -> float:
+        """Seconds of a step of one token; without one, by what is usual."""
+        if one := self._seconds.get(1):
+            return one
+        usual = interpolated(USUAL_COSTS)
+        return min(taken / usual[tokens] for tokens, taken in self._seconds.items())
 
 
 class CostsBeside:
@@ -144,6 +158,34 @@ class Experience:
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
+class Record:
+    """What guesses of one kind cost and bring, for one answer or for many.
+
+    Attributes:
+        experience: how often they were right.
+        seconds: that one takes, None if that is not known.
+        trials: guesses to make before that can be believed.
+    """
+
+    def __init__(self) -> None:
+        self.experience, self.trials = Experience(), TRIALS
+        self.seconds: float | None = None
+        self._lost, self._steps = 0.0, 0
+
+    def lose(self, steps: float) -> None:
+        """So many steps of one token, by their time; below 0: they were saved."""
+        self._lost = max(self._lost + steps, -CREDIT)
+
+    def go_on(self) -> None:
+        """A step more."""
+        self._steps += 1
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether more may be lost: so guesses never cost much more than they bring."""
+        return self._lost <= LOSS * self._steps + START
+
+
 class DraftPlan(NamedTuple):
     """A draft, and how many tokens a step with it promises in the time of a step of one token."""
 
@@ -155,28 +197,34 @@ class Guesser:
     """A proposer, what its guesses cost, and how often they were right."""
 
     def __init__(self, proposer: Proposer):
-        self._proposer, self._experience = proposer, Experience()
+        self._proposer, self._record = proposer, proposer.record or Record()
         self._guesses: list[Guess] = []  # the latest
-        self._seconds: float | None = None  # that one takes
-        self._trials = TRIALS  # guesses to make before that can be believed
+        self._planned, self._worth = 0, 0.0  # how many of them are in a draft, and what a right one saves
 
     def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
         """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
+        record, spent = self._record, 0.0
         while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
             started = perf_counter()
             guess = next(guesses, None)
             if guess is None:
                 break
-            self._seconds, self._trials = settled(self._seconds, perf_counter() - started), self._trials - 1
+            seconds = perf_counter() - started
+            record.seconds, record.trials, spent = settled(record.seconds, seconds), record.trials - 1, spent + seconds
             self._guesses.append(guess)
-            chance *= self._experience.chances[guess.trust]
+            chance *= record.experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
+        if not self._guesses:
+            return DraftPlan([], 0.0)
+        record.lose(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
-        return (
-            DraftPlan([guess.token for guess in self._guesses[:length]], rate) if rate > least else DraftPlan([], 0.0)
-        )
+        if rate <= least or not record.may_lose:
+            return DraftPlan([], 0.0)
+        record.lose(costs.of(length + 1) - 1)
+        self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
+        return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
         """The length of the draft that promises the most, and its rate; expected: the tokens that come, by length."""
@@ -188,11 +236,15 @@ class Guesser:
     def _may_pay(self, expected: list[float], chance: float, most: int, costs: Costs, least: float) -> bool:
         """Whether more guesses may raise the rate, if they are right as often as usual. What is free or new may."""
         each = self._cost(costs)
-        if each < FREE or self._trials > 0:
+        if each < FREE:
+            return True
+        if not self._record.may_lose:
+            return False
+        if self._record.trials > 0:
             return True
         tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
         for length in range(len(expected), most + 1):
-            chance *= self._experience.usual
+            chance *= self._record.experience.usual
             tokens += chance
             if costs.tokens(tokens) > least * (costs.of(length + 1) + length * each):
                 return True
@@ -200,18 +252,22 @@ class Guesser:
 
     def _cost(self, costs: Costs) -> float:
         """Of a guess, by that of a step of one token."""
-        return costs.of_time(self._seconds or 0.0)
+        return costs.of_time(self._record.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
         """The text goes on with these, which says what was right of the latest guesses, read or not."""
+        record, right = self._record, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
-            self._experience.learn(guess.trust, guess.token == token)
+            record.experience.learn(guess.trust, guess.token == token)
             if guess.token != token:
                 break
+            right += 1
         if not self._guesses:
-            self._experience.forget()
-            self._seconds = self._seconds and FORGETTING * self._seconds
-        self._guesses = []
+            record.experience.forget()
+            record.seconds = record.seconds and FORGETTING * record.seconds
+        record.lose(-self._worth * min(right, self._planned))
+        record.go_on()
+        self._guesses, self._planned = [], 0
         self._proposer.push(tokens)
 
 
