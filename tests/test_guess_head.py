@@ -27,7 +27,7 @@ from localllm.engine.run import Span
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps, speculation
-from localllm.generation.draft_model import record_of
+from localllm.generation.draft_model import account_of
 from localllm.generation.leaps import FEW
 from localllm.generation.speculation import StepCosts
 from localllm.kernels.reference import Reference
@@ -274,7 +274,7 @@ def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
     """Nor where they have cost too much lately."""
     with opened(path) as model:
         for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
-            record_of(model.engine).lose(losses)
+            account_of(model.engine).lose(losses)
             "".join(model.generate(text(30), 4, speculate=how, temperature=0, ignore_eos=True))
             assert bool(model.session.sequences._kept.listener) == listens
 

@@ -28,10 +28,10 @@ from localllm.generation.speculation import (
     START,
     SURE,
     TRIALS,
+    Account,
     Guess,
     Guesser,
     Guesses,
-    Record,
     StepCosts,
 )
 
@@ -123,7 +123,7 @@ def costs_of(*seconds: float) -> StepCosts:
 class Script:
     """A proposer that guesses the same every time; each guess takes `seconds` by the test's clock."""
 
-    record = None
+    account = None
 
     def __init__(self, guesses: list[Guess], seconds: float = 0.0):
         self.guesses, self.seconds, self.asked = guesses, seconds, 0
@@ -240,10 +240,10 @@ def test_who_has_gained_may_lose_more():
 
 
 def test_what_is_known_of_guesses_stays_for_the_next_answer():
-    usual, record = costs_of(1, 1.3, 1.8, 3.2, 5.5), Record()
+    usual, account = costs_of(1, 1.3, 1.8, 3.2, 5.5), Account()
     scripts = [Script(SURELY, 0.2) for _ in range(3)]
     for script in scripts:
-        script.record = record
+        script.account = account
         source = Guesser(script)
         for _ in range(30):
             source.plan(MOST, usual, GAIN)

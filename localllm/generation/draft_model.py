@@ -18,7 +18,7 @@ from localllm.errors import ConstraintError, UsageError
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling import Sampler
 from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import SURE, Guess, Record
+from localllm.generation.speculation import SURE, Account, Guess
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Drafter:
     """A model that guesses for others. Each answer has a sequence of its own."""
 
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
-        self._sequences, self._pieces, self._record = sequences, tokenizer.pieces, Record()
+        self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, Account()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raises UsageError unless the tokens are those of this tokenizer, but for at most PADDING at one's end."""
@@ -59,7 +59,7 @@ class Drafter:
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < known - 1 < self._sequences.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
-            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._record)
+            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
 
 
 class DraftModel:
@@ -73,11 +73,11 @@ class DraftModel:
         vocab: int,
         end_ids: frozenset[int],
         guide: "Guide | None" = None,
-        record: Record | None = None,
+        account: Account | None = None,
     ):
         """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
-        tokens that both models know; end_ids: behind which nothing comes; record: as of Proposer."""
-        self.record = record
+        tokens that both models know; end_ids: behind which nothing comes; account: as of Proposer."""
+        self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
         self._sampler, self._guide, self._vocab, self._end_ids = sampler, guide, vocab, end_ids
         self._readable = all(token < vocab for token in tokens)
@@ -113,12 +113,12 @@ class DraftModel:
             unread = [token]
 
 
-RECORDS = WeakKeyDictionary[object, Record]()  # by engine
+ACCOUNTS = WeakKeyDictionary[object, Account]()  # by engine
 
 
-def record_of(engine: object) -> Record:
+def account_of(engine: object) -> Account:
     """Of what its model's own layer guesses, or the head in another file."""
-    return RECORDS.setdefault(engine, Record())
+    return ACCOUNTS.setdefault(engine, Account())
 
 
 def trust(logits: np.ndarray, token: int) -> int:

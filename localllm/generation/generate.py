@@ -13,7 +13,7 @@ from localllm.engine.runs import LONG
 from localllm.engine.seen import has_images, texts_only, whole_end
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.draft_model import Drafter, DraftModel, record_of
+from localllm.generation.draft_model import Drafter, DraftModel, account_of
 from localllm.generation.guide import Expected, Guide
 from localllm.generation.ngrams import from_text
 from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
@@ -208,7 +208,7 @@ class Making:
         if isinstance(sequence, Rolling) or has_images(self.prompt):
             return None
         is_wanted = speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
-        if is_wanted and record_of(engine).may_lose:
+        if is_wanted and account_of(engine).may_lose:
             return engine.listen(sequence)
         if sequence.listener:
             sequence.no_listener()
@@ -225,8 +225,8 @@ class Making:
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
         if follower:
             known, vocab = tokens[follower.begin :], self._sequences.vocab_size
-            record = record_of(self._sequences.engine)
-            proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide, record))
+            account = account_of(self._sequences.engine)
+            proposers.append(DraftModel(follower, known, self._sampler, vocab, self._end_ids, self._guide, account))
         return Guesses(proposers)
 
     def _remember(self) -> None:

@@ -149,7 +149,7 @@ class Guide:
 class Expected:
     """A proposer (see generation.speculation): what a guide expects."""
 
-    record = None
+    account = None
 
     def __init__(self, guide: Guide):
         self._guide = guide

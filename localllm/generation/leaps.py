@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.seen import has_images, texts_only
 from localllm.generation.answering import Answering
-from localllm.generation.draft_model import DraftModel, record_of
+from localllm.generation.draft_model import DraftModel, account_of
 from localllm.generation.guide import Expected
 from localllm.generation.ngrams import from_text
 from localllm.generation.speculation import Guesses, Proposer, StepCosts
@@ -40,7 +40,7 @@ class Leaps:
     def listen(self, answering: Answering, others: int) -> None:
         """Have the model's layer that guesses, if there is one, read what this answer reads, beside so many others."""
         is_wanted = answering.request.task.options.speculate in ("auto", "mtp") and others < FEW
-        is_wanted = is_wanted and record_of(self._engine).may_lose
+        is_wanted = is_wanted and account_of(self._engine).may_lose
         if answering.sequence and is_wanted and self._engine.has_guess_layer and not has_images(answering.ids):
             self._engine.listen(answering.sequence)
 
@@ -63,9 +63,9 @@ class Leaps:
             sequence = answering.sequence
             if sequence and (follower := sequence.listener):
                 known, vocab = answering.ids[follower.begin :], answering.sampler.vocab  # type: ignore[attr-defined]
-                record = record_of(self._engine)
+                account = account_of(self._engine)
                 proposers.append(
-                    DraftModel(follower, known, answering.sampler, vocab, self._end_ids, answering.guide, record)  # type: ignore[arg-type]
+                    DraftModel(follower, known, answering.sampler, vocab, self._end_ids, answering.guide, account)  # type: ignore[arg-type]
                 )
             answering.guesses = Guesses(proposers, self._costs)
         return answering.guesses

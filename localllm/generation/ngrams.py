@@ -28,7 +28,7 @@ class NGrams:
         place: where the token is that followed the last time.
     """
 
-    record = None
+    account = None
 
     def __init__(self, earlier: Earlier = NOTHING) -> None:
         self._earlier, self._begin = earlier, len(earlier.tokens)
@@ -101,7 +101,7 @@ class Copies:
     something in or left something out, which shows when a token comes that was due there.
     """
 
-    record = None
+    account = None
 
     def __init__(self, grams: NGrams):
         """grams: of the same texts; it hears of every token first."""

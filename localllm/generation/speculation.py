@@ -40,7 +40,7 @@ class Proposer(Protocol):
     """Guesses how a text goes on."""
 
     @property
-    def record(self) -> "Record | None":
+    def account(self) -> "Account | None":
         """Of its kind of guesses for all answers; None if each answer is another matter."""
         ...
 
@@ -158,7 +158,7 @@ class Experience:
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
-class Record:
+class Account:
     """What guesses of one kind cost and bring, for one answer or for many.
 
     Attributes:
@@ -171,6 +171,10 @@ class Record:
         self.experience, self.trials = Experience(), TRIALS
         self.seconds: float | None = None
         self._lost, self._steps = 0.0, 0
+
+    def took(self, seconds: float) -> None:
+        """One more took so long."""
+        self.seconds, self.trials = settled(self.seconds, seconds), self.trials - 1
 
     def lose(self, steps: float) -> None:
         """So many steps of one token, by their time; below 0: they were saved."""
@@ -197,32 +201,33 @@ class Guesser:
     """A proposer, what its guesses cost, and how often they were right."""
 
     def __init__(self, proposer: Proposer):
-        self._proposer, self._record = proposer, proposer.record or Record()
+        self._proposer, self._account = proposer, proposer.account or Account()
         self._guesses: list[Guess] = []  # the latest
         self._planned, self._worth = 0, 0.0  # how many of them are in a draft, and what a right one saves
 
     def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
         """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
-        record, spent = self._record, 0.0
+        account, spent = self._account, 0.0
         while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
             started = perf_counter()
             guess = next(guesses, None)
             if guess is None:
                 break
             seconds = perf_counter() - started
-            record.seconds, record.trials, spent = settled(record.seconds, seconds), record.trials - 1, spent + seconds
+            account.took(seconds)
+            spent += seconds
             self._guesses.append(guess)
-            chance *= record.experience.chances[guess.trust]
+            chance *= account.experience.chances[guess.trust]
             expected.append(expected[-1] + chance)
         if not self._guesses:
             return DraftPlan([], 0.0)
-        record.lose(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
+        account.lose(min(costs.of_time(spent), START))  # a first one, which compiles, is no measure
         length, rate = self._best(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # what has been spent is spent
-        if rate <= least or not record.may_lose:
+        if rate <= least or not account.may_lose:
             return DraftPlan([], 0.0)
-        record.lose(costs.of(length + 1) - 1)
+        account.lose(costs.of(length + 1) - 1)
         self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
@@ -238,13 +243,13 @@ class Guesser:
         each = self._cost(costs)
         if each < FREE:
             return True
-        if not self._record.may_lose:
+        if not self._account.may_lose:
             return False
-        if self._record.trials > 0:
+        if self._account.trials > 0:
             return True
         tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
         for length in range(len(expected), most + 1):
-            chance *= self._record.experience.usual
+            chance *= self._account.experience.usual
             tokens += chance
             if costs.tokens(tokens) > least * (costs.of(length + 1) + length * each):
                 return True
@@ -252,21 +257,21 @@ class Guesser:
 
     def _cost(self, costs: Costs) -> float:
         """Of a guess, by that of a step of one token."""
-        return costs.of_time(self._record.seconds or 0.0)
+        return costs.of_time(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
         """The text goes on with these, which says what was right of the latest guesses, read or not."""
-        record, right = self._record, 0
+        account, right = self._account, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
-            record.experience.learn(guess.trust, guess.token == token)
+            account.experience.learn(guess.trust, guess.token == token)
             if guess.token != token:
                 break
             right += 1
         if not self._guesses:
-            record.experience.forget()
-            record.seconds = record.seconds and FORGETTING * record.seconds
-        record.lose(-self._worth * min(right, self._planned))
-        record.go_on()
+            account.experience.forget()
+            account.seconds = account.seconds and FORGETTING * account.seconds
+        account.lose(-self._worth * min(right, self._planned))
+        account.go_on()
         self._guesses, self._planned = [], 0
         self._proposer.push(tokens)
 
