@@ -12,7 +12,7 @@ from localllm.quant.opened import decoded
 DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; the last one is no feedback
 SAMPLE = 64  # rows of a matrix that tell which one it is
 FAR = 4  # times the median: squares of inputs that count no more than that
-KEEP = 2048  # columns up to which factors are kept for other matrices that meet the same
+KEEP = 2048  # columns up to which several of their squares are in memory at once, and kept for other matrices
 
 
 class Moments:
@@ -31,7 +31,7 @@ class Moments:
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
         self.counts = [sum(map(len, some)) for some in both]
-        with ThreadPoolExecutor(min(threads, 2)) as pool:
+        with ThreadPoolExecutor(min(threads, 2) if columns <= KEEP else 1) as pool:
             self.halves = list(pool.map(lambda some: mean_moments(some, columns), both))
         if is_read:
             for moments in self.halves:

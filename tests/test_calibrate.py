@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+import weakref
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -36,9 +37,10 @@ from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
 from localllm.services import calibration_texts, folding
-from localllm.services.by_need import bits_of, size_of
+from localllm.services.by_need import bits_of, fitting, size_of
 from localllm.services.calibrate import CalibratedMatrices, Calibration, read_again
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
+from localllm.services.last_reads import LastReads
 from localllm.services.made_with import made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run
@@ -326,13 +328,38 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str):
     module, h = architecture(file)
     w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
     texts = [np.random.default_rng(n).integers(0, vocabulary, 20) for n in range(3)]
-    again = read_again(recorded(file, module.forward, w, h, 20).operations)
-    together = Sequential(texts, again, AsTheyAre(), 2)
+    last = LastReads()
+    again = read_again(recorded(file, last.watching(module.forward), w, h, 20).operations)
+    together = Sequential(texts, again, AsTheyAre(), 2, last)
     found = module.forward(together, w, h)
     together.close()
     for text, logits in zip(texts, found, strict=True):
         span = Span(Remembered(KVType.of("f16")), 0, text, len(text))
         np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
+
+
+class AsTheyAreWatched(AsTheyAre):
+    """Takes down which of the activations that matrices have met are still there when a matrix meets another one."""
+
+    def __init__(self):
+        self.known, self.alive = dict[str, weakref.ref](), dict[str, list[str]]()
+
+    def met(self, weight, inputs):
+        self.alive[weight.name] = [name for name, met in self.known.items() if met() is not None]
+        self.known[weight.name] = weakref.ref(next(iter(inputs.of(0))))
+        return super().met(weight, inputs)
+
+
+def test_what_nobody_reads_any_more_is_given_up(model: Path):
+    file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastReads()
+    module, h = architecture(file)
+    w = Weights(file.tensors)
+    again = read_again(recorded(file, last.watching(module.forward), w, h, 20).operations)
+    builder = Sequential([np.arange(20)], again, matrices, 1, last)
+    module.forward(builder, w, h)
+    builder.close()
+    assert matrices.alive["blk.0.attn_v.weight"] == ["blk.0.attn_q.weight", "blk.0.attn_k.weight"]  # the same one
+    assert matrices.alive["blk.0.ffn_down.weight"] == matrices.alive["blk.1.attn_q.weight"] == []
 
 
 def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: Path):
@@ -365,6 +392,21 @@ def test_the_least_divergence_for_a_size():
     assert predicted(needs, chosen(needs, largest)) == min(predicted(needs, way) for way in ways)
     with pytest.raises(UsageError, match="no formats are so small"):
         chosen(needs, smallest - 1)
+
+
+def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
+    """Here a format's matrices are padded to 100 bytes, which the first guess does not know."""
+    needs = [Need(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, 1 + n / 7) for n in range(20)]
+
+    def size_with(formats):
+        return 1000 + sum(-(-need.bytes(formats[need.name]) // 100) * 100 for need in needs)
+
+    least, most = (size_with({need.name: format for need in needs}) for format in ("Q2_K", "Q6_K"))
+    for size in range(least, most + 5000, 777):
+        found = size_with(fitting(needs, size, 1000, size_with))
+        assert found <= size and found >= min(size - 4096, most)
+    with pytest.raises(UsageError, match="no formats are so small"):
+        fitting(needs, least - 2000, 1000, size_with)
 
 
 def test_sizes_as_people_write_them():

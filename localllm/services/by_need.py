@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from localllm.errors import UsageError
@@ -13,13 +13,12 @@ from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
 from localllm.quant.formats import BY_NAME
 from localllm.services.calibrate import Calibration
-from localllm.services.needs import Need, chosen, predicted
+from localllm.services.needs import Need, chosen, predicted, total
 from localllm.services.quantize import widener_of
 from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, make_plan
 from localllm.services.survey import OnMatrix, survey
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-SLACK = 1 << 10  # bytes, for what the metadata of a file says of how it was made
 OWN = "own"  # the size that the type has
 
 
@@ -54,13 +53,31 @@ def by_need(
     Raises ModelError, UsageError.
     """
     plan = make_plan(source, request)
-    needs = list(survey(Calibration(plan, request.texts or ()), widener_of(plan, compiling), threads, on_matrix))
+    calibration = Calibration(plan, request.texts or ())
+    needs = list(survey(calibration, widener_of(plan, compiling), threads, on_matrix))
     if not needs:
         raise UsageError("there is no matrix whose format could be chosen")
     usual = {job.tensor.name: job.format.name for job in plan.jobs}
-    rest = plan.nbytes - sum(need.bytes(usual[need.name]) for need in needs)
-    formats = chosen(needs, size(plan) - rest - SLACK)
+    formats = fitting(
+        needs,
+        size(plan),
+        calibration.with_metadata(plan).nbytes - total(needs, usual),
+        lambda formats: calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes,
+    )
     return formats, predicted(needs, formats), predicted_of(needs, usual)
+
+
+def fitting(
+    needs: Sequence[Need], most: int, rest: int, size_with: Callable[[Mapping[str, str]], int]
+) -> dict[str, str]:
+    """Formats for a file of at most `most` bytes, about `rest` of which are not the matrices'.
+
+    size_with: of the file, to the byte: paddings come and go with formats. Raises UsageError.
+    """
+    budget = most - rest
+    while (over := size_with(formats := chosen(needs, budget)) - most) > 0:
+        budget -= over
+    return formats
 
 
 def predicted_of(needs: list[Need], formats: Mapping[str, str]) -> float:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from importlib.metadata import version
 from math import prod
 from typing import Any
@@ -34,6 +35,7 @@ from localllm.quant.moments import SAMPLE, Moments
 from localllm.quant.opened import decoded
 from localllm.services.calibration_texts import chunks_of
 from localllm.services.folded import FoldedSource
+from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
@@ -82,7 +84,6 @@ class Calibration:
 
     Attributes:
         jobs: the plan's, by name.  chunks: token ids.  key: says what is done, to go on with it.
-        metadata: what the new file says of it.
     """
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
@@ -107,13 +108,18 @@ class Calibration:
             key.update(chunk.astype("<i4").tobytes())
         self.key = key.hexdigest()
         made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
-        self.metadata = {name: packed(value) for name, value in made.items()}
+        self._metadata = {name: packed(value) for name, value in made.items()}
 
     def planned(self, plan: QuantizePlan) -> "Calibration":
         """The same, of another plan for the model."""
         other = copy(self)
         other._file, other.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         return other
+
+    def with_metadata(self, plan: QuantizePlan) -> QuantizePlan:
+        """A plan whose file says of it what was calibrated on."""
+        (metadata, jobs), *others = plan.files
+        return replace(plan, files=[({**metadata, **self._metadata}, jobs), *others])
 
     def some(self, count: int, tokens: int | None = None) -> list[np.ndarray]:
         """The beginnings of so many chunks, evenly spread."""
@@ -137,8 +143,10 @@ class Calibration:
     def forward(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts | None:
         """What the model makes of chunks, with such matrices: logits of all tokens, None if nobody wants them."""
         weights, context = Weights(self._file.tensors), max(map(len, chunks))
-        said = recorded(self._file, self._model.forward, weights, self._hyperparameters, context)
-        builder = Sequential(chunks, read_again(said.operations), matrices, threads)
+        last = LastReads()
+        forward = last.watching(self._model.forward)
+        said = recorded(self._file, forward, weights, self._hyperparameters, context)
+        builder = Sequential(chunks, read_again(said.operations), matrices, threads, last)
         try:
             return self._model.forward(builder, weights, self._hyperparameters)
         except FinishedError:

@@ -220,9 +220,7 @@ def calibrated(
     calibration = Calibration(plan, request.texts or ())
     with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
         source = folded(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
-        plan = make_plan(source, request)
-        (metadata, jobs), *others = plan.files
-        plan = replace(plan, files=[({**metadata, **calibration.metadata}, jobs), *others])
+        plan = calibration.with_metadata(make_plan(source, request))
         calibration.planned(plan).run(done, widener_of(plan, compiling), threads, on_progress)
         trouble = write(plan, targets, threads, on_progress, compiling, done)
     done.remove()

@@ -5,7 +5,7 @@ matrix can become another one between what it meets and what it makes of that, a
 Any architecture will do.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,13 @@ from localllm.arch.weights import Weight
 from localllm.engine.run import Span
 from localllm.kernels.reference import Reference
 from localllm.kernels.remembered import Remembered
+from localllm.services.last_reads import LastReads
 
 KEPT_AS = KVType.of("f16")  # keys and values
 
 
-class Parts(tuple[Any, ...]):
-    """An activation, or what else is one per text."""
+class Parts(list[Any]):
+    """An activation, or what else is one per text; Nones when nobody reads it any more."""
 
 
 class FinishedError(Exception):
@@ -70,10 +71,23 @@ class Forgetful(Remembered):
 class Sequential:
     """The builder."""
 
-    def __init__(self, texts: Sequence[np.ndarray], shared: Container[Any], matrices: Matrices, threads: int):
-        """texts: token ids, int [tokens]; shared: states whose keys and values several layers read."""
+    reveals = False
+
+    def __init__(
+        self,
+        texts: Sequence[np.ndarray],
+        shared: Container[Any],
+        matrices: Matrices,
+        threads: int,
+        last: LastReads | None = None,
+    ):
+        """texts: token ids, int [tokens]; shared: states whose keys and values several layers read.
+
+        last: of the same verbs; what nobody reads after them is given up. None: everything is kept.
+        """
         context = max(map(len, texts))
         self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
+        self._ended = iter(zip(last.verbs, last.places(), strict=True)) if last else None
         self._pool = ThreadPoolExecutor(threads)
         spans = [Span(Forgetful(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
         self._references = [Reference([span], self._known, context) for span in spans]
@@ -86,18 +100,33 @@ class Sequential:
 
     def _each(self, verb: str, *given: Any, **named: Any) -> Parts:
         """A verb for every text."""
+        ended = self._read_last(verb, given, named)
 
         def one(n: int) -> Any:
             mine = [part_of(x, n) for x in given]
-            return getattr(self._references[n], verb)(*mine, **{name: part_of(x, n) for name, x in named.items()})
+            made = getattr(self._references[n], verb)(*mine, **{name: part_of(x, n) for name, x in named.items()})
+            for parts in ended:
+                parts[n] = None
+            return made
 
         return Parts(self._pool.map(one, range(len(self._references))))
+
+    def _read_last(self, verb: str, given: Sequence[Any], named: Mapping[str, Any]) -> list[Parts]:
+        """What is given to the next verb and nobody reads after it."""
+        if self._ended is None:
+            return []
+        said, places = next(self._ended)
+        assert said == verb, f"{verb} where {said} was recorded"
+        return [x for place, x in (*enumerate(given), *named.items()) if place in places]
 
     def begin(self, embedded: Callable[[], Parts], parts: int = 1) -> Parts:
         """Texts have no images."""
         return embedded()
 
     def deepen(self, x: Parts, part: int) -> Parts:
+        return x
+
+    def enter(self, x: Parts, layer: int) -> Parts:
         return x
 
     def ignore(self, *weights: Weight | None) -> None:
@@ -107,6 +136,7 @@ class Sequential:
         return self._references[0].by_context(short, long, original)
 
     def embed(self, weight: Weight, ids: Parts) -> Parts:
+        self._read_last("embed", (), {})
         return Parts(self._matrices.rows(weight, each) for each in ids)
 
     def linear(self, x: Parts, weight: Weight) -> Parts:
