@@ -13,6 +13,9 @@ class RecurrentReference(RowwiseVerbs):
     _spans: Sequence
     _ends: np.ndarray
 
+    def matrix(self, weight) -> np.ndarray:
+        raise NotImplementedError
+
     def rowwise(self, verb, formula, *inputs, **given):
         return formula(*inputs, **given)
 
@@ -41,7 +44,7 @@ class RecurrentReference(RowwiseVerbs):
 
     def gated_mean(self, x, places, state, number=0, stretches=1):
         columns = x.shape[1] // (2 * stretches)
-        of_places = places.flat().vector().reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
+        of_places = self.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
         taps, begins = of_places.shape[0] * of_places.shape[1], self._begins()
 
         def of_sequence(window, x):

@@ -36,7 +36,7 @@ QUANTIZED |= {f"{base}-{name}": (base, name) for base, name in [
     ("hunyuan", "Q8_0"), ("laguna", "Q4_1"), ("qwen3vl", "BF16"), ("phimoe", "Q4_0"), ("grovemoe", "Q5_1"),
     ("hy_v3", "Q8_0"), ("hrm_text", "Q5_0"), ("dots1", "IQ4_NL"), ("bailingmoe3", "Q8_0"), ("deepseek32", "Q8_0"),
     ("glm4moe", "Q4_1"), ("kimi_k3", "Q8_0"), ("graniteswitch", "Q8_0"), ("minimax_m3", "Q8_0"), ("glm5_next", "Q5_1"),
-    ("qwen4exp", "Q8_0"),
+    ("qwen4exp", "Q8_0"), ("deepseek4", "Q8_0"),
 ]}  # fmt: skip
 PLAIN = (
     "norm",
@@ -50,7 +50,7 @@ PLAIN = (
     "position_embd",
     ".bias",
     "hc_",
-    "compressor",
+    "indexer_compressor",
 )
 
 

@@ -60,7 +60,7 @@ class RecurrentVerbs(RowwiseVerbs):
     ) -> Activation:
         before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
-        numbers = self._numbers(places, ((before + 1) // stretches, columns // 2))
+        numbers = self._dequantized(places, ((before + 1) // stretches, columns // 2))
         made = columns // (2 * stretches)
         of_taps = numbers.reshape(-1, stretches, made).swapaxes(0, 1).reshape(before + 1, made)
         given = {"state": state, "number": number, "places": of_taps, "stretches": stretches}
@@ -151,6 +151,18 @@ class RecurrentVerbs(RowwiseVerbs):
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
         return weight.flat().vector().reshape(shape)
+
+    def _dequantized(self, weight: Weight, shape: tuple[int, ...]) -> Any:
+        """The same of a matrix, which files may have in any format."""
+        if weight.tensor.format.block == 1:
+            return self._numbers(weight, shape)
+        from localllm.kernels.reference import dequantize  # seldom needed
+
+        self._used.add(weight.name)
+        numbers = dequantize(weight.tensor)
+        if weight.shape != shape or not np.isfinite(numbers).all():
+            raise ModelError(f"tensor {weight.name} should be numbers of the shape {list(shape)}")
+        return numbers
 
 
 def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
