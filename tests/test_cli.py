@@ -192,6 +192,7 @@ def test_stdout_is_the_answer_and_a_line_break(tiny: str, cli):
 
 
 def test_the_json_object(tiny: str, cli):
+    began = time.perf_counter()
     answer = answer_of(cli, tiny, "-p", "Hi", "-n", "5", "-s", "42")
     times = {"load_s", "prefill_s", "ttft_s", "decode_s", "total_s", "prefill_tps", "decode_tps"}
     assert answer.keys() == {
@@ -213,6 +214,7 @@ def test_the_json_object(tiny: str, cli):
     assert answer["timings"].keys() == times
     assert all(value > 0 for value in answer["timings"].values())
     assert answer["timings"]["total_s"] > answer["timings"]["load_s"] + answer["timings"]["ttft_s"]
+    assert answer["timings"]["total_s"] < time.perf_counter() - began + 1e-3
     assert answer["model"] == {"path": tiny, "arch": "llama", "format": "F32", "device": "CPU"}
     assert (answer["seed"], answer["finish_reason"], answer["completion_tokens"]) == (42, "length", 5)
     model = localllm.Tokenizer.from_file(tiny)

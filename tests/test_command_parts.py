@@ -2,6 +2,7 @@
 
 import io
 import json
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.cli import chat_commands, fit, opening, pulling, report, serve, session_list, terminal
+from localllm.arch.apertus import read_by_layer
+from localllm.cli import chat_commands, drawing, fit, opening, pulling, report, serve, session_list, terminal
+from localllm.cli import pull as pull_command
 from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
-from localllm.errors import LocalllmError, UsageError
-from localllm.files import ahead
+from localllm.convert.config import Config
+from localllm.convert.projectors.internvl import one_side
+from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files import ahead, hollow
+from localllm.files.checked import Checked
 from localllm.files.folders import make_private
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.projectors import projector_among
@@ -494,6 +500,93 @@ def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(ahead.memory, "can_map_ahead", lambda can=can: can)
         ahead.map_ahead(file)
         assert mapped == expected
+
+
+# ---- headers that come in pieces
+
+
+def header_of(tmp_path: Path) -> tuple[bytes, int]:
+    """A small model, and how many of its bytes are its header."""
+    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [Output.of("a", np.ones(64, np.float32))])
+    data = (tmp_path / "m.gguf").read_bytes()
+    return data, len(data) - 256
+
+
+def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
+    data, length = header_of(tmp_path)
+    with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        known = [hollow.is_there(content, "m", count) for count in range(len(data) + 1)]
+    first = known.index(True)
+    assert known == [False] * first + [True] * (len(known) - first) and length - 32 < first <= length  # it is padded
+
+
+def test_headers_are_fetched_in_growing_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data, length = header_of(tmp_path)
+    monkeypatch.setattr(hollow, "FIRST", 16)
+    asked = list[tuple[int, int]]()
+
+    def fetch(start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return data[start:end]
+
+    with open(tmp_path / "hollow", "w+b") as file:
+        fetched = hollow.write_header(file, "m", len(data), fetch)
+        assert asked[:3] == [(0, 16), (16, 32), (32, 64)] and fetched == asked[-1][1] >= length - 32
+        assert [start for start, _ in asked[1:]] == [end for _, end in asked[:-1]]
+        assert os.path.getsize(tmp_path / "hollow") == len(data)
+    monkeypatch.setattr(hollow, "MOST", 32)
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="a header of more than 32 bytes"):
+        hollow.write_header(file, "m", len(data), fetch)
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="m"):
+        hollow.write_header(file, "m", 64, lambda start, end: b"x" * (end - start))
+
+
+# ---- small things
+
+
+def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "m.gguf").write_bytes(b"")
+    assert pull_command.brought(f"{tmp_path}/m.gguf") == f"{tmp_path}/m.gguf"
+    with pytest.raises(UsageError, match="comes with localllm: there is nothing to pull"):
+        pull_command.brought("guide")
+    with pytest.raises(ModelError, match="there is no such file"):
+        pull_command.brought(f"{tmp_path}/none.gguf")
+    monkeypatch.setattr(pull_command, "pull_shown", lambda reference: reference.repository)
+    assert pull_command.brought("hf:a/b") == "a/b"
+
+
+@pytest.mark.parametrize(("character", "wide"), [
+    ("a", False), ("é", False), ("狐", True), ("→", True), ("\u2190", True), ("\u218f", False), ("\u2bff", True),
+    ("\u2c00", False),
+    ("\ufe0f", True), ("\ufe0e", False), ("가", True), ("…", False),
+])  # fmt: skip
+def test_what_is_wide_or_may_become_so(character: str, wide: bool):
+    assert drawing.is_wide(character) == wide
+
+
+def test_where_a_line_may_end_without_a_space():
+    assert drawing.begins_word("狐", "a") and drawing.begins_word("a", "狐") and not drawing.begins_word("a", "b")
+    assert not drawing.begins_word("狐", "。") and drawing.begins_word("a", "🇩🇪")
+
+
+def test_sides_of_pictures_in_a_config():
+    def side(value: Any) -> int:
+        return one_side(Config({"image_size": value}, Path("config.json")), "image_size")
+
+    assert side(448) == side([448, 448]) == 448
+    for odd in ([448], [448, 224], [448, 448, 448], [], None, "448", ["448", "448"]):
+        with pytest.raises(ModelError, match="image_size"):
+            side(odd)
+
+
+def test_a_number_for_each_layer():
+    def read(value: Any) -> list[float]:
+        return read_by_layer(Checked({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
+
+    assert read(0.5) == [0.5, 0.5] and read(np.array([1e4, -1e4])) == [1e4, -1e4]
+    for odd in (1, np.array([1, 2]), np.array([1.0]), np.array([1.0, 1.1e4]), np.array([1.0, np.nan]), -1.1e4, None):
+        with pytest.raises(ModelError, match="beta should be 2 numbers from -10000 to 10000"):
+            read(odd)
 
 
 # ---- chat

@@ -1,9 +1,11 @@
 """Texts to vectors and scores, from Python and on the command line."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -84,9 +86,17 @@ def test_scores(ranker):
     assert [json.loads(line)["input"] for line in told] == [texts[n] for n in np.argsort(-scores)]
 
 
+def require_sane_times(stderr: bytes, began: float) -> None:
+    """What --stats tells took no longer than the whole command did."""
+    tokens, seconds = re.search(rb"(\d+) tokens in ([\d.]+) s, \d+ tokens/s", stderr).groups()
+    assert int(tokens) > 0 and float(seconds) <= perf_counter() - began + 0.01
+
+
 def test_on_the_command_line(made, tmp_path):
     lines = f"{WORDS[1]} {WORDS[2]}\n{WORDS[5]}\n"
-    found = [json.loads(line) for line in run("embed", made, input=lines).stdout.splitlines()]
+    began, done = perf_counter(), run("embed", made, "--stats", input=lines)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    require_sane_times(done.stderr, began)
     assert [one["id"] for one in found] == [1, 2]
     array = tmp_path / "v.npy"
     assert run("embed", made, "-o", array, input=lines).returncode == 0
@@ -117,10 +127,12 @@ def test_near(made, tmp_path, monkeypatch):
         (folder / f"{number}.txt").write_text(" ".join(WORDS[number * 10 : number * 10 + 6]))
     wanted = (folder / "2.txt").read_text()
     for known in (0, 4):
+        began = perf_counter()
         found = run("embed", made, "--files", folder, "--near", wanted, "--top", 2, "--stats")
         best, *_ = found.stdout.decode().splitlines()
         assert best.endswith("2.txt") and float(best.split()[0]) > 0.999
         assert f"{known} of 4 vectors were kept" in found.stderr.decode()
+        require_sane_times(found.stderr, began)
 
 
 @pytest.mark.slow

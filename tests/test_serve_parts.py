@@ -27,6 +27,7 @@ from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
+from localllm.server.listening import tcp_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram
 from localllm.server.service import in_time, merged
@@ -552,6 +553,20 @@ def test_what_several_tell():
     assert asyncio.run(late(None)) == 5
     with pytest.raises(TimeoutError):
         asyncio.run(late(0))
+
+
+def test_addresses_where_nobody_can_listen():
+    taken = tcp_socket("127.0.0.1", 0)
+    try:
+        port = taken.getsockname()[1]
+        taken.listen()
+        with pytest.raises(LocalllmError, match=rf"cannot listen at 127\.0\.0\.1, port {port}: [A-Z]") as error:
+            tcp_socket("127.0.0.1", port)
+        assert "Errno" not in str(error.value)
+    finally:
+        taken.close()
+    with pytest.raises(LocalllmError, match=r"port 99999: .*0-65535"):
+        tcp_socket("127.0.0.1", 99999)
 
 
 # ---- blocks and counts
