@@ -130,7 +130,8 @@ def test_files_below_folders(tmp_path: Path):
     found = files_below(
         [f"{tmp_path}/z.txt", f"{tmp_path}/b", f"{tmp_path}/.own"]
     )  # hidden ones only if they are named
-    assert found == [f"{tmp_path}/{name}" for name in ("z.txt", "b/a.txt", "b/c.txt", ".own/y.txt")]
+    inside = [str(tmp_path / name) for name in ("b/a.txt", "b/c.txt", ".own/y.txt")]
+    assert found == [f"{tmp_path}/z.txt", *inside]
     with pytest.raises(UsageError, match="none: no such file or folder"):
         files_below([f"{tmp_path}/none"])
     assert file_text(f"{tmp_path}/z.txt") == "z.txt"
