@@ -57,7 +57,7 @@ TESTS = (
     ("tests/test_attention.py", "-k", "F16 or Q8_0"),
     ("tests/test_goldens.py", "-k", "test_architectures and vectors"),
     ("tests/test_page_table.py", "tests/test_encode.py", "tests/test_receipts.py"),
-    ("tests/test_systems.py", "tests/test_open_files.py"),
+    ("tests/test_systems.py", "tests/test_open_files.py", "tests/test_machine_code.py"),
     ("tests/test_cli.py", "tests/test_wrong_models.py", "tests/test_bench.py", "tests/test_verbs.py"),
     ("tests/test_command_line.py", "tests/test_strangers.py", "tests/test_tools.py", "-m", "not slow"),
     ("tests/test_images.py", "tests/test_calibrate.py", "-m", "not slow"),
