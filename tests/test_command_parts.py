@@ -29,7 +29,7 @@ from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.projectors import projector_among
 from localllm.quant.recipes import RECIPES
 from localllm.services import outputs, pull
-from localllm.services.by_need import SLACK, bits_of, read_formats, size_of, with_formats, write_formats
+from localllm.services.by_need import bits_of, read_formats, size_of, with_formats, write_formats
 from localllm.services.catalogue import HubReference
 from localllm.services.pull import Pulled
 from localllm.services.quantize_plan import QuantizeRequest
@@ -453,7 +453,6 @@ def test_sizes_that_are_none():
     for odd_bits in (0.99, 32.1):
         with pytest.raises(UsageError, match="--bpw should be from 1 to 32 bits"):
             bits_of(odd_bits)
-    assert SLACK == 1024
 
 
 def test_formats_in_a_file(tmp_path: Path):
