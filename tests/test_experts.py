@@ -316,7 +316,7 @@ def together(
     arguments = {"count": plan.row_count, "weights": data, "row_bytes": row_bytes, "rows": rows, "columns": columns}
     arguments |= {"y": y, "y_stride": y.strides[0], **scratch.arguments, **plan.arguments, "run_count": count(100)}
     if is_quantized:
-        q, size = as_written(x), cpu.SUB_BLOCK[name]
+        q, size = as_written(x, most_precise == 0), cpu.SUB_BLOCK[name]
         by_row = {field: q[field] for field in ("high", "low", "scales", "excess")}
         by_row |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"]}
         arguments |= by_row | {"most_precise": count(most_precise)} | pieces(kernels, name, columns)

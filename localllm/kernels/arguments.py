@@ -77,8 +77,11 @@ ROPE = arguments("count x y stride heads head_dim table pairs step apart")
 # more if not all numbers are finite.
 LOGITS = arguments("count x stride columns y flaws")
 # x as integers, see quantize.py: high, low int8 [tokens, columns]; scales, sums of both planes and of the high one, f32
-# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32].
-QUANTIZE = arguments("count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess")
+# [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32]. most_precise: address
+# of the most tokens of which no more than 32 columns share a scale.
+QUANTIZE = arguments(
+    "count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
+)
 # y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
 # of the most tokens for which both planes are multiplied; pieces: addresses of the kernels that do it, int64, and what
 # else cpu/pieces.py needs to choose one.

@@ -157,6 +157,7 @@ def quantize(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
     arguments |= {"scales": scales, "sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2]}
     arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
+    arguments["most_precise"] = steps.header.most_precise
     if target.in_tiles:
         arguments["count"] = few_count(steps, x.rows)
     parts, limit = target.share(steps.most(x.rows), steps.counts[x.rows])

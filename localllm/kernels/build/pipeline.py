@@ -27,6 +27,8 @@ from numba.core.untyped_passes import (
     TranslateByteCode,
 )
 
+from localllm.kernels.machine import this_lane
+
 
 class Linkable(CPUCodeLibrary):
     """A function in LLVM's IR with all that it calls. A kernel is optimized once, as a whole (compile.py).
@@ -42,12 +44,26 @@ class Linkable(CPUCodeLibrary):
         self._finalized = True
 
 
+class Aligned(Lower):
+    """Functions whose stack begins at a line of the cache.
+
+    Left alone, LLVM finds out too late that it has vectors to put there, which cross lines then: 12 stores of 64 bytes
+    beside 192 dot products took 8 % of the time. An ARM's vectors have 16 bytes.
+    """
+
+    def setup_function(self, fndesc: Any) -> None:
+        super().setup_function(fndesc)
+        if "neon" not in this_lane().features:
+            self.function.attributes.add("nounwind")  # llvmlite does not write the other without one
+            self.function.attributes.alignstack = 64
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(BaseNativeLowering):
     """Numba's IR to LLVM's, with all that it calls."""
 
     _name = "localllm_lowering"  # type: ignore[assignment]
-    lowering_class = Lower
+    lowering_class = Aligned
 
     def run_pass(self, state: Any) -> bool:
         context, function = state.targetctx, state.func_ir
@@ -57,7 +73,7 @@ class Lowering(BaseNativeLowering):
             inline=state.flags.forceinline, noalias=state.flags.noalias, abi_tags=[state.flags.get_mangle_string()],
         )  # fmt: skip
         with context.push_code_library(library):
-            lower = Lower(context, library, description, function, metadata=state.metadata)
+            lower = Aligned(context, library, description, function, metadata=state.metadata)
             lower.lower()
         library.finalize()
         name = object().__sizeof__  # Numba knows a function by a built-in one of its own

@@ -16,16 +16,23 @@ from localllm.kernels.cpu.product.tiles import (
     GROUP_WORDS,
     ROWS,
     VECTORS,
-    make_times_columns,
+    columns_at,
+    floats,
+    ints,
+    make_times,
+    rows_at,
+    scaled,
+    share_scales,
     start,
-    times_rows,
+    start_of_both,
     transpose_words,
     zero_ints,
 )
 from localllm.kernels.cpu.signature import argument, device, inlined
 from localllm.kernels.simd import f32x2, f32x8, f32x16, u8x64
 
-first, more = make_times_columns(True), make_times_columns(False)
+PAIR = 64  # columns of a token that share a scale where there are so many tokens, see quantize.py
+first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, ints), make_times(columns_at, floats)
 
 
 def make_unpack(format):
@@ -85,39 +92,57 @@ def make_unpack_tile(format):
     return unpack_tile
 
 
-def make_span(format, words):
-    """Multiply the columns that share a scale, in runs with words at these offsets, and add them to a tile's totals."""
-    dots, two_runs, s_stride = make_rescaled_dots(words), span(format) == 64, 64 * SLAB // span(format)
-    is_signed = BYTE_OFFSET == 0
+def make_pair(format, words):
+    """Multiply 64 columns, two runs with words at these offsets, and add them to a tile's totals.
+
+    Most tokens have one scale for both runs (quantize.py). Weights with one scale, too, take 216 multiplications, of
+    which 192 are dot products, those with two 228; with two scales of a token it would be 228 and 240.
+    """
+    of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
+    s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
+    s_step = 0 if has_one else 64
 
     @inlined
     def run(w, x, x_stride, n, stride):
-        return dots(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
+        return of_run(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
 
     @inlined
-    def product(totals, w, s, x, x_stride, c, n, stride):
-        products = first(totals, run(w, x, x_stride, n, stride), c, 2 * stride)
-        if two_runs:
-            products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), c + 8, 2 * stride)
-        return times_rows(totals, products, s, s_stride)
+    def together(totals, w, s, x, x_stride, c, n, stride):
+        if has_one:
+            sums = of_both(zero_ints() if is_signed else start_of_both(n, stride), w, 16 * SLAB, x, x_stride)
+            return scaled(totals, sums, s, s_bytes, c, 2 * stride)
+        products = first(totals, run(w, x, x_stride, n, stride), s, s_bytes)
+        products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), s + 64, s_bytes)
+        return of_token(totals, products, c, 2 * stride)
 
-    return product
+    @inlined
+    def pair(totals, w, s, x, x_stride, c, n, stride, tokens):
+        if share_scales(c, 2 * stride, tokens):
+            return together(totals, w, s, x, x_stride, c, n, stride)
+        for half in range(2):
+            sums = run(w + 16 * 8 * half, x + 8 * half, x_stride, n + 4 * half, stride)
+            totals = scaled(totals, sums, s + s_step * half, s_bytes, c + 8 * half, 2 * stride)
+        return totals
+
+    return pair
 
 
 def make_tile(format):
     """ROWS rows times TOKENS tokens over the columns of a slab."""
-    group, chunk, runs = make_span(format, GROUP_WORDS), make_span(format, CHUNK_WORDS), span(format) // 32
+    group, chunk, s_step = make_pair(format, GROUP_WORDS), make_pair(format, CHUNK_WORDS), 64 * PAIR // span(format)
     has_chunks = format.chunk is not None
 
     @inlined
-    def tile(totals, columns, w, s, x, x_stride, c, n, stride):
-        for i in range(0, columns // 256 * 8, runs):
-            k = i // 8 * 256 + i % 8 * 8
-            totals = group(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
+    def tile(totals, columns, w, s, x, x_stride, c, n, stride, tokens):
+        for i in range(columns // 256 * 4):
+            k = i // 4 * 256 + i % 4 * 16
+            totals = group(totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens)
         if has_chunks:
-            for i in range(columns // 256 * 8, columns // 32, runs):
-                k = i // 2 * 64 + i % 2 * 8
-                totals = chunk(totals, w + 16 * k, s + i // runs * 64, x + k, x_stride, c + i * 8, n + i * 4, stride)
+            for i in range(columns // 256 * 4, columns // 64):
+                k = i * 64
+                totals = chunk(
+                    totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens
+                )
         return totals
 
     return tile
@@ -128,10 +153,10 @@ def make_fast_slab(format):
     product = make_tile(format)
 
     @inlined
-    def multiply(a, totals, columns, place, scratch):
+    def multiply(a, totals, columns, place, tokens, scratch):
         s, width = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
         x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
         n = argument(a, LINEAR.excess) + place // 8
-        return product(totals, columns, scratch, s, x, width, c, n, width // 8)
+        return product(totals, columns, scratch, s, x, width, c, n, width // 8, tokens)
 
     return make_slab(format, make_unpack_tile(format), multiply)

@@ -129,7 +129,7 @@ def make_precise_slab(format):
     product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
 
     @inlined
-    def multiply(a, totals, columns, place, scratch):
+    def multiply(a, totals, columns, place, tokens, scratch):
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         x, low, width = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place, argument(a, LINEAR.columns)
         c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4

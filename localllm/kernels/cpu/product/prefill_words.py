@@ -20,10 +20,13 @@ from localllm.kernels.cpu.product.tiles import (
     ROWS,
     TOKENS,
     VECTORS,
+    columns_at,
+    floats,
+    ints,
     make_load_tile,
     make_store_tile,
-    make_times_columns,
-    times_rows,
+    make_times,
+    rows_at,
     transpose_words,
     zero_floats,
     zero_ints,
@@ -50,7 +53,8 @@ TOGETHER = 600  # tokens at most: what a slab of more takes falls out of the sec
 WORDS_BYTES = SLAB * 32  # of a vector
 load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
 store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
-dots, add_run = make_dots(range(0, 64, 4), dot_words_vnni_512), make_times_columns(False)
+dots = make_dots(range(0, 64, 4), dot_words_vnni_512)
+add_run, times_rows = make_times(columns_at, ints), make_times(rows_at, floats)
 
 
 @device

@@ -1,5 +1,10 @@
 """Activations to 16-bit integers in two planes of bytes: 32 share a scale, x = scale * (256 * high + low).
 
+Where there are more tokens than both planes are multiplied for, two neighbours share a scale that are much the same
+size: prefill_fast.py takes 5 % less time for them. The high plane's error is 3.5e-5 of a product's mean square then
+instead of 2.9e-5 (normally distributed numbers; where both share whatever their sizes are, the logits of a real model
+get half as much error again, and none so: the few columns of hers with large numbers keep their scale for themselves).
+
 The high plane alone is the usual int8 quantization (with the scale 256 times as large). Products with both planes are
 practically exact and cost two dot products instead of one; see linear_quantized.py for who uses which. Where one of the
 32 is not finite, the scale is NaN, and so is every product.
@@ -40,6 +45,7 @@ from localllm.kernels.simd import (
 )
 
 LARGEST = float32(127 * 256)
+ALIKE = float32(2)  # how many times as large
 down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
 first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
 
@@ -74,28 +80,45 @@ def striped_place(run, whole):
     return run // 2 * 64 + run % 2 * 8, 16
 
 
+@device
+def quantize_run(x, largest, a, token, run, whole):
+    """Run number `run` of a token, at x, where `largest` is the size of what shares its scale; whole: see below."""
+    columns = argument(a, QUANTIZE.columns)
+    i = token * (columns // 32) + run
+    step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
+    if not largest < INFINITY:
+        step = NAN
+    place, stripe = striped_place(run, whole)
+    high, low = (
+        argument(a, QUANTIZE.high) + token * columns + place,
+        argument(a, QUANTIZE.low) + token * columns + place,
+    )
+    sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
+    first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
+    high, low = high + 2 * stripe, low + 2 * stripe
+    second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
+    store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
+    store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
+    store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
+    store_i32(argument(a, QUANTIZE.excess) + i * 4, (first_high + second_high) * -BYTE_OFFSET)
+
+
+@device
+def largest_of(x):
+    return largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
+
+
 @kernel
 def quantize(a, part, parts, thread):
     columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
-    runs, whole, tokens = columns // 32, columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
-    scales, excess = argument(a, QUANTIZE.scales), argument(a, QUANTIZE.excess)
-    sums_32, high_sums_32 = argument(a, QUANTIZE.sums_32), argument(a, QUANTIZE.high_sums_32)
-    sums_16, high_sums_16 = argument(a, QUANTIZE.sums_16), argument(a, QUANTIZE.high_sums_16)
+    whole, tokens = columns // 256 * 8, load_i64(argument(a, QUANTIZE.count))
+    in_pairs = tokens > load_i64(argument(a, QUANTIZE.most_precise))
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
         row = argument(a, QUANTIZE.x) + token * stride
-        highs, lows = argument(a, QUANTIZE.high) + token * columns, argument(a, QUANTIZE.low) + token * columns
-        for run in range(runs):
-            x, i = row + run * 128, token * runs + run
-            largest = largest_size_f32x16(load_f32x16(x), load_f32x16(x + 64))
-            step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
-            if not largest < INFINITY:
-                step = NAN
-            place, stripe = striped_place(run, whole)
-            high, low, sums, high_sums = highs + place, lows + place, sums_16 + i * 8, high_sums_16 + i * 8
-            first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
-            high, low = high + 2 * stripe, low + 2 * stripe
-            second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
-            store_twice(scales + i * 8, step)
-            store_twice(sums_32 + i * 8, float32(first + second) * step)
-            store_twice(high_sums_32 + i * 8, float32(first_high + second_high) * step)
-            store_i32(excess + i * 4, (first_high + second_high) * -BYTE_OFFSET)
+        for run in range(0, columns // 32, 2):
+            x = row + run * 128
+            first, second = largest_of(x), largest_of(x + 128)
+            if in_pairs and first <= ALIKE * second and second <= ALIKE * first:
+                first = second = max(first, second)
+            quantize_run(x, first, a, token, run, whole)
+            quantize_run(x + 128, second, a, token, run + 1, whole)

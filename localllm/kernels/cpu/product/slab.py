@@ -38,7 +38,7 @@ def make_slab(format, unpack_tile, multiply):
     """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory).
 
     unpack_tile(a, tile, column, columns, scratch): a tile's rows to the scratch memory; multiply(a, totals, columns,
-    first activation, scratch): adds what the slab comes to for TOKENS tokens.
+    first activation, tokens, scratch): adds what the slab comes to for TOKENS tokens, of which so many are there.
     """
     fetch_next = make_fetch_next(format.group_bytes)
 
@@ -54,7 +54,7 @@ def make_slab(format, unpack_tile, multiply):
             totals = zero_floats()
             if column:
                 totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
-            totals = multiply(a, totals, columns, t * width + column, scratch)
+            totals = multiply(a, totals, columns, t * width + column, tokens - t, scratch)
             if whole:
                 store_all(totals, y, y_stride)
             else:

@@ -8,7 +8,7 @@ a register, become vectors of rows when a run of columns is done.
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.cpu.product.tiles import TOKENS, VECTORS, addresses, ints, transpose_words
+from localllm.kernels.cpu.product.tiles import TOKENS, VECTORS, addresses, in_turn, ints, transpose_words
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.machine import this_lane
 from localllm.kernels.simd import (
@@ -72,6 +72,7 @@ def make_dots(words, dot):
                 for v, rows in enumerate(weights):
                     i = t * VECTORS + v
                     sums[i] = dot(builder, sums[i], rows, columns)
+            sums = in_turn(builder, sums)
         return as_tuple(builder, sums)
 
     return dots
