@@ -335,6 +335,7 @@ def open_model(
     gpu_layers: int | str = "auto",
     uploading: Callable[[int, int], None] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
+    pan_and_scan: bool = False,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -345,9 +346,9 @@ def open_model(
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
     progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
     go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
-    the one beside the model; chat_template: the name of one in text.builtin_templates, or Jinja, instead of the file's;
-    cache: find what earlier processes have read and written in the user's cache folder, and keep there what this one
-    does. Raises ModelError, MemoryLimitError, UsageError.
+    the one beside the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
+    text.builtin_templates, or Jinja, instead of the file's; cache: find what earlier processes have read and written in
+    the user's cache folder, and keep there what this one does. Raises ModelError, MemoryLimitError, UsageError.
     """
     if chat_template is not None:
         from localllm.text.builtin_templates import chosen_template  # seldom needed
@@ -377,8 +378,8 @@ def open_model(
         prefixes = Prefixes(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
         written = WrittenBefore(engine.vocab_size, vocabulary_name(tokenizer.pieces))
     model = Model(file, tokenizer, engine, chat_template, threads, prefixes, written)
-    if mmproj is not None:
-        model.sight.use(os.fsdecode(mmproj))
+    if mmproj is not None or pan_and_scan:
+        model.sight.use(mmproj, pan_and_scan)
     return model
 
 
@@ -445,6 +446,5 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
             from localllm.engine.options import EngineOptions
             from localllm.engine.texts import TextReader
 
-            reader = TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))
-            reader.prepare_all()
-            reader.close()
+            with closing(TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))) as reader:
+                reader.prepare_all()

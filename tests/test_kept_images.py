@@ -45,8 +45,8 @@ class Read:
     """What a process makes of a prompt: the next logits, how many tokens it had not to read, and how many images it
     encoded."""
 
-    def __init__(self, path: Path, messages: list[dict], cache: bool = True):
-        with localllm.open(path, threads=2, cache=cache) as model:
+    def __init__(self, path: Path, messages: list[dict], cache: bool = True, pan_and_scan: bool = False):
+        with localllm.open(path, threads=2, cache=cache, pan_and_scan=pan_and_scan) as model:
             sequences = model.session.sequences
             request = model.session.request(messages)
             self.prompt = request.prompt
@@ -104,6 +104,18 @@ def test_another_projector_at_the_same_place(tmp_path):
     other = Read(path, question)
     assert other.encoded == 1 and other.known == 0 and first.prompt != other.prompt
     assert np.array_equal(other.logits, Read(path, question, cache=False).logits)
+
+
+def test_with_crops_and_without(tmp_path):
+    """What was made and read of a picture without its crops is not taken for it with them, nor the other way round."""
+    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+    whole = Read(path, question)
+    cut = Read(path, question, pan_and_scan=True)
+    assert cut.encoded == 1 and not set(cut.prompt) & {token for token in whole.prompt if token < 0}
+    assert np.array_equal(cut.logits, Read(path, question, cache=False, pan_and_scan=True).logits)
+    for pan_and_scan, first in ((False, whole), (True, cut)):
+        again = Read(path, question, pan_and_scan=pan_and_scan)
+        assert again.encoded == 0 and again.prompt == first.prompt and np.array_equal(again.logits, first.logits)
 
 
 def test_damage_costs_time_only(tmp_path, folder):

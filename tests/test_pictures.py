@@ -1,6 +1,7 @@
 """Vision encoders: the CPU as the reference, the files that are refused, and how images are prepared."""
 
 import hashlib
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -141,6 +142,32 @@ def test_how_gemma_3_prepares(tmp_path):
     assert made.parts == ["<start_of_image>", 0, "<end_of_image>"]
     by_columns = shown.resize((56, 90), Image.Resampling.BILINEAR)
     assert np.array_equal(made.pictures[0], by_columns.resize((56, 56), Image.Resampling.BILINEAR))
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "sides"),
+    [
+        ((600, 501), []), ((600, 500), [0, 300, 600]), ((500, 600), [0, 300, 600]), ((501, 600), []), ((800, 800), []),
+        ((512, 256), [0, 256, 512]), ((511, 256), [0, 256, 511]), ((510, 256), []), ((640, 255), []), ((255, 640), []),
+        ((700, 300), [0, 350, 700]), ((901, 600), [0, 451, 901]), ((1500, 1000), [0, 750, 1500]),
+        ((1001, 333), [0, 334, 668, 1001]), ((333, 1001), [0, 334, 668, 1001]),
+        ((2999, 500), [0, 750, 1500, 2250, 2999]),
+    ],
+)  # fmt: skip
+def test_gemma_3_pans_and_scans(tmp_path, size, sides):
+    """Crops between the borders that transformers 5.23 has (pan_and_scan_batched), behind the whole picture."""
+    _, reader = opened(tmp_path, "gemma3")
+    h, shown = reader.hyperparameters, picture(size)
+    made, whole = reader.family.panned(h, shown), reader.family.prepared(h, shown)
+    numbers = np.asarray(shown)
+    cut = [
+        numbers[:, begin:end] if size[0] > size[1] else numbers[begin:end] for begin, end in itertools.pairwise(sides)
+    ]
+    squares = [reader.family.prepared(h, Image.fromarray(part)).pictures[0] for part in cut]
+    assert len(made.pictures) == 1 + len(squares) and (cut or made.parts == whole.parts)
+    for one, other in zip(made.pictures, [*whole.pictures, *squares], strict=True):
+        assert np.array_equal(one, other)
     reader.close()
 
 

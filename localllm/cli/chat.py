@@ -96,9 +96,9 @@ def chat(
         if place is not None:
             from localllm.cli.endpoint import opened as opened_there
 
-            return opened_there(place, path, choices, engine, chat_template=chat_template, mmproj=images.mmproj)
+            return opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
         assert path is not None
-        found = opening.open_model(path, engine, chat_template, no_cache, images.mmproj)
+        found = opening.open_model(path, engine, chat_template, no_cache, **images.seeing())
         found.session.require_conversation()
         if chosen.on_overflow == "shift":
             found.engine.require_shift()

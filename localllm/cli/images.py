@@ -24,6 +24,13 @@ class ImageGroup:
         option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
     ] = None
     mmproj: Projector = None
+    pan_and_scan: Annotated[
+        bool, option("--pan-and-scan", help="With Gemma 3: crops of long images, too, in up to five times the tokens.")
+    ] = False
+
+    def seeing(self) -> dict[str, Any]:
+        """By what, and how, as open_model takes it."""
+        return {"mmproj": self.mmproj, "pan_and_scan": self.pan_and_scan}
 
     @property
     def takes_stdin(self) -> bool:

@@ -45,6 +45,7 @@ def open_model(
     chat_template: str | None = None,
     no_cache: bool = False,
     mmproj: str | None = None,
+    pan_and_scan: bool = False,
 ) -> "Model":
     """Open a model, a path or a name; progress and warnings go to stderr."""
     path = located(model)
@@ -64,6 +65,7 @@ def open_model(
             gpu_layers=layer_count(engine.gpu_layers),
             uploading=uploading(line),
             mmproj=mmproj,
+            pan_and_scan=pan_and_scan,
         )
     finally:
         line.clear()

@@ -105,11 +105,11 @@ def run(
     with ExitStack() as stack:
         calls = tools.opened(stack)
         if place is None:
-            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, images.mmproj))
+            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, **images.seeing()))
         else:
             from localllm.cli.endpoint import opened as opened_there
 
-            opened = opened_there(place, model, choices, engine, chat_template=chat_template, mmproj=images.mmproj)
+            opened = opened_there(place, model, choices, engine, chat_template=chat_template, **images.seeing())
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)

@@ -14,7 +14,7 @@ from localllm.engine.memory.seen_rows import SeenRows, projector_fingerprint
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
 from localllm.engine.seen import Seen
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.images.opened import opened_image
 
@@ -41,10 +41,17 @@ class Eye:
     """
 
     def __init__(
-        self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions, keeps: bool = False
+        self,
+        path: str,
+        engine: "Engine",
+        tokenizer: "Tokenizer",
+        options: EngineOptions,
+        keeps: bool = False,
+        pan_and_scan: bool = False,
     ):
-        """keeps: what was made of images from process to process. Raises ModelError for what is no projector, or that
-        of another model, UnsupportedError."""
+        """keeps: what was made of images from process to process; pan_and_scan: crops of long images, too. Raises
+        ModelError for what is no projector, or that of another model, UnsupportedError, UsageError for crops that its
+        family does not have."""
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
         self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
@@ -56,6 +63,9 @@ class Eye:
         missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
         if missing:
             raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
+        if pan_and_scan and not hasattr(family, "panned"):
+            raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
+        self._prepared = family.panned if pan_and_scan else family.prepared
         engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
         self._files = SeenRows(os.path.basename(path), width) if keeps else None
 
@@ -64,7 +74,8 @@ class Eye:
         UsageError, ModelError."""
         image = opened_image(source)
         self._root = self._root or self._fingerprint()
-        digest = hashlib.sha256(self._root + f" {image.size} ".encode() + image.tobytes()).digest()
+        how = f" {self._prepared.__name__} {image.size} ".encode()
+        digest = hashlib.sha256(self._root + how + image.tobytes()).digest()
         look = self._known.pop(digest, None) or self._looked(image, digest)
         self._known[digest] = look
         for seen in look.seen:
@@ -82,8 +93,8 @@ class Eye:
 
     def _looked(self, image: Any, digest: bytes) -> SeenImage:
         """The first time."""
-        family, h = self._reader.family, self._reader.hyperparameters
-        prepared = family.prepared(h, image)
+        h = self._reader.hyperparameters
+        prepared = self._prepared(h, image)
         rows = self._files.find(digest) if self._files else None
         if rows is None:
             self.encoded += 1

@@ -25,11 +25,14 @@ class Sight:
         self._lock = threading.Lock()
         self.eye: Eye | None = None
 
-    def use(self, projector: str) -> "Eye":
-        """See by this file from now on. Raises ModelError for what is no projector of this model, UnsupportedError."""
+    def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "Eye":
+        """See by this file from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
+        Raises what Eye does, and UsageError if there is no projector."""
+        from localllm.files.projectors import projector_beside
         from localllm.generation.eye import Eye
 
-        eye = Eye(projector, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps)
+        path = projector_beside(self._path) if projector is None else os.fsdecode(projector)
+        eye = Eye(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
         self.close()
         self.eye = eye
         return eye
@@ -38,12 +41,7 @@ class Sight:
         """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
         image, and what `use` raises."""
         with self._lock:
-            if self.eye is None:
-                from localllm.files.projectors import projector_beside
-
-                self.use(projector_beside(self._path))
-            assert self.eye
-            return self.eye.look(image)
+            return (self.eye or self.use()).look(image)
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,7 @@
 """Gemma 3 (Gemma Team 2025, arXiv 2503.19786): SigLIP, whose patches are averaged in squares.
 
 A picture is made square, 896 pixels wide, whatever its shape; its 256 rows see each other in the language model.
+With pan-and-scan, if somebody asks for it, crops of a long picture follow, as Hugging Face's transformers has them.
 """
 
 from typing import ClassVar
@@ -10,12 +11,15 @@ import numpy as np
 from localllm.arch.fields import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
-from localllm.arch.vision.resizing import BILINEAR, Picture, resized
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resized
 from localllm.arch.vision.vit import siglip, transposed
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
 MARKS = "<start_of_image>", "<end_of_image>"
+BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # of a picture that has crops, and of each of them
+LEAST_CROP, MOST_CROPS = 256, 4  # pixels on each side; of a picture
+LEAST_RATIO = 1.2  # of the longer side to the shorter one, of a picture that is cut
 tower = siglip
 
 
@@ -33,6 +37,33 @@ def prepared(h: Vision, picture: Picture) -> Prepared:
     """One square, between marks."""
     square = resized(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
+
+
+def panned(h: Vision, picture: Picture) -> Prepared:
+    """The same of a picture that is too short to be cut; else its square, and one of each crop, with words around."""
+    boxes = crops(picture.size)
+    if not boxes:
+        return prepared(h, picture)
+    squares = [resized(part, (h.side, h.side), BILINEAR) for part in (picture, *map(picture.crop, boxes))]
+    parts: list[str | int] = [f"Here is the original image {BEGIN}", 0]
+    for number in range(1, len(squares)):
+        words = " and here are some crops to help you see better " if number == 1 else " "
+        parts += [f"{END}{words}{BEGIN}", number]
+    return Prepared(squares, [*parts, END])
+
+
+def crops(size: Size) -> list[tuple[int, int, int, int]]:
+    """Left, upper, right and lower borders of the crops of a picture, along its longer side; none if they would be too
+    small, or it is hardly longer than wide."""
+    shorter, longer = sorted(size)
+    count = min(max(min(longer // LEAST_CROP, int(longer / shorter + 0.5)), 2), MOST_CROPS)
+    length = -(-longer // count)
+    if longer / shorter < LEAST_RATIO or min(length, shorter) < LEAST_CROP:
+        return []
+    sides = [(begin, min(begin + length, longer)) for begin in range(0, longer, length)]
+    if size[0] > size[1]:
+        return [(begin, 0, end, shorter) for begin, end in sides]
+    return [(0, begin, shorter, end) for begin, end in sides]
 
 
 def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
