@@ -574,7 +574,7 @@ def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
     blocks = x.reshape(len(x), x.shape[1] // 32, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     if in_pairs:
-        pairs = largest.reshape(len(x), -1, 2)
+        pairs = largest.reshape(len(x), largest.shape[1] // 2, 2)
         larger = pairs.max(axis=-1, keepdims=True)
         largest = np.where(larger <= 2 * pairs.min(axis=-1, keepdims=True), larger, pairs).reshape(largest.shape)
     finite = np.isfinite(largest)
