@@ -77,7 +77,8 @@ def test_row_by_row(other, monkeypatch):
     test_kernels.test_swiglu(call, 7, 100)
     test_kernels.test_rope(call, 80, 32, True)
     test_kernels.test_angles(call, 40)
-    test_kernels.test_quantize(call, 7, 320)
+    for in_pairs in (False, True):
+        test_kernels.test_quantize(call, 7, 320, in_pairs)
     test_kernels.test_logits(call, 100)
     for function in test_kernels.FUNCTIONS:
         test_kernels.test_functions_of_single_numbers(call, 7, 100, function)
