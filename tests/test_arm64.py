@@ -21,7 +21,7 @@ APPLE_M1, APPLE_M4 = ("apple-m1", "+neon,+dotprod"), ("apple-m4", "+neon,+dotpro
 A72, V1 = ("cortex-a72", "+neon"), ("neoverse-v1", "+neon,+dotprod,+i8mm")
 BYTE_PRODUCTS = {"usdot", "sdot", "udot", "usmmla", "smmla", "ummla", "smull"}
 # What kernels may call elsewhere: mathematics, and what fills memory with zeros.
-MAY_CALL = {"exp", "expf", "log", "logf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
+MAY_CALL = {"exp", "expf", "log", "logf", "log1pf", "sin", "cos", "sincos", "__sincos_stret", "memset", "bzero"}
 
 
 def assembly(triple: str, cpu: tuple[str, str], *kernels: str) -> str:
