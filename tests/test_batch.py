@@ -8,8 +8,8 @@ import pytest
 from fake_sequences import FakeSequence, FakeSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_costs import Free
 from test_answers import VOCAB, Letters, table
-from test_guess_head import Free
 
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs

@@ -18,8 +18,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 from checkpoint import edit_json, random_tensor, spelled_out, write_family, write_json, write_safetensors
+from step_costs import Free
 from test_convert import TEXT, refused, write_gguf
-from test_guess_head import Free
 
 import localllm
 from localllm.arch import ARCHITECTURES

@@ -13,6 +13,7 @@ from models.declaration import Model
 from models.golden import kept
 from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head
 from models.guessing import head as head_for
+from step_costs import Free
 
 from localllm import api
 from localllm.arch import architecture
@@ -29,7 +30,6 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps, speculation
 from localllm.generation.draft_model import account_of
 from localllm.generation.leaps import FEW
-from localllm.generation.speculation import StepCosts
 from localllm.kernels.reference import Reference
 from localllm.kernels.remembered import Remembered
 
@@ -241,18 +241,6 @@ def test_who_has_no_such_layer_says_so(tmp_path):
     with pytest.raises(UsageError, match="has no layer that guesses"):
         engine.listen(engine.sequence())
     engine.close()
-
-
-class Free(StepCosts):
-    """Whatever a step has, it costs the same: every guess is read."""
-
-    are_known = True
-
-    def of(self, tokens: int) -> float:
-        return 1.0
-
-    def of_time(self, seconds: float) -> float:
-        return 0.0
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])

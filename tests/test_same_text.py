@@ -5,27 +5,16 @@ import itertools
 import numpy as np
 import pytest
 from models import write_model
+from step_costs import Free
 
 from localllm import api
 from localllm.generation import leaps, speculation
-from localllm.generation.speculation import MOST, StepCosts
+from localllm.generation.speculation import MOST
 
 KINDS = {"dense": "llama", "experts": "qwen3moe", "latent": "deepseek2_v3", "recurrent": "mamba2", "both": "qwen35moe"}
 DRAWN = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed} for seed in range(20))]
 LENGTH = 40
 BIAS = {token: 12.0 for token in range(40, 46)}  # few tokens come, so that they come again
-
-
-class Free(StepCosts):
-    """Whatever a step has, it costs the same: every guess is read."""
-
-    are_known = True
-
-    def of(self, tokens: int) -> float:
-        return 1.0
-
-    def of_time(self, seconds: float) -> float:
-        return 0.0
 
 
 @pytest.fixture(autouse=True)
