@@ -102,19 +102,26 @@ class Partial:
 
         Raises ModelError, what `check` raises, LocalllmError.
         """
-        try:
-            if not self.is_right:
-                raise ModelError(f"{self.target}: what came is damaged: its size or SHA-256 is not what was promised")
-            check(str(self.path))
-        except ModelError as error:
+        if problem := self._problem(check):
             self.restart()  # an empty file goes at the end
-            raise type(error)(str(error).replace(str(self.path), str(self.target))) from None
+            raise problem
         try:
             sync(self._descriptor)
             replace(self.path, self.target)
             sync_folder(str(self.target.parent))
         except OSError as error:
             raise self._failure(error) from None
+
+    def _problem(self, check: Callable[[str], object]) -> ModelError | None:
+        """What is not right. Nothing holds on to what `check` has mapped when this is back: Windows keeps the size of a
+        mapped file."""
+        try:
+            if not self.is_right:
+                raise ModelError(f"{self.target}: what came is damaged: its size or SHA-256 is not what was promised")
+            check(str(self.path))
+        except ModelError as error:
+            return type(error)(str(error).replace(str(self.path), str(self.target)))
+        return None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

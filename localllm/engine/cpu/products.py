@@ -17,7 +17,11 @@ from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TI
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, LINEAR_SCRATCH, SUB_BLOCK
 from localllm.kernels.formats import takes
 
-PART_BYTES = 1 << 16  # of weights: what is worth a thread's coming
+# Bytes of weights of a part. A part costs a thread a microsecond or so: its number, and the first weights, for which
+# nobody has asked ahead. Threads that get as many each end together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
+# parts of 64 KB, whatever their number, took 1.02 to 1.08 times as long.
+PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
+SLICE_BYTES = 1 << 16  # the same for one of the experts that wait in a row
 # Addresses of rows among the arguments of a product.
 BY_ROW = {
     "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
@@ -71,11 +75,18 @@ def linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     """One matrix."""
     weight, bias = operation.given["weight"], operation.given["bias"]
     product = product_of(steps, operation, target)
-    parts = min(max(weight.tensor.nbytes // PART_BYTES, 1), 8 * target.threads)
+    parts = parts_of(weight.tensor.nbytes, target.threads)
     arguments = product.arguments | target.scratch(product.scratch)
     steps.append(product.kernel, arguments, parts, product.reads, [product.y])
     if bias is not None:
         steps.add_vector(operation.output, bias)
+
+
+def parts_of(nbytes: int, threads: int) -> int:
+    """How many parts a matrix of so many bytes has: as many for each thread, if there is enough for all."""
+    if nbytes < LEAST_BYTES * threads:
+        return max(nbytes // LEAST_BYTES, 1)
+    return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
 
 
 def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
@@ -89,7 +100,7 @@ def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None
     strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
     of_one = LINEAR_SCRATCH if name.endswith("quantized") else float_scratch(columns)
     # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
-    slices = min(max(data[0].nbytes // PART_BYTES, 1), max(8 * target.threads // choice.columns, 1))
+    slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}
     arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}

@@ -4,7 +4,6 @@ from llvmlite import ir
 from numba import types
 
 from localllm.kernels.simd import (
-    I32,
     I64,
     as_tuple,
     dots_in_words,
@@ -24,15 +23,6 @@ int64 = types.int64
 EVEN_THEN_ODD = [lane + 16 * (lane % 2) for lane in range(16)]  # even lanes of one vector, odd ones of another
 ODD_THEN_EVEN = [lane + 16 * (1 - lane % 2) for lane in range(16)]
 NEIGHBOURS = [lane ^ 1 for lane in range(16)]
-
-
-def sum_of_lanes(builder, value):
-    """The sum of 8 or 16 floats, as one lane: added as row_one.py does, so that a token gets the same among others."""
-    if value.type.count == 16:
-        value = builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8)))
-    while value.type.count > 1:
-        value = builder.fadd(*(slice_of(builder, value, odd, value.type.count, 2) for odd in (0, 1)))
-    return value
 
 
 class RowTotals:
@@ -140,18 +130,35 @@ class RowTotals:
     def make_finish(self):
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """The sum of each row goes to y [rows]."""
-            totals = elements(builder, totals)
-            for row in range(self.rows):
-                of_pair = totals[row // 2 * self.halves :][: self.halves]
-                lanes = [lane + 16 * half for lane in range(row % 2, 16, 2) for half in range(self.halves)]
-                total = sum_of_lanes(builder, shuffled(builder, of_pair[0], of_pair[-1], lanes))
-                total = builder.extract_element(total, I32(0))
-                if self.planes == 1:
-                    total = builder.fmul(total, constant_like(total, 256.0))
-                store_value(builder, builder.add(y, I64(4 * row)), total)
+            """The sum of each row goes to y [rows]. All rows together: one by one it took 4.5 ns a token, of 32 ns that
+            four rows of 576 columns took."""
+            sums = sums_by_row(builder, [*self.by_run(builder, elements(builder, totals))])
+            if self.planes == 1:
+                sums = builder.fmul(sums, constant_like(sums, 256.0))
+            store_value(builder, y, sums)
 
         return finish
+
+    def by_run(self, builder, totals):
+        """Of each pair of rows its runs' totals; of sub-blocks of 16, every fourth run and its halves are added."""
+        if self.halves == 1:
+            return totals
+        totals = [builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
+        return [builder.fadd(*halves) for halves in pairs_of(totals)]
+
+
+def sums_by_row(builder, totals):
+    """The sums of 2 or 4 rows, in lanes. totals: of pairs of rows, whose lanes take turns. Added as row_one.py does, so
+    that a token gets the same among others: neighbours first."""
+    size, rows = totals[0].type.count, 2 * len(totals)
+    starts = range(0, size * len(totals), size)
+    runs = [[start + lane + odd for start in starts for odd in (0, 1)] for lane in range(0, size, 2)]
+    first = [[lane for run in runs[odd::2] for lane in run] for odd in (0, 1)]
+    value = builder.fadd(*(shuffled(builder, totals[0], totals[-1], order) for order in first))
+    while value.type.count > rows:
+        lanes = [[i for i in range(value.type.count) if i // rows % 2 == odd] for odd in (0, 1)]
+        value = builder.fadd(*(shuffled(builder, value, value, order) for order in lanes))
+    return value
 
 
 def pairs_of(values):
