@@ -2,7 +2,17 @@
 
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat
-from localllm.kernels.formats.striped import four_by_16, multiplied, nibble, stripe_chunk, striped_nibbles
+from localllm.kernels.formats.striped import (
+    even_in_turn,
+    first_pairs,
+    four_by_16,
+    multiplied,
+    nibble,
+    nibbles_in_turn,
+    odd_in_turn,
+    second_pairs,
+    stripe_chunk,
+)
 from localllm.kernels.simd import (
     concatenate_u8x32,
     concatenate_u8x64,
@@ -17,7 +27,6 @@ from localllm.kernels.simd import (
     make_gather_planes,
     make_gather_powers,
     make_lookup,
-    make_quads,
     make_shift,
     make_shuffle,
     pair_f32x2,
@@ -39,7 +48,7 @@ def nibbles(at, block_bytes):
     @device
     def codes(address):
         first = address + at
-        return striped_nibbles(four_by_16(first, block_bytes), four_by_16(first + 4 * block_bytes, block_bytes))
+        return nibbles_in_turn(four_by_16(first, 2 * block_bytes), four_by_16(first + block_bytes, 2 * block_bytes))
 
     @device
     def chunk(address):
@@ -81,10 +90,6 @@ def looked_up(values, codes_and_chunk):
     return codes, device(lambda address: value(nibble_chunk(address)))
 
 
-even_in_turn, odd_in_turn = make_quads(0, 8, 2, 10, 4, 12, 6, 14), make_quads(1, 9, 3, 11, 5, 13, 7, 15)
-first_pairs, second_pairs = make_quads(0, 1, 4, 5, 8, 9, 12, 13), make_quads(2, 3, 6, 7, 10, 11, 14, 15)
-
-
 Q8_0_BYTES, Q8_0_CODES = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at
 Q8_0_OFFSET = 0 if wants_signed_codes() else 128
 q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
@@ -103,7 +108,7 @@ def q8_0_chunk(address):
 
 @device
 def q8_0_codes(address):
-    """Eight shuffles within and across 16 bytes, which cost less than any order of quads from two vectors."""
+    """Shuffles within 16 bytes, then of whole 16 bytes."""
     v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
     v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
     v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
