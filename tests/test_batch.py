@@ -239,6 +239,13 @@ def test_answers_join_and_leave_between_steps():
     assert max(len(work) for _, work in engine.ran) == 2
 
 
+@pytest.mark.parametrize(("places", "fits"), [(2 * PAGE, True), (2 * PAGE - 1, False)])
+def test_all_places_may_be_used(places: int, fits: bool):
+    one = request([2] * (PAGE + 1), max_tokens=PAGE - 1)
+    ask(Paged(table(0, ending=-1.0)), [one], places=places)
+    assert (one.error is None) == fits
+
+
 def test_the_youngest_makes_room_and_loses_nothing():
     row = table(4, ending=-9.0)
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(3)]

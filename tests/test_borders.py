@@ -107,6 +107,21 @@ def test_half_written_files_go_when_they_are_old(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}, "clear takes those that are young, too"
 
 
+def test_what_cannot_be_removed_or_marked_stays(tmp_path, monkeypatch):
+    """Other programs have it open, or have removed it."""
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
+    (tmp_path / ".folder.tmp").mkdir()
+    for name in (".a.tmp", ".z.tmp", "kept"):
+        (tmp_path / name).touch()
+    prefix_files.remove_temporary(-60)
+    prefix_files.remove(".folder.tmp")
+    prefix_files.remove("gone")
+    assert {path.name for path in tmp_path.iterdir()} == {".folder.tmp", "kept"}
+    os.utime(tmp_path / "kept", (0, 0))
+    prefix_files.mark_used(["gone", "kept"])
+    assert (tmp_path / "kept").stat().st_mtime > time.time() - 60
+
+
 @pytest.mark.parametrize(
     ("told", "limit"), [("2", 2 * 10**9), ("0", 0), ("-1", 0), ("x", None), ("", None), ("0.5", 5 * 10**8)]
 )

@@ -1,6 +1,7 @@
 """The command line's frame: groups of options, other names, defaults from elsewhere, help, completion."""
 
 import ast
+import io
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 from conftest import ROOT
 from terminal import Terminal
 from test_cli import posix
+from test_embed import with_words
 
 import localllm
 from localllm.cli import llama_names, opening
@@ -596,3 +598,30 @@ def test_only_commands_are_commands():
     group = context_of("run").parent.command
     assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
     assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models for the commands that make vectors and scores."""
+    folder, names = tmp_path_factory.mktemp("readers"), {"embed": "bert", "rerank": "bert_rank"}
+    return {command: with_words(name, folder / f"{name}.gguf") for command, name in names.items()}
+
+
+OPENS_A_MODEL: dict[str, list[str]] = {
+    "run": ["-p", "Hi"], "map": ["-p", "{line}"], "embed": [], "rerank": ["-q", "x"], "chat": [], "serve": [],
+    "bench": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads should be from 1 to .*, not 9999")],
+)
+@pytest.mark.parametrize("name", OPENS_A_MODEL)
+def test_what_is_said_of_the_engine_reaches_it(tiny, readers, monkeypatch, name: str, option: str, problem: str):
+    """Of every command that opens a model."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n")))
+    words, above = [str(readers.get(name, tiny)), *OPENS_A_MODEL[name], option], context_of(name)
+    context = above.command.make_context(name, words, parent=above.parent)
+    with context, pytest.raises(UsageError, match=problem):
+        context.command.invoke(context)

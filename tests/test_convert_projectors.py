@@ -21,6 +21,8 @@ from test_goldens import nmse
 from localllm.convert import open_projector
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import internvl
+from localllm.convert.projectors.lfm2vl import lfm2vl
+from localllm.convert.projectors.llava import llava15
 from localllm.convert.projectors.parts import SeeingConfig
 from localllm.engine.pictures import PictureReader
 from localllm.errors import ModelError
@@ -430,6 +432,23 @@ def test_what_the_large_internvl_has():
         )
     }  # fmt: skip
     assert facts.metadata["vision.preproc_max_tiles"] == 6
+
+
+@pytest.mark.parametrize(("family", "sides", "expected"), [
+    (internvl, (448, 14), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2,
+                           "preproc_min_tiles": 1, "preproc_max_tiles": 12}),
+    (lfm2vl, (None, None), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2}),
+    (llava15, (336, 14), {"attention.layer_norm_epsilon": 1e-5, "feature_layer": [23]}),
+])  # fmt: skip
+def test_what_config_files_need_not_say(family, sides: tuple[int | None, int | None], expected: dict[str, Any]):
+    """What transformers takes then."""
+    path = Path("config.json")
+    said = {"hidden_size": 64, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 96}
+    said |= dict(zip(("image_size", "patch_size"), sides, strict=True))
+    facts = family(SeeingConfig(Config({}, path), Config(said, path), Config({}, path), 5120))
+    assert {key: facts.metadata[f"vision.{key}"] for key in expected} == expected
+    if family is lfm2vl:
+        assert (facts.encoder.side, facts.encoder.patch, facts.parts["mm.1.weight"].shape) == (256, 16, (2560, 256))
 
 
 def test_llama_need_not_say_its_width(tmp_path):

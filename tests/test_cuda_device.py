@@ -85,6 +85,26 @@ def test_what_is_uploaded_is_there(card: CudaCard, heard: Heard):
     assert heard[-3:] == ["cuMemcpyHtoDAsync", "sync", "sync"]
 
 
+def moved(target: int, source: int, size: int, stream: int = 7) -> tuple[int]:
+    assert stream == 7
+    ctypes.memmove(target, source, size)
+    return (0,)
+
+
+def test_bytes_go_from_where_they_are(card: CudaCard):
+    """To the card, within it, and back; chunks one behind the other, or where work on them wants them."""
+    for name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyDtoH"):
+        setattr(card._driver, name, moved)
+    data = np.arange(40, dtype=np.uint8)
+    there, elsewhere = card.allocate(40), card.allocate(40)
+    card.upload(there, data)
+    card.copy(elsewhere, there, 40)
+    np.testing.assert_array_equal(card.download(elsewhere, 40), np.arange(40))
+    card._stream.wait, card._stream.record = (lambda other: None), lambda: card._stream
+    card.feed(np.split(data, 5), lambda address, chunk: None, there + 40)
+    np.testing.assert_array_equal(card.download(there, 80), [*range(40), *range(40)])
+
+
 @pytest.mark.parametrize("stream", ["_stream", "_copies"])
 def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
     """One line, whoever hears of it first; and what it had is let go once."""

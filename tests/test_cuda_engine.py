@@ -216,6 +216,9 @@ def test_as_many_layers_as_fit():
     require_room(needed, 2, MARGIN + 45)
     with pytest.raises(MemoryLimitError, match="3 layers take"):
         require_room(needed, 3, MARGIN + 45)
+    large = Sizes([2 * 10**9, 10**9, 3 * 10**9], 10**9)
+    with pytest.raises(MemoryLimitError, match=r"2 layers take 5\.0 GB of the card, which has 4\.0 GB free"):
+        require_room(large, 2, 4 * 10**9)
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "IQ2_XXS", "IQ2_S", "BF16"])

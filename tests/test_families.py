@@ -1,5 +1,6 @@
 """What families have of their own, beyond the goldens: golden models with other metadata or tensors."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -295,6 +296,41 @@ def test_what_is_not_done_is_refused(golden, name, fields, problem):
         architecture(file)
 
 
+@pytest.mark.parametrize("name, fields, problem", [
+    ("deepseek2_v3", {"attention.key_length_mla": 32}, "4 heads of 32, 1 of keys, 32 rotated"),
+    ("deepseek2_v3", {"attention.head_count_kv": 4}, "4 heads of 64, 4 of keys, 32 rotated"),
+    ("deepseek2_v3", {"attention.key_length": 95}, "key_length should be 96"),
+    ("deepseek2_v3", {"attention.value_length": 63}, "value_length should be 64"),
+    ("deepseek2_v3", {"expert_used_count": 9}, "a token cannot go to 9 of 8 experts"),
+    ("deepseek2_v3", {"expert_used_count": 5}, "2 of 4 groups do not have 5 experts"),
+    ("deepseek2_v3", {"expert_group_count": 3}, "8 experts in 3 groups"),
+    ("deepseek2_v3", {"expert_group_count": 8}, "8 experts in 8 groups"),
+    ("deepseek2_v3", {"expert_group_used_count": 5}, "of which 5 are used"),
+    ("deepseek32", {"attention.indexer.key_length": 15}, "heads of 15 numbers, of which 16 turn"),
+    ("deepseek4", {"attention.indexer.key_length": 16}, "heads of 32 and 16, 16 rotated"),
+    ("deepseek4", {"attention.head_count_kv": 2}, "heads of 32 and 64, 16 rotated"),
+    ("dots3note", {"attention.key_length_mla": 16}, "heads of 16, of which 16 turn"),
+    ("dots3note", {"attention.key_length_mla_swa": 16}, "heads of 16, of which 16 turn"),
+    ("glm5_next", {"attention.indexer.top_k": 13}, "13 keys in pools of 4"),
+    ("glm5_next", {"attention.indexer.kpool": 1}, "12 keys in pools of 1"),
+    ("grovemoe", {"experts_per_group": 3}, "8 experts in groups of 3"),
+    ("kimi_linear", {"attention.key_length_mla": 16}, "3 heads of 16, 1 of keys, 16 apart"),
+    ("kimi_linear", {"attention.head_count_kv": np.array([0, 0, 2, 0])}, "3 heads of 40, 2 of keys"),
+    ("kimi_linear", {"rope.dimension_count": 15}, "15 apart"),
+    ("minimax_m3", {"attention.indexer.key_length": 15}, "3 heads of 15"),
+    ("minimax_m3", {"attention.indexer.head_count": 2}, "2 heads of 24"),
+    ("minimax_m3", {"attention.indexer.local_blocks": 5}, "the last 5 of 4 blocks"),
+    ("plm", {"attention.key_length": 16}, "4 heads of 16, 16 rotated"),
+    ("plm", {"attention.head_count_kv": 2}, "4 heads of 40, 16 rotated"),
+    ("qwen4exp", {"attention.indexer.key_length": 15}, "heads of 15 numbers, of which 16 turn"),
+])  # fmt: skip
+def test_sizes_that_do_not_go_together(golden, name, fields, problem):
+    file = golden(name)
+    file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
+    with pytest.raises(ModelError, match=problem):
+        architecture(file)
+
+
 def test_a_layer_without_a_feed_forward_network_does_nothing(golden):
     """As in llama.cpp, though it may have attention: whose tensors stand in the file, and keep nothing."""
     file = golden("deci")
@@ -313,12 +349,34 @@ def test_pairs_of_no_axis_stand_still(golden, name, still):
     assert architecture(golden(name))[1].attention.rope.still == tuple(still)
 
 
-@pytest.mark.parametrize("name", ["attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"])
-def test_biases_that_are_missing(golden, name):
-    file = golden("gpt_oss")
-    del file.tensors[f"blk.1.{name}.bias"]
-    with pytest.raises(ModelError, match=rf"the model has no tensor blk\.1\.{name}\.bias"):
-        logits(file)
+OF_EXPERTS = "gate_inp", "gate_exps", "up_exps", "down_exps"
+
+# Biases that a model must have: without one it would be another model, and nobody would hear of it.
+BIASES = {
+    "afmoe": ["exp_probs_b"], "bailingmoe3": ["exp_probs_b"], "bloom": ["token_embd_norm", "output_norm"],
+    "deepseek32": ["indexer.k_norm"], "glm4moe": ["exp_probs_b"],
+    "glm5_next": ["indexer.k_norm", "ssm_dt", "exp_probs_b"],
+    "gpt_oss": [f"{name}" for name in ("attn_output", *(f"ffn_{of}" for of in OF_EXPERTS))],
+    "kimi_k3": ["ssm_dt", "exp_probs_b"], "kimi_linear": ["ssm_dt", "exp_probs_b"],
+    "mamba": ["ssm_conv1d", "ssm_dt"], "mamba2": ["ssm_conv1d", "ssm_dt"],
+    "minimax_m2": ["exp_probs_b"], "minimax_m3": ["exp_probs_b"],
+    "nemotron_h_moe": ["exp_probs_b"], "phi2": ["output"], "plamo2": ["ssm_dt"], "qwen35": ["ssm_dt"],
+    "phimoe": ["output", "output_norm", "attn_norm", "attn_output", "ffn_norm"],
+    "rwkv6": ["token_embd_norm", "attn_norm", "attn_norm_2", "time_mix_ln"],
+    "rwkv7": ["time_mix_ln"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bias"), [(name, bias) for name, found in BIASES.items() for bias in found])
+def test_biases_that_are_missing(golden, name, bias):
+    """In all layers; of one that only some layers lack, the others tell."""
+    file = golden(name)
+    its_name = rf"(blk\.\d\.)?{re.escape(bias)}\.bias"
+    for tensor in [each for each in file.tensors if re.fullmatch(its_name, each)]:
+        del file.tensors[tensor]
+    module, h = architecture(file)
+    with pytest.raises(ModelError, match=f"the model has no tensor {its_name}$"):
+        recorded(file, module.forward, Weights(file.tensors), h, 128)
 
 
 @pytest.mark.parametrize(("experts", "normed"), [(127, True), (128, False), (129, True)])

@@ -1,10 +1,13 @@
 """What a prompt goes on from: decided from tokens, turns and runs alone."""
 
+import numpy as np
 import pytest
+from fake_sequences import FakeSequences
 
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
 from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse
+from localllm.generation.sequences import Sequences
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))
@@ -54,3 +57,14 @@ def test_the_same_prompt_is_not_read_at_all():
     assert best_reuse([Candidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == Reuse("end", 900)
     assert best_reuse([known], LONG, RUNS) == best_reuse([known._replace(has_logits=False)], LONG, RUNS)
     assert best_reuse([known], [*LONG[:899], -1], RUNS) == Reuse("end", FIRST, is_run=True)
+
+
+def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
+    """Where a sequence went back to behind a short prompt is none for a long one, which is read in other runs."""
+    sequences = Sequences(FakeSequences(9, lambda tokens: np.zeros(9)))
+    begun = []
+    for ids in ([2] * 60, [2] * 50 + [3] * (PRECISE_TOKENS - 50), [2] * 50 + [3] * 50 + [4] * 100):
+        with sequences.beginning_with(ids) as one:
+            begun.append(len(one.sequence.tokens))
+            one.sequence.append(ids[begun[-1] :])
+    assert begun == [0, 50, 0]

@@ -1,7 +1,10 @@
 """The parts of the server, without one: fields, errors by their numbers, who may ask, streams, what is counted."""
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
 from localllm.server import wire
+from localllm.server.anthropic_messages import question_of
 from localllm.server.asking import (
     biases,
     choice_of,
@@ -30,6 +35,7 @@ from localllm.server.images import MOST_IMAGES, file_below, image_part, with_fil
 from localllm.server.listening import tcp_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram
+from localllm.server.openai_responses import question_of as question_of_responses
 from localllm.server.service import in_time, merged
 from localllm.server.shelf import UnknownModelError
 from localllm.server.texts import MOST, texts_of
@@ -158,6 +164,29 @@ def test_schemas_of_formats():
     assert schema_of(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
     with pytest.raises(UsageError, match=r"^json_schema.schema should be an object, not null"):
         schema_of(Body({"type": "json_schema", "json_schema": {}}))
+
+
+def test_schemas_of_other_interfaces():
+    """Anthropic's output_config, and the text of OpenAI's Responses."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    expected, format = constraint_of(schema), {"type": "json_schema", "schema": schema}
+    asked = {"messages": [{"role": "user", "content": "x"}], "input": "x"}
+    for read, key in ((partial(question_of, max_tokens=9), "output_config"), (question_of_responses, "text")):
+        for given, constraint in (({"format": format}, expected), ({}, None), (None, None)):
+            question = read(Body({**asked, key: given}))
+            assert question is not None and question.options.constraint == constraint
+        with pytest.raises(UsageError, match="schema should be an object"):
+            read(Body({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
+
+
+@pytest.mark.parametrize(("effort", "thinking", "think"), [
+    ("low", None, "low"), ("max", None, "high"), (None, None, "auto"), ("low", {"type": "adaptive"}, "low"),
+    ("low", {"type": "enabled"}, "on"), ("max", {"type": "disabled"}, "off"), (None, {"type": "disabled"}, "off"),
+])  # fmt: skip
+def test_efforts_of_anthropic(effort: str | None, thinking: dict | None, think: str):
+    """An effort says how long to think where nothing else says whether."""
+    given = {"output_config": effort and {"effort": effort}, "thinking": thinking}
+    assert question_of(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
 
 
 def test_tools_by_every_name():
@@ -559,6 +588,8 @@ def test_addresses_where_nobody_can_listen():
     taken = tcp_socket("127.0.0.1", 0)
     try:
         port = taken.getsockname()[1]
+        is_reused = taken.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert bool(is_reused) == (sys.platform != "win32"), "a server that was ended may start again at once"
         taken.listen()
         with pytest.raises(LocalllmError, match=rf"cannot listen at 127\.0\.0\.1, port {port}: [A-Z]") as error:
             tcp_socket("127.0.0.1", port)

@@ -25,7 +25,7 @@ class HeadState:
     number: int
     rates: Weight
     key_heads: int
-    repeat: int = 1
+    repeat: int
 
 
 class StateVerbs(Protocol):

@@ -51,8 +51,8 @@ def tick(made: int = 0) -> None:
 
 
 def bits(value: Any) -> int:
-    """Of an integer; 0 for anything else."""
-    return max(1, value.bit_length()) if isinstance(value, int) else 0
+    """Of an integer; 0 for anything else, as for the integer 0, by which nothing grows."""
+    return value.bit_length() if isinstance(value, int) else 0
 
 
 def size(value: Any) -> float:
