@@ -327,7 +327,6 @@ def test_a_damaged_model(tmp_path: Path, cli, arguments: list[str]):
     names = {"MODEL": model, "TEXT": tmp_path / "text", "OUT": tmp_path / "out"}
     code, _, err = cli(*[names.get(word, word) for word in arguments], stdin=b"Hi\n")
     assert code == 3
-    err = re.sub(r"^localllm: compiling (a kernel|\d+ kernels) .*\n", "", err)
     assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not numbers; .*\n", err)
     assert not (tmp_path / "out").exists()
 
