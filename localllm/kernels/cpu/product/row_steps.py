@@ -33,7 +33,7 @@ class RowTotals:
 
     Dot products and multiplications of 64 bytes share two of Zen 4's four units, which finish one a cycle: they are
     what counts. For a group of four rows a token in both planes takes 38 such cycles in Q4_K, of which 32 are dot
-    products, and 41 in Q6_K; measured, in the caches: 42 and 47. What all tokens share takes 50 to 90.
+    products, and 41 in Q6_K; measured, in the caches: 39.5 and 44. What all tokens share takes 50 to 90.
     """
 
     def __init__(self, shape, rows, planes):
