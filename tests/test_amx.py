@@ -42,6 +42,7 @@ from localllm.engine import run as engine_run
 from localllm.engine.cpu import lowering as engine_cpu
 from localllm.engine.cpu import tiles as engine_tiles
 from localllm.engine.cpu.attention import attention_scratch
+from localllm.engine.lower.tape import Buffer
 from localllm.engine.run import Header, Span
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels import cpu, machine
@@ -311,6 +312,17 @@ def test_integers_are_made_for_few_tokens_only():
         header = Header()
         header.fill([Span(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
         assert header.few_counts.tolist() == [few, 1]
+
+
+@pytest.mark.parametrize(
+    ("format", "is_stored", "most"), [("Q8_0", False, 1), ("Q8_0", True, 2), ("F32", False, 2), ("F32", True, 2)]
+)
+def test_which_products_take_both_planes_in_any_run(format, is_stored, most):
+    """Of keys and values, whose error all later tokens see, and of weights in float32; others in exact runs alone."""
+    steps = SimpleNamespace(header=SimpleNamespace(most_precise=1, most_precise_stored=2))
+    kernel = "linear_float-F32" if format == "F32" else f"linear_quantized-{format}"
+    _, arguments, _ = engine_tiles.in_tiles(steps, kernel, format, engine_tiles.Panels(Buffer(1, 64), 64), is_stored)
+    assert arguments["most_exact"] == most
 
 
 @pytest.mark.parametrize("allowed", [False, True])

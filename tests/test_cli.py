@@ -480,6 +480,21 @@ def test_ctrl_c_where_python_cannot_raise_it():
     assert (done.stdout.splitlines(), done.stderr) == ([b"goes on", b"interrupted"], b"")
 
 
+# Ctrl-C when the exit code is decided, while the program waits for its threads.
+AT_THE_END = """
+import signal, threading
+from localllm.cli.main import program
+threading._shutdown = lambda: signal.raise_signal(signal.SIGINT)
+program()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["run", "--none"], 2)])
+def test_ctrl_c_at_the_end_changes_nothing(words: list[str], code: int):
+    done = subprocess.run([sys.executable, "-c", AT_THE_END, *words], capture_output=True, env=ENVIRONMENT, timeout=120)
+    assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0)), done.stderr
+
+
 # The program, which says on stderr when it has its first token: with --json, nothing else shows that.
 TELLING = """
 import sys

@@ -18,6 +18,7 @@ from localllm.cli import pull as pull_command
 from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
+from localllm.cli.options import layers
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
@@ -78,6 +79,10 @@ def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str
 
 def test_layers_for_a_card():
     assert (opening.layer_count("7"), opening.layer_count("all")) == (7, "all")
+    assert [layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == ["all", "auto", "all", "0", "9999999"]
+    for text in ("10000000", "-2", "1.5", "", "ALL"):
+        with pytest.raises(ValueError, match="is not a number, all or auto"):
+            layers(text)
 
 
 # ---- pulling

@@ -167,9 +167,9 @@ def test_files_that_lie(clip):
             continue
         damaged.metadata = dict(damaged.metadata) | {key: int(value) * 3 + 1}
         with pytest.raises(ModelError):
-            PairReader(damaged)
+            PairReader(damaged, EngineOptions())
     for name in file.tensors:
         damaged = GGUFFile.open(str(clip))
         damaged.tensors = {other: tensor for other, tensor in damaged.tensors.items() if other != name}
         with pytest.raises(ModelError):
-            PairReader(damaged)
+            PairReader(damaged, EngineOptions())

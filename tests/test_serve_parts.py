@@ -175,6 +175,7 @@ def test_schemas_of_other_interfaces():
         for given, constraint in (({"format": format}, expected), ({}, None), (None, None)):
             question = read(Body({**asked, key: given}))
             assert question is not None and question.options.constraint == constraint
+            assert (question.n, question.most_likely) == (1, None)
         with pytest.raises(UsageError, match="schema should be an object"):
             read(Body({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
 

@@ -1,7 +1,9 @@
 """Sessions on disk: what a person can read, what survives a kill, what is refused; and what is typed, and drawn."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from wcwidth import wcswidth
 from localllm.cli import chat_options, history
 from localllm.cli.chat_commands import COMMANDS
 from localllm.cli.drawing import Wrapper, blocks, clusters
-from localllm.cli.line_editor import is_open, without_quotes
+from localllm.cli.line_editor import LineEditor, is_open, without_quotes
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.services import sessions
@@ -283,3 +285,14 @@ def test_blocks_of_markdown():
     text = "# a\n\ntext\nmore\n\n```\ncode\n\ncode\n```\n\nlast"
     assert blocks(text) == ["# a\n\n", "text\nmore\n\n", "```\ncode\n\ncode\n```\n\n", "last"]
     assert "".join(blocks(text)) == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="event loops hear no signals there")
+def test_the_loop_of_the_editor_hears_of_sigterm():
+    """A handler of Python's could end a callback of the loop, and leave the terminal as it is."""
+
+    async def heard() -> bool:
+        LineEditor._end_on_sigterm(LineEditor.__new__(LineEditor))
+        return asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+    assert asyncio.run(heard())

@@ -25,9 +25,9 @@ class PairReader:
         width: numbers of a vector.  context: the most tokens of a text.  vocab_size: how many tokens there are.
     """
 
-    def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
+    def __init__(self, file: GGUFFile, options: EngineOptions):
         """Raises ModelError for a file that is none, or is damaged."""
-        self._path, self._options, self._lock = file.path, options or EngineOptions(), threading.Lock()
+        self._path, self._options, self._lock = file.path, options, threading.Lock()
         self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
         self._said = said_parts(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context

@@ -38,7 +38,7 @@ class LibraryProduct(NamedTuple):
     a_stride: int
     b_stride: int
     c_stride: int
-    adds: bool = False  # to what c is
+    adds: bool  # to what c is
 
 
 Work = Launch | LibraryProduct
