@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from signals import apart, ctrl_c
+from signals import apart, ctrl_c, keyboard
 from system_calls import SAFE, SystemCalls
 
 from localllm import builtin_model
@@ -212,11 +212,12 @@ def test_ctrl_c_finishes_what_has_begun(many: Path, tmp_path: Path):
 def test_a_second_ctrl_c_leaves_at_once(many: Path, tmp_path: Path):
     output = tmp_path / "answers.jsonl"
     process = start(GUIDE, many, "-o", output, "-n", "400", "--temp", "0", "--as-finished", **apart())
-    wait_for(output, 1)
-    ctrl_c(process)
-    assert process.stderr is not None
-    assert b"finishing" in process.stderr.readline()
-    ctrl_c(process)
+    with keyboard(process) as press:
+        wait_for(output, 1)
+        press()
+        assert process.stderr is not None
+        assert b"finishing" in process.stderr.readline()
+        press()
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert all("output" in result for result in lines(output.read_text()))
