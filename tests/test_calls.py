@@ -3,6 +3,8 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_model
@@ -13,6 +15,7 @@ from localllm.errors import UsageError
 from localllm.generation.call_format import GENERIC, HARMONY, ID, IDS, TOLD, CallFormat, call_format, common_form
 from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
 from localllm.generation.calls import Calls, Tool, ToolUse
+from localllm.generation.either import Either
 from localllm.generation.thinking import ANSWER
 from localllm.generation.tool_messages import PROBE, with_arguments
 from localllm.text.templates import ChatTemplate
@@ -235,3 +238,13 @@ def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
     for token in tokenizer.encode('<|end|><|start|>assistant to=functions.time.now<|message|>{"zone":"C', special=True):
         matcher.accept(token)
     assert not matcher.allowed()[numbers].any()
+
+
+def test_nothing_is_expected_of_what_may_be_two_things():
+    form, calls = SimpleNamespace(expected=lambda: [1]), SimpleNamespace(expected=lambda: [2])
+    either: Any = Either(form, calls)  # type: ignore[arg-type]
+    assert either.expected() == []
+    either.form = None
+    assert either.expected() == [2]
+    either.form, either.calls = form, None
+    assert either.expected() == [1]

@@ -19,6 +19,7 @@ from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
 from localllm.cli.options import layers
+from localllm.cli.quantize import meant_type
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
@@ -605,3 +606,11 @@ def test_the_table_of_chats_commands():
 def test_titles_of_sessions():
     assert session_list.TITLE == 40
     assert json.dumps(sorted(chat_commands.KEYS))  # every key has a line of help
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [("q4km", "did you mean Q4_K_M?"), ("IQ4-XS", "did you mean IQ4_XS?"), ("Q4_K_N", "did you mean"), ("model", "")],
+)
+def test_which_type_may_be_meant(text: str, question: str):
+    assert meant_type(text).startswith(question) and bool(meant_type(text)) == bool(question)

@@ -348,6 +348,16 @@ def test_the_scaling_of_llama_3_is_known_to_others(tmp_path: Path, variant: str)
     np.testing.assert_allclose(found.rows(0, 1).view(np.float32).reshape(-1), expected, rtol=1e-6)
 
 
+def test_hunyuan_was_trained_for_longer_texts_than_it_says(tmp_path: Path):
+    """Its base grows by alpha, as in llama.cpp's converter."""
+    folder = written(tmp_path, "hunyuan_dense")
+    edit_json(folder / "config.json", rope_parameters={"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 1e4})
+    metadata = open_folder(folder).metadata
+    found = {key.removeprefix("hunyuan-dense."): value for key, value in metadata.items()}
+    assert found["context_length"] == found["rope.scaling.original_context_length"] == 262144
+    assert found["rope.freq_base"] == pytest.approx(1e4 * 1000 ** (24 / 22), rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
 def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from test_wordpiece import PIECES, WORDS, metadata
 
 import localllm
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
-from localllm.generation.embedding import joined, normalized
+from localllm.generation.embedding import Embedder, joined, normalized
+from localllm.generation.pair_embedding import PairEmbedder
+from localllm.generation.reranking import Reranker
 from localllm.generation.roles import prompt_of
 from localllm.quant.cache import cache_folder
 
@@ -176,3 +179,11 @@ def test_prompts_of_models():
     assert prompt_of({"localllm.prompt.query": "Q: "}, "document", "x") == ""
     with pytest.raises(UsageError, match="does not say what stands in front of a query"):
         prompt_of({"general.name": "Something"}, "query", "x")
+
+
+@pytest.mark.parametrize("kind", [Embedder, PairEmbedder, Reranker])
+def test_who_is_closed_ends_the_threads(kind):
+    made, ended = kind.__new__(kind), []
+    made.reader = SimpleNamespace(close=lambda: ended.append(True))
+    made.close()
+    assert ended

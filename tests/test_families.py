@@ -385,6 +385,13 @@ def test_queries_of_maverick_are_not_normalized(tmp_path, experts, normed):
     assert architecture(GGUFFile.open(path))[1].normed is normed
 
 
+@pytest.mark.parametrize(("context", "choosing"), [(2**20 - 1, range(7)), (2**20, (0, 1, 2, 6))])
+def test_long_contexts_of_glm_have_an_indexer_in_every_fourth_layer(tmp_path, context, choosing):
+    """Where the file does not say which layers have one."""
+    file = GGUFFile.open(write_model("glm_dsa", tmp_path / "model.gguf", layers=7))
+    assert architecture(change(file, context_length=context))[1].indexer.layers == tuple(choosing)
+
+
 def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
     file = golden("llama4")
     module, h = architecture(file)

@@ -21,6 +21,7 @@ from localllm.errors import UsageError
 from localllm.files import file_hash
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
+from localllm.kernels.machine import Lane
 from localllm.services import receipts
 
 
@@ -95,6 +96,16 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
     with localllm.open(tiny) as model:
         answer = model.chat(asked, max_tokens=6, stop=["x\ny"], top_p=0.5, seed=result["seed"])
         assert ("".join(answer), answer.tokens) == (result["text"], result["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [("+avx2,+avx512f,+sse4.2", "avx2 avx512f"), ("+neon,+dotprod,+i8mm,+crc", "dotprod i8mm neon"), ("", "")],
+)
+def test_instructions_by_which_kernels_differ(monkeypatch, features: str, told: str):
+    """Of every kind of processor."""
+    monkeypatch.setattr(receipts, "this_lane", lambda: Lane("", features))
+    assert receipts.circumstances(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == told
 
 
 def test_another_text_is_told(tiny: str, cli, tmp_path: Path):

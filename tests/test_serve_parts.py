@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ from localllm.server.metrics import Histogram
 from localllm.server.openai_responses import question_of as question_of_responses
 from localllm.server.service import in_time, merged
 from localllm.server.shelf import UnknownModelError
-from localllm.server.texts import MOST, texts_of
+from localllm.server.texts import MOST, in_turn, texts_of
 from localllm.server.wire import (
     EventStream,
     LeftError,
@@ -635,3 +636,21 @@ def test_histograms():
         "5",
     ]
     assert (lines["x_sum"], lines["x_count"]) == ("121.011100", "5")
+
+
+def test_vectors_are_made_in_turn():
+    """By whoever asks: a model's memory is that of one."""
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(in_turn(work) for _ in range(4)))
+
+    asyncio.run(all_at_once())
+    assert most == 1
