@@ -311,7 +311,8 @@ def together(
     """All experts' products."""
     columns, is_quantized = x.shape[1], name in cpu.SUB_BLOCK
     kind = "quantized" if is_quantized else "float"
-    scratch = Scratch(cpu.CALL_BYTES + (cpu.LINEAR_SCRATCH if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)))
+    own = cpu.linear_scratch(columns) if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)
+    scratch = Scratch(cpu.CALL_BYTES + own)
     y, row_bytes = output(plan.count, rows), data.nbytes // 8 // rows
     arguments = {"count": plan.row_count, "weights": data, "row_bytes": row_bytes, "rows": rows, "columns": columns}
     arguments |= {"y": y, "y_stride": y.strides[0], **scratch.arguments, **plan.arguments, "run_count": count(100)}

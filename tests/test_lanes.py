@@ -32,7 +32,7 @@ LANES = {
     "avx512-vnni": Lane("cascadelake", AVX512 + ",+avx512vnni"),
 }
 MATHEMATICS = {"log", "logf", "sin", "cos", "sincos"}  # what kernels may call, once for many numbers
-PRODUCTS = ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "IQ4_XS", "IQ2_S", "Q1_0", "Q2_0", "NVFP4"]
+PRODUCTS = ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", "IQ2_S", "Q1_0", "Q2_0", "NVFP4"]
 pytestmark = [pytest.mark.slow(20), pytest.mark.sampled(every=24)]  # each compiles for itself
 
 

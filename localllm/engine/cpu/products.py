@@ -14,7 +14,7 @@ from localllm.engine.record.operations import Activation, Operation, RoutedActiv
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.frozen import frozen
 from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
-from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, LINEAR_SCRATCH, SUB_BLOCK
+from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
 from localllm.kernels.formats import takes
 
 # Bytes of weights of a part. A part costs a thread a microsecond or so: its number, and the first weights, for which
@@ -98,7 +98,7 @@ def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None
     arguments, name = product.arguments, product.kernel.partition("-")[0]
     places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
     strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
-    of_one = LINEAR_SCRATCH if name.endswith("quantized") else float_scratch(columns)
+    of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
     # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
@@ -124,7 +124,7 @@ def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
         most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
         arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
-        product = Product("linear_quantized", arguments, quantized.buffers, y, LINEAR_SCRATCH)
+        product = Product("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
     else:
         halves = None if target.in_tiles else next(iter(forms), None)
         arguments |= with_floats(steps, x, halves, is_stored and target.keeps)

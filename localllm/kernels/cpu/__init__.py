@@ -36,10 +36,16 @@ def halves(of: Lane) -> dict[str, AsWords]:
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
 
+def linear_scratch(columns: int) -> int:
+    """Bytes that a thread needs for products of blocks."""
+    return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES)
+
+
 # Formats with int8 kernels: the weights that share a scale.
 SUB_BLOCK = {name: LAYOUTS[name].sub_block for name in FAMILIES}
 SLAB = 1024  # columns of a tile of weights that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
+ONE_TOKEN_BYTES = 640  # of 256 columns of one token in the order of row_sub_blocks.py; row_words.py has fewer
 INTEGER_TILE, FLOAT_TILE = register_tiles(this_lane())
 TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round the tokens of a run up to one of these
 # Rows of an expert are rounded up to this, so that products leave those of the next one alone; one row stays one.

@@ -344,6 +344,17 @@ def lookup_bytes(builder, table, codes):
     return result
 
 
+def picked_bytes(builder, value, order):
+    """Of each 16 bytes those with these 16 indices, or 0 for None; `order` has 64. For AVX-512."""
+    indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
+    return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
+
+
+def as_bytes(builder, value):
+    """Other lanes of 64 bytes as bytes."""
+    return builder.bitcast(value, u8x64.llvm)
+
+
 def make_lookup(*table):
     """An intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
     return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))

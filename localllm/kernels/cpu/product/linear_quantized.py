@@ -15,6 +15,7 @@ from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.product.pieces import TOGETHER, piece_for
 from localllm.kernels.cpu.product.prefill_fast import make_fast_slab
 from localllm.kernels.cpu.product.prefill_precise import make_precise_slab
+from localllm.kernels.cpu.product.row_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.product.row_words import has_words, make_one_in_words, store_words
 from localllm.kernels.cpu.product.rows_quantized import make_one, make_row
 from localllm.kernels.cpu.product.tiles import ROWS
@@ -36,6 +37,8 @@ def make_one_token(format):
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
     if has_words(format.name):
         prepare, one = store_words, make_one_in_words(format, at_once)
+    elif has_sub_blocks(format.name):
+        prepare, one = make_store_ordered(format), make_one_by_sub_block(format)
     else:
         prepare, one = device(lambda a, scratch: None), without_words(make_one(format, at_once))
 

@@ -1,0 +1,148 @@
+"""Q2_K and Q3_K in the order of their bytes, a lane of four bytes for each sub-block: see row_sub_blocks.py.
+
+Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane
+8 * part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of
+every lane. What shifts would cost stays in the codes and in the scales as powers of two, which cancel out.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from localllm.kernels.simd import (
+    I8,
+    I16,
+    I32,
+    I64,
+    as_bytes,
+    dot_vnni_512,
+    f32x16,
+    i32x16,
+    load_value,
+    lookup_bytes,
+    picked_bytes,
+    shuffled,
+    u8x64,
+)
+from localllm.kernels.simd.half import constant_like, widen_half
+from localllm.quant.layouts import LAYOUTS
+
+LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)]
+BLOCK, RUN = ir.VectorType(I8, 16), ir.VectorType(I64, 4)
+Q2, Q3 = LAYOUTS["Q2_K"], LAYOUTS["Q3_K"]
+Q3_LOW, Q3_HIGH = (field.at for field in Q3.scales)
+Q3_LAST = Q3.d + 2 - 16  # where the last 16 bytes begin, which have all scales
+
+
+class SubBlocks(NamedTuple):
+    """How a format is read.
+
+    With weight = d * scale * (code - centre), or less a minimum, `codes` and `factors` give multiples of codes and of
+    d * scale (and of the minimum), and `of_scales` and `of_sums` what a token's scales and sums are to be multiplied by
+    for that, per lane.
+    """
+
+    runs: tuple[int, ...]
+    turn: int  # vector number v has the weights 4 * ((v + turn * i) % 4) and three more of lane i
+    codes: Callable[[Any, Any], list[Any]]  # (builder, address) -> four u8x64
+    factors: Callable[[Any, list[Any]], list[list[Any]]]  # (builder, addresses of rows) -> of each: f32x16
+    of_scales: list[float]
+    of_sums: list[float]
+
+    def numbers(self) -> list[int]:
+        """Which sub-block each lane is."""
+        return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
+
+
+def load_words(builder, address, at):
+    """64 bytes as words of 32 bits."""
+    return load_value(builder, builder.add(address, I64(at)), i32x16.llvm)
+
+
+def masked(builder, words, masks):
+    """The bits of each byte that the lane's mask has, as bytes."""
+    return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
+
+
+def spread(builder, address, order):
+    """The bytes `order` of 16, or 0 for None, in 64."""
+    block = load_value(builder, address, BLOCK)
+    return picked_bytes(builder, shuffled(builder, block, block, [*range(16)] * 4), order)
+
+
+def halves_of(builder, addresses, at, count):
+    """`count` float16 numbers that follow each other in every row, each in all lanes of a vector."""
+    bits = ir.Constant(ir.VectorType(I16 if count == 1 else I32, 8 // count), None)
+    for row, address in enumerate(addresses):
+        number = load_value(builder, builder.add(address, I64(at)), bits.type.element)
+        bits = builder.insert_element(bits, number, I32(row))
+    bits = builder.bitcast(bits, ir.VectorType(I16, 8))
+    numbers = widen_half(builder, shuffled(builder, bits, bits, range(4)))
+    found = [shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
+    return [found[i : i + count] for i in range(0, len(found), count)]
+
+
+# ---- Q2_K: lane i of four has its codes in place, times 4 ** i ------------------------------------------------------
+
+
+def q2_k_codes(builder, address):
+    words, masks = load_words(builder, address, Q2.codes[0].at), [3 << 2 * i for _, _, i in LANES]
+    orders = ([lane // 4 * 4 + (v + lane) % 4 for lane in range(16)] for v in range(4))
+    return [masked(builder, shuffled(builder, words, words, order), masks) for order in orders]
+
+
+def q2_k_factors(builder, addresses):
+    order, factors = [place for number in Q2_K.numbers() for place in (number, None, None, None)], []
+    for address, halves in zip(addresses, halves_of(builder, addresses, Q2.d, 2), strict=True):
+        codes = builder.bitcast(spread(builder, address, order), i32x16.llvm)
+        both = builder.and_(codes, constant_like(codes, 15)), builder.lshr(codes, constant_like(codes, 4))
+        floats = (builder.sitofp(value, f32x16.llvm) for value in both)
+        factors.append([builder.fmul(*pair) for pair in zip(floats, halves, strict=True)])
+    return factors
+
+
+Q2_K = SubBlocks((0, 1, 2, 3), 1, q2_k_codes, q2_k_factors, [4.0**-i for _, _, i in LANES], [-1.0] * 16)
+
+# ---- Q3_K: runs 0 and 2, and 1 and 3, become codes of 3 bits in one byte, low and high ------------------------------
+
+
+def q3_k_codes(builder, address):
+    low, high = load_words(builder, address, Q3.codes[0].at), load_value(builder, address, RUN)
+    high = shuffled(builder, high, high, [*range(4)] * 2)
+    high = builder.bitcast(builder.lshr(high, ir.Constant(high.type, [0] * 4 + [4] * 4)), i32x16.llvm)
+    high, pairs = masked(builder, high, [15] * 16), []
+    for run, words in enumerate((low, builder.lshr(low, constant_like(low, 2)))):
+        bits = lookup_bytes(builder, [4 * (n >> run & 1) + 64 * (n >> run + 2 & 1) for n in range(16)], high)
+        pairs.append(builder.bitcast(builder.or_(masked(builder, words, [0x33] * 16), bits), i32x16.llvm))
+    masks = [0x70 if i % 2 else 0x07 for _, _, i in LANES]
+    orders = ([lane // 4 * 4 + v + (16 if lane % 4 >= 2 else 0) for lane in range(16)] for v in range(4))
+    return [masked(builder, shuffled(builder, *pairs, order), masks) for order in orders]
+
+
+def q3_k_factors(builder, addresses):
+    """A scale's nibble and its two high bits lie in two bytes, somewhere; a dot product adds them, `Q3_TIMES` times."""
+    order, masks, weights = [], [], []
+    for (part, _, i), number in zip(LANES, Q3_K.numbers(), strict=True):
+        up = 4 * part + 2 * (Q3_K.runs[i] // 2)  # where the high bits are in their byte
+        order += [Q3_LOW - Q3_LAST + number % 8, Q3_HIGH - Q3_LAST + number % 4, None, None]
+        masks += [240 if part else 15, 3 << up, 0, 0]
+        weights += [1 if part else 4, (256 if part else 64) >> up, 0, 0]
+    start = ir.Constant(i32x16.llvm, [-Q3.scale_centre * times for times in Q3_TIMES])
+    factors = []
+    for address, (d,) in zip(addresses, halves_of(builder, addresses, Q3.d, 1), strict=True):
+        found = spread(builder, builder.add(address, I64(Q3_LAST)), order)
+        found = builder.and_(found, ir.Constant(u8x64.llvm, masks))
+        scales = dot_vnni_512(builder, start, found, ir.Constant(u8x64.llvm, weights))
+        factors.append([builder.fmul(builder.sitofp(scales, f32x16.llvm), d)])
+    return factors
+
+
+Q3_TIMES = [16 if part else 4 for part, _, _ in LANES]
+Q3_K = SubBlocks(
+    (0, 2, 1, 3), 0, q3_k_codes, q3_k_factors,
+    [1 / times / (16 if i % 2 else 1) for times, (_, _, i) in zip(Q3_TIMES, LANES, strict=True)],
+    [-Q3.centre / times for times in Q3_TIMES],
+)  # fmt: skip
+
+READERS = {"Q2_K": Q2_K, "Q3_K": Q3_K}
