@@ -582,8 +582,8 @@ def processes_of(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("compiling", [False, True], ids=["starting", "compiling"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_compilers_end_with_the_program(tmp_path, number, compiling):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_compilers_end_with_the_program(tmp_path, name, compiling):
     environment = os.environ | {"LOCALLLM_CACHE": str(tmp_path)}
     names = ["attend-F16", "add", "select", "gelu", "rope"]  # small ones while the large one takes its time
     program = subprocess.Popen([sys.executable, "-c", LOAD, *names], env=environment, stderr=subprocess.PIPE)
@@ -592,7 +592,7 @@ def test_compilers_end_with_the_program(tmp_path, number, compiling):
     while compiling and not list(tmp_path.rglob("*.o")):  # by the one, so that the other is at it, too
         time.sleep(0.01)
     assert program.poll() is None
-    program.send_signal(number)
+    program.send_signal(getattr(signal, name))
     program.communicate(timeout=120)
     end = time.perf_counter() + 30  # those that still import take a while under emulation
     while processes_of(tmp_path) and time.perf_counter() < end:
