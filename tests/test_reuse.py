@@ -68,3 +68,27 @@ def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
             begun.append(len(one.sequence.tokens))
             one.sequence.append(ids[begun[-1] :])
     assert begun == [0, 50, 0]
+
+
+class TakenLock:
+    """Somebody else has it."""
+
+    def __enter__(self) -> None:
+        raise BlockingIOError
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_threads_wait_for_each_other():
+    """Whoever begins, ends, puts aside or writes."""
+    sequences, ids = Sequences(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
+    with pytest.raises(BlockingIOError), sequences.beginning_with(ids) as one:  # as it is given back
+        one.sequence.append(ids[:FIRST])
+        one.sequence.append(ids[FIRST:])
+        one.sequence.aligned = FIRST
+        sequences.lock = TakenLock()
+        with pytest.raises(BlockingIOError):
+            sequences.was_read(one.sequence, FIRST, np.zeros((1, 9)))
+    for call in (sequences.hold, sequences.write_conversation, lambda: sequences.beginning_with(ids).__enter__()):
+        with pytest.raises(BlockingIOError):
+            call()
