@@ -152,6 +152,13 @@ def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
     return Session(Sequences(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
 
 
+def test_elements_close_what_they_open():
+    """As in XML: <think> and </think>."""
+    elements = [tags for tags in FORMATS if isinstance(tags, Tags) and re.fullmatch(r"</?[a-z:]+>", tags.opens)]
+    assert len(elements) >= 5
+    assert [tags.closes for tags in elements] == [f"</{tags.opens[1:]}" for tags in elements]
+
+
 def test_an_answer_without_its_thought(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>\nHm, hello.\n</think>\n\nhello world")
     answer = session.ask("Hi", GREEDY)
