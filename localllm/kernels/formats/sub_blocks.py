@@ -26,13 +26,14 @@ from localllm.kernels.simd import (
     u8x64,
 )
 from localllm.kernels.simd.half import constant_like, widen_half
+from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
 
 LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)]
 BLOCK, RUN = ir.VectorType(I8, 16), ir.VectorType(I64, 4)
 Q2, Q3 = LAYOUTS["Q2_K"], LAYOUTS["Q3_K"]
-Q3_LOW, Q3_HIGH = (field.at for field in Q3.scales)
-Q3_LAST = Q3.d + 2 - 16  # where the last 16 bytes begin, which have all scales
+Q3_LOW, Q3_HIGH = (fields.place(0)[0] for fields in Q3.scales)
+Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # where the last 16 bytes begin, which have all scales
 
 
 class SubBlocks(NamedTuple):
