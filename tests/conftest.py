@@ -95,12 +95,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def complaints(stderr: bytes) -> str:
+    """Without the line that says that kernels are compiled: whether they are depends on what ran before."""
+    return re.sub(r"(?m)^localllm: compiling .*\n", "", stderr.decode())
+
+
 @pytest.fixture
 def cli(capfdbinary, monkeypatch):
-    """The program within this process: arguments to (exit code, stdout, stderr).
-
-    Without the line that says that kernels are compiled: whether they are depends on what ran before.
-    """
+    """The program within this process: arguments to (exit code, stdout, complaints)."""
 
     def call(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -113,6 +115,6 @@ def cli(capfdbinary, monkeypatch):
             main.main()
         sys.stderr.flush()
         out, err = capfdbinary.readouterr()
-        return end.value.code, out.decode(), re.sub(r"(?m)^localllm: compiling .*\n", "", err.decode())
+        return end.value.code, out.decode(), complaints(err)
 
     return call
