@@ -263,6 +263,13 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
         logits(file)
 
 
+def refused(file, fields, problem):
+    """A file with these fields of its architecture is an error that says this."""
+    file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
+    with pytest.raises(ModelError, match=problem):
+        architecture(file)
+
+
 @pytest.mark.parametrize("name, fields, problem", [
     ("granite", {"expert_count": 4}, "expert_count is 4, but no layer has experts"),
     ("granite", {"logit_scale": 0.0}, "logit_scale should not be 0"),
@@ -290,10 +297,7 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
     ("hunyuan", {"expert_count": 2}, "expert_count is 2, but no layer has experts"),
 ])  # fmt: skip
 def test_what_is_not_done_is_refused(golden, name, fields, problem):
-    file = golden(name)
-    file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
-    with pytest.raises(ModelError, match=problem):
-        architecture(file)
+    refused(golden(name), fields, problem)
 
 
 @pytest.mark.parametrize("name, fields, problem", [
@@ -325,10 +329,7 @@ def test_what_is_not_done_is_refused(golden, name, fields, problem):
     ("qwen4exp", {"attention.indexer.key_length": 15}, "heads of 15 numbers, of which 16 turn"),
 ])  # fmt: skip
 def test_sizes_that_do_not_go_together(golden, name, fields, problem):
-    file = golden(name)
-    file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
-    with pytest.raises(ModelError, match=problem):
-        architecture(file)
+    refused(golden(name), fields, problem)
 
 
 def test_a_layer_without_a_feed_forward_network_does_nothing(golden):

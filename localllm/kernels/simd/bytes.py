@@ -105,14 +105,12 @@ def gathered(builder, address, stride, size, count):
     places = windows(stride, size, count, end)
     if this_lane().has_512_bits and 2 <= len(places) <= MOST_WINDOWS:
         return from_windows(builder, address, places)
-    number, lanes = ir.VectorType(I16, size), count * size
-    words = ir.Constant(ir.VectorType(I16, lanes), None)  # not undefined: that may wait for any register's last value
+    number = ir.IntType(16 * size)
+    numbers = ir.Constant(ir.VectorType(number, count), None)  # not undefined: it would wait for what a register had
     for i in range(count):
         some = load_value(builder, builder.add(address, I64(i * stride)), number)
-        for lane in range(size):
-            word = builder.extract_element(some, I32(lane))
-            words = builder.insert_element(words, word, I32(i * size + lane))
-    return words
+        numbers = builder.insert_element(numbers, some, I32(i))
+    return builder.bitcast(numbers, ir.VectorType(I16, count * size))
 
 
 def windows(stride, size, count, end):
