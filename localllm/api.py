@@ -3,11 +3,9 @@
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
-from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
+from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation.draft_model import Drafter
@@ -70,7 +69,7 @@ class Model:
         written: "WrittenBefore | None" = None,
     ):
         """threads: for other models that this one opens."""
-        self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, main_format(file)
+        self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
@@ -304,7 +303,12 @@ class Model:
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:
-        """Give back the memory and end the threads, when what was read of long prompts is written."""
+        """Give back the memory and end the threads, when what was read of long prompts is written.
+
+        In a process that was forked from the model's there is nothing to do.
+        """
+        if was_forked(self.engine):
+            return
         if self.prefixes:
             self.prefixes.close()
         if self.written:
@@ -428,14 +432,6 @@ def options(
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
     return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)
-
-
-def main_format(file: GGUFFile) -> str:
-    """The name of the format that most weights have."""
-    weights: Counter[str] = Counter()
-    for tensor in file.tensors.values():
-        weights[tensor.format.name] += prod(tensor.shape)
-    return weights.most_common(1)[0][0] if weights else "none"
 
 
 def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:

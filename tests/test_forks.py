@@ -44,6 +44,44 @@ model.close()
 print("wrong", len(wrong), "enough", len(answers) > 8)
 """
 
+LOCKED = """
+import os, sys
+from contextlib import ExitStack
+from localllm import api, builtin_model
+from localllm.engine import forks
+from localllm.generation import constraints
+
+model = api.open_model(builtin_model(), 1)
+"".join(model.generate("Hello", 2))
+written, prefixes = model.session.sequences.written, model.session.sequences.prefixes
+with ExitStack() as stack:
+    for lock in (constraints._LOCK, *(owner.lock for owner in forks._owners)):
+        stack.enter_context(lock)
+    child = os.fork()
+if child == 0:
+    uses = [lambda: "".join(model.generate("Hi", 2)), lambda: model.logits([1]), lambda: model.sight.look(b"")]
+    for use in (*uses, written.earlier, lambda: prefixes.keep(None, None)):
+        try:
+            use()
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+    model.close()
+    with api.open_model(builtin_model(), 1) as another:
+        print("".join(another.generate("Hi", 4, regex="yes")), flush=True)
+    sys.exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print("".join(model.generate("Hi", 4, regex="yes")), flush=True)
+model.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_every_lock_is_held():
+    ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, timeout=60)
+    assert complaints(ran.stderr) == ""
+    refused = "LocalllmError the model was opened before this process was forked: open it here"
+    assert ran.stdout.decode().splitlines() == [*[refused] * 5, "yes", "child 7", "yes"]
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,6 +1,5 @@
 """The engine: weights, architecture and verbs become something that turns tokens into logits."""
 
-import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
@@ -15,7 +14,7 @@ from localllm.arch.guessing import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.forks import Refusal, refuse_forks
+from localllm.engine.forks import lock_for, was_forked
 from localllm.engine.guess_head import Follower, GuessHead, shown_to
 from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.memory.store import Store
@@ -74,8 +73,7 @@ class Engine:
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or rerank")
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
-        self.lock: threading.Lock | Refusal = threading.Lock()
-        refuse_forks(self)
+        self.lock = lock_for(self)
         self.abandoned, self._path = list[Store](), file.path
         weights = Weights(file.tensors)
         self._record = partial(recorded, file, model.forward, weights, self.hyperparameters, self.context)
@@ -368,7 +366,7 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's threads; a second time does nothing, nor does it in a process that was forked."""
-        if isinstance(self.lock, Refusal):
+        if was_forked(self):
             return
         with self.lock:
             backend, self._backend = self._backend, None

@@ -1,5 +1,6 @@
 """A process that was forked has none of the engine's threads, and locks that they held stay locked: it is refused."""
 
+import threading
 import weakref
 from typing import Any, NoReturn, Protocol
 
@@ -27,9 +28,16 @@ class Refusal:
 _owners: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
-def refuse_forks(owner: Locked) -> None:
-    """In processes that are forked from this one, `with owner.lock` will be an error, and not a wait without end."""
+def lock_for(owner: Locked) -> "threading.Lock | Refusal":
+    """A lock, to be its owner's `lock`; in processes that are forked from this one, `with owner.lock` will be an
+    error, and not a wait without end."""
     _owners.add(owner)
+    return threading.Lock()
+
+
+def was_forked(owner: Locked) -> bool:
+    """Whether the owner is one of the process from which this one was forked."""
+    return isinstance(owner.lock, Refusal)
 
 
 def _refuse() -> None:

@@ -1,12 +1,12 @@
 """What guesses for a model, as something that reads tokens: localllm.arch.guessing and eagle3 say what is computed."""
 
-import threading
 from collections.abc import Sequence as Ids
 
 import numpy as np
 
 from localllm.arch.states import Recurrent
 from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.forks import lock_for
 from localllm.engine.guess_source import GuessSource
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.store import Store
@@ -42,7 +42,7 @@ class GuessHead:
         """Raises ModelError, MemoryLimitError, LocalllmError."""
         h, self.context = guesser.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
-        self.runs, self.lock, self.abandoned = Runs(LATER), threading.Lock(), list[Store]()
+        self.runs, self.lock, self.abandoned = Runs(LATER), lock_for(self), list[Store]()
         self._before, self._made = rows_for(self.width), rows_for(self.width)
         self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
         if isinstance(guesser.state, Recurrent):

@@ -1,6 +1,5 @@
 """Pictures and texts as vectors of one space, by the encoders of localllm.arch.vision.clip."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from localllm.arch.vision import clip
 from localllm.arch.weights import Weights
+from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureProgram, SaidPart, said_by
 from localllm.errors import ModelError
@@ -27,7 +27,7 @@ class PairReader:
 
     def __init__(self, file: GGUFFile, options: EngineOptions):
         """Raises ModelError for a file that is none, or is damaged."""
-        self._path, self._options, self._lock = file.path, options, threading.Lock()
+        self._path, self._options, self.lock = file.path, options, lock_for(self)
         self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
         self._said = said_parts(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
@@ -38,7 +38,7 @@ class PairReader:
         """The vector of a picture in RGB, float32 [width]. Raises ModelError if it is not of numbers."""
         h = self._pair.vision
         rows = h.rows(clip.prepared(h, picture), self._weights)
-        with self._lock:
+        with self.lock:
             return self._run(1, self._run(0, rows)[:1])[0]
 
     def text(self, ids: Sequence[int]) -> np.ndarray:
@@ -46,7 +46,7 @@ class PairReader:
         t = self._weights.part("t.")
         tokens, places = np.asarray(ids, np.int64), np.arange(len(ids))
         rows = rows_of(t.token_embd, tokens) + rows_of(t.position_embd, places)
-        with self._lock:
+        with self.lock:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
     def _run(self, number: int, rows: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ class PairReader:
 
     def close(self) -> None:
         """End the threads; a second time does nothing."""
-        with self._lock:
+        with self.lock:
             for program in self._programs.values():
                 program.close()
 

@@ -4,7 +4,6 @@ A program for the transformer and one for the projector; which rows of the one b
 NumPy, between the two. Both are made when the first picture is read.
 """
 
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from localllm.arch.vision import projector
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.program import compiled
+from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.run_cache import RunCache
@@ -53,7 +53,7 @@ class PictureReader:
         """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
-        self._lock, self._weights, self._options = threading.Lock(), Weights(file.tensors), options
+        self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
         self._said = said_parts(file, self.family, self.hyperparameters)
         self._programs: list[PictureProgram] = []  # for the transformer and the projector
 
@@ -68,7 +68,7 @@ class PictureReader:
         Raises ModelError if they are not numbers.
         """
         h = self.hyperparameters
-        with self._lock:
+        with self.lock:
             grid = h.grid(picture)
             self._programs = self._programs or [PictureProgram(part, h, self._options, True) for part in self._said]
             tower, project = self._programs
@@ -88,7 +88,7 @@ class PictureReader:
 
     def close(self) -> None:
         """End the threads; a second time does nothing."""
-        with self._lock:
+        with self.lock:
             for program in self._programs:
                 program.close()
 

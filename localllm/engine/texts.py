@@ -4,7 +4,6 @@ Many go in one run, one behind the other, sorted by their lengths: nothing is pa
 and of the last layer's rows only those that are asked for are handed out.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.program import compiled
 from localllm.engine.cuda.driver import has_driver
+from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.opening import chosen
@@ -56,7 +56,7 @@ class TextReader:
         recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context)
         tables = [one.given["weight"].shape[0] for one in recorder.operations if one.verb == "embed_kinds"]
         self._has_kinds = bool(tables) and min(tables) > 1
-        self.width, self._lock = recorder.operations[-1].output.columns, threading.Lock()
+        self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
         self.prepare_all: Callable[[], None] = lambda: None  # wait for kernels that are compiled behind the first runs
@@ -120,7 +120,7 @@ class TextReader:
         lengths = [len(text) for text in ids]
         ends = seconds if seconds and self._has_kinds else lengths
         rows, done = np.empty((len(ids), self.width), np.float32), 0
-        with self._lock:
+        with self.lock:
             for numbers in runs(lengths):
                 some = [Text(ids[number], ends[number]) for number in numbers.tolist()]
                 try:
@@ -142,7 +142,7 @@ class TextReader:
 
     def close(self) -> None:
         """End the threads; a second time does nothing."""
-        with self._lock:
+        with self.lock:
             self._close()
 
 

@@ -1,8 +1,8 @@
 """What stands for the engine of a model that makes no text, so that it can be opened, and asked for vectors."""
 
-import threading
 from typing import Any, NoReturn
 
+from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import Runs
 from localllm.errors import UnsupportedError
@@ -16,7 +16,7 @@ class EngineWithoutText:
     def __init__(self, path: str, hyperparameters: Any, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
-        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kept_as, threading.Lock()
+        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kept_as, lock_for(self)
 
     def sequence(self) -> NoReturn:
         """Raises UnsupportedError."""

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,6 +87,14 @@ class GGUFFile:
     def parameters(self) -> int:
         """The number of weights."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def main_format(self) -> str:
+        """The name of the format that most weights have; "none" without weights."""
+        weights: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            weights[tensor.format.name] += math.prod(tensor.shape)
+        return weights.most_common(1)[0][0] if weights else "none"
 
     @property
     def nbytes(self) -> int:

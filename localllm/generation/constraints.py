@@ -20,6 +20,7 @@ from localllm.frozen import frozen
 from localllm.generation.gbnf import lark_of
 from localllm.generation.schemas import exact
 from localllm.generation.thinking import THOUGHT, Thinking
+from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -263,6 +264,15 @@ class _Known:
 
 _KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
 _LOCK = threading.Lock()
+
+
+def _unlock() -> None:
+    """In a process that was forked, where whoever held the lock is missing."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+after_fork(_unlock)
 
 
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:

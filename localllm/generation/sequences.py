@@ -8,7 +8,6 @@ ended, is as it was then: what was read up to there is not read again. So is one
 """
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from localllm.engine.forks import Refusal, refuse_forks
+from localllm.engine.forks import lock_for
 from localllm.engine.memory.store import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.seen import is_worth_keeping, last_end
@@ -66,8 +65,7 @@ class Sequences:
         self.prefixes, self.written = prefixes, written
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
-        self.lock: threading.Lock | Refusal = threading.Lock()
-        refuse_forks(self)
+        self.lock = lock_for(self)
 
     @contextmanager
     def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[BegunSequence]:

@@ -1,9 +1,9 @@
 """How an open model comes to its projector: when the first image is shown, or when it is told which one to use."""
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
+from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Sight:
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
         """path: of the model; threads: that encode; keeps: what was made of images from process to process."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
-        self._lock = threading.Lock()
+        self.lock = lock_for(self)
         self.eye: Eye | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "Eye":
@@ -40,7 +40,7 @@ class Sight:
     def look(self, image: Any) -> "SeenImage":
         """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
         image, and what `use` raises."""
-        with self._lock:
+        with self.lock:
             return (self.eye or self.use()).look(image)
 
     @property

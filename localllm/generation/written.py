@@ -5,7 +5,6 @@ and what comes again only once; of what is too much the oldest goes.
 """
 
 import hashlib
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from localllm.engine.forks import lock_for
 from localllm.engine.seen import texts_only
 from localllm.files.prefix_files import limit
 from localllm.files.written_file import read_texts, write_texts
@@ -162,20 +162,21 @@ class WrittenBefore:
     def __init__(self, vocab_size: int, name: str | None):
         """name: of the vocabulary; None: no file."""
         self._vocab_size, self._name = vocab_size, name
-        self._lock, self._earlier = threading.Lock(), None  # type: tuple[threading.Lock, Earlier | None]
+        self.lock = lock_for(self)
+        self._earlier: Earlier | None = None
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
         """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
         text = np.array(texts_only(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
-        with self._lock:
+        with self.lock:
             self._waiting = latest([*self._waiting, text])
             if is_kept:
                 self._unsaved = latest([*self._unsaved, text])
 
     def earlier(self) -> Earlier:
         """All of it."""
-        with self._lock:
+        with self.lock:
             if self._earlier is None:
                 self._earlier = self._read()
             while self._waiting:
@@ -194,7 +195,7 @@ class WrittenBefore:
 
     def save(self) -> None:
         """To the file, with what other processes have put there meanwhile; if that is possible."""
-        with self._lock:
+        with self.lock:
             texts, self._unsaved = self._unsaved, []
         if not texts or not self._name:
             return

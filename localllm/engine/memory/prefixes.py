@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.arch.states import Recurrent
+from localllm.engine.forks import lock_for
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.memory.store import PagedStore, Piece, StoredPrefix
 from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
@@ -79,7 +80,8 @@ class Prefixes:
         states = engine.hyperparameters.states()
         self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
-        self._lock, self._thread = threading.Lock(), None  # type: tuple[threading.Lock, threading.Thread | None]
+        self.lock = lock_for(self)
+        self._thread: threading.Thread | None = None
         self._waiting: Waiting | None = None
 
     # ---- finding ----
@@ -191,7 +193,7 @@ class Prefixes:
         logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
         it is a conversation. What waits for being written already is given up.
         """
-        with self._lock:
+        with self.lock:
             unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
             if self._ended:
                 unwanted, self._waiting = self._waiting, None
@@ -205,7 +207,7 @@ class Prefixes:
     def _write(self) -> None:
         """The thread: until there is nothing more to do."""
         while True:
-            with self._lock:
+            with self.lock:
                 read, self._waiting = self._waiting, None
                 if read is None or self._ended:
                     self._thread = None
