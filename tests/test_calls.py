@@ -17,7 +17,7 @@ from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
 from localllm.generation.calls import Calls, Tool, ToolUse
 from localllm.generation.either import Either
 from localllm.generation.thinking import ANSWER
-from localllm.generation.tool_messages import PROBE, with_arguments
+from localllm.generation.tool_messages import PROBE, as_data, with_arguments
 from localllm.text.templates import ChatTemplate
 
 ENDS = [
@@ -116,6 +116,15 @@ QWEN = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LITERAL = 'To call, one writes <tool_call>{"name": "x"}</tool_call>.'
+
+
+def test_only_what_tools_return_is_broken():
+    """What users and the model write stays, with the tags that it speaks of."""
+    text = "<end> and [DONE] twice: <end>"
+    said = [{"role": role, "content": text} for role in ("system", "user", "assistant", "tool")]
+    *others, result = as_data(said, ("<end>", "[DONE]"))
+    assert others == said[:-1]
+    assert result == {"role": "tool", "content": "< end> and [ DONE] twice: < end>"}
 
 
 def test_markers_in_prose_are_prose():

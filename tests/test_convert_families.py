@@ -237,6 +237,20 @@ def test_rows_and_scores_are_those_of_transformers(tmp_path: Path, variant: str)
         reader.close()
 
 
+WITHOUT_SHARED = {
+    "n_shared_experts": ["deepseek2", "deepseek3", "deepseek32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"],
+    "moe_num_shared_experts": ["ernie4_5_moe"], "num_shared_experts": ["cohere2_moe"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "variant"), [(key, each) for key, some in WITHOUT_SHARED.items() for each in some])
+def test_without_experts_that_all_tokens_share(tmp_path: Path, key: str, variant: str):
+    shapes = {name: shape for name, shape in shapes_of(variant).items() if "shared_experts" not in name}
+    checkpoint = open_folder(write_family(tmp_path, facts(variant)["config"] | {key: 0}, shapes))
+    assert len(shapes) < len(shapes_of(variant)) and any("_exps" in tensor.name for tensor in checkpoint.tensors)
+    assert not any("_shexp" in tensor.name for tensor in checkpoint.tensors)
+
+
 # What transformers takes where a config.json says nothing: the norms' epsilon and the base of the rotation.
 UNSAID = {
     "llama": (1e-6, 10000.0), "qwen2": (1e-6, 10000.0), "qwen3": (1e-6, 10000.0), "gemma": (1e-6, 10000.0),
@@ -269,6 +283,16 @@ def test_what_a_config_need_not_say(tmp_path: Path, variant: str):
     epsilon, base = UNSAID[variant]
     assert [metadata[name] for name in norms if name in metadata] == [epsilon]
     assert metadata.get("rope.freq_base") == base
+
+
+@pytest.mark.parametrize(("said", "base"), [
+    ({"rotary_emb_base": 50000}, 50000.0), ({"rope_theta": 20000}, 20000.0),
+    ({"rope_theta": 20000, "rotary_emb_base": 50000}, 20000.0),
+])  # fmt: skip
+def test_the_base_by_its_older_name(tmp_path: Path, said: dict[str, Any], base: float):
+    folder = written(tmp_path, "gptneox")
+    edit_json(folder / "config.json", rope_parameters=None, **said)
+    assert open_folder(folder).metadata["gptneox.rope.freq_base"] == base
 
 
 # What else it takes.

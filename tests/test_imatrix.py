@@ -246,6 +246,7 @@ def test_merging(tmp_path):
     assert (both.chunks, both.chunk_size, list(both.datasets)) == (10, 4, ["x", "y"])
     np.testing.assert_array_equal(both.squares["a"].sums, one.squares["a"].sums + two.squares["a"].sums)
     assert both.squares["a"].counts.tolist() == [40]
+    assert one.plus(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "of one that says nothing there are none"
     np.testing.assert_array_equal(both.squares["b"].sums, one.squares["b"].sums)
     with pytest.raises(UsageError, match="do not fit together: a is"):
         one.plus(ImportanceMatrix({"a": squares(1, 5)}))

@@ -190,8 +190,8 @@ def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
     most, least = logits.max(), max(logits.min(), logits.max() - 16)
     assert scale == pytest.approx((most - least) / 65535)
     assert minimum == pytest.approx(least - log(np.exp(logits.astype(np.float64)).sum()), rel=1e-5, abs=1e-6)
-    codes = np.rint((np.maximum(logits, least) - least) / scale) if scale else np.zeros(vocab)
-    assert np.abs(row[4 : 4 + vocab] - codes).max() <= 1
+    exact = (np.maximum(logits, least) - least) / scale if scale else np.zeros(vocab)
+    assert np.abs(row[4 : 4 + vocab] - exact).max() < 0.52  # the nearest, but for what float32 leaves out
     assert len(row) % 2 == 0
     floor = max(log_softmax(logits).min(), log_softmax(logits).max() - 16)
     np.testing.assert_allclose(unpack(row, work), np.maximum(log_softmax(logits), floor), atol=scale + 1e-5)

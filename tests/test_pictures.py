@@ -87,6 +87,27 @@ def test_pictures_differ(tmp_path):
     reader.close()
 
 
+class TakenLock:
+    """Somebody else has it."""
+
+    def __enter__(self) -> None:
+        raise BlockingIOError
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_threads_wait_for_each_other(tmp_path):
+    """One program's buffers hold one picture."""
+    _, reader = opened(tmp_path, "idefics3")
+    (shown, *_) = reader.family.prepared(reader.hyperparameters, picture((64, 64))).pictures
+    free, reader.lock = reader.lock, TakenLock()
+    for call in (lambda: reader.read(shown), reader.close):
+        with pytest.raises(BlockingIOError):
+            call()
+    reader.lock = free
+    reader.close()
+
+
 def test_weights_are_given_back_behind_their_use(tmp_path, monkeypatch):
     """In pieces of one stage rows are the same, and nothing of the file stays mapped but what is met between pieces."""
     wide = {"layers": 3, "width": 384, "hidden": 768, "side": 64, "patch": 16}

@@ -37,6 +37,7 @@ from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import RECIPES, Options
+from localllm.services import by_need, folding
 from localllm.services import quantize as service
 from localllm.services import quantize_plan
 from localllm.services.quantize import default_output, open_source, parse_override, run
@@ -187,6 +188,16 @@ def test_a_copy_is_the_same(tmp_path: Path):
     for name, tensor in a.tensors.items():
         np.testing.assert_array_equal(tensor.data, b.tensors[name].data)
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("recipe", ["COPY", "Q8_0"])
+def test_whole_numbers_stay_as_they_are(recipe: str, tmp_path: Path, monkeypatch):
+    """Also in several pieces: no weights can be made of them."""
+    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    numbers = np.arange(100 * 64, dtype=np.int32).reshape(100, 64)
+    write_model(tmp_path / "a.gguf", arrays() | {"blk.0.ids": numbers})
+    b = quantized(tmp_path / "a.gguf", tmp_path / "b.gguf", recipe)
+    np.testing.assert_array_equal(b.tensors["blk.0.ids"].data.view(np.int32), numbers)
 
 
 def test_again_and_with_other_threads_the_same_bytes(tmp_path: Path, monkeypatch):
@@ -677,6 +688,30 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         assert map_under(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
         assert map_under(array) == (None, 0)
+
+
+def test_how_far_measuring_is(model: Path, monkeypatch):
+    """Scales first, then formats; the line goes before anything else is said."""
+    events: list[str] = []
+    for name in ("show", "clear"):
+        monkeypatch.setattr(ProgressLine, name, lambda line, *text, name=name: events.append(*text or [name]))
+    monkeypatch.setattr(quantize_command, "say", events.append)
+
+    def folded(source, request, threads, on_matrix, compiling):
+        on_matrix(1, 3, "blk.0.attn_q.weight")
+        return source
+
+    def formats(source, request, size, threads, on_matrix, compiling):
+        on_matrix(0, 0, "two\nlines")
+        return {"output.weight": "Q8_0"}, 0.5, 0.25
+
+    monkeypatch.setattr(folding, "folded", folded)
+    monkeypatch.setattr(by_need, "by_need", formats)
+    asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
+    _, found = quantize_command.needed(open_source(str(model)), asked, lambda plan: 0, None, 1, False)
+    assert found.options.formats == {"output.weight": "Q8_0"}
+    assert events[:3] == ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines", "clear"]
+    assert events[3] == "localllm: predicted divergence 0.5000, 0.2500 with the formats of Q4_K_M"
 
 
 def test_the_bar_ends_with_the_work():

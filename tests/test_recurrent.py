@@ -8,7 +8,7 @@ from tiny_hybrid import write_tiny_hybrid
 
 import localllm
 from localllm.arch import architecture
-from localllm.arch.states import cache_bytes
+from localllm.arch.states import Recurrent, cache_bytes
 from localllm.arch.storage import KVType
 from localllm.engine.engine import REREAD, Engine
 from localllm.engine.memory import recurrent
@@ -46,6 +46,14 @@ def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
     rows = sequence.append(ids, logits)
     sequence.close()
     return rows
+
+
+def test_where_states_lie():
+    """Kernels take 16 columns at a time, also of the last ones, and memories begin with a line of the processor's cache."""
+    layout = StateLayout([Recurrent(0, ((3, 20), (5,))), Recurrent(2, ((2, 2, 32),))])
+    assert [layout.offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
+    for memory in (layout.zeros, layout.new()):
+        assert len(memory) == 3 * 32 + 16 + 4 * 32 and memory.ctypes.data % 64 == 0
 
 
 # ---- any dimensions -------------------------------------------------------------------------------------------------
