@@ -37,9 +37,8 @@ from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import RECIPES, Options
-from localllm.services import by_need, folding
+from localllm.services import by_need, folding, quantize_plan
 from localllm.services import quantize as service
-from localllm.services import quantize_plan
 from localllm.services.quantize import default_output, open_source, parse_override, run
 from localllm.services.quantize_plan import CHUNK, COPY, QuantizeRequest, make_plan
 

@@ -49,7 +49,7 @@ def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
 
 
 def test_where_states_lie():
-    """Kernels take 16 columns at a time, also of the last ones, and memories begin with a line of the processor's cache."""
+    """Kernels take 16 columns at a time, also of the last ones; memories begin with a line of the processor's cache."""
     layout = StateLayout([Recurrent(0, ((3, 20), (5,))), Recurrent(2, ((2, 2, 32),))])
     assert [layout.offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
     for memory in (layout.zeros, layout.new()):
