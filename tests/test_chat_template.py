@@ -175,6 +175,13 @@ def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
     assert time.process_time() - started < 3
 
 
+@pytest.mark.parametrize(
+    "value", ["", "abc", [], ["ab"] * 9, [[]] * 40, [[["x"]], ("y",)], {"key": ["value", None]}, {}, [True, -5, 1.5]]
+)
+def test_values_are_as_long_as_they_are_written(value: object):
+    assert limits.written_length(value) >= len(str(value)) - 2  # but for the outermost brackets
+
+
 def test_fallbacks():
     def of(*pieces: str, template: str | None = None) -> ChatTemplate:
         tokenizer = SimpleNamespace(pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template)

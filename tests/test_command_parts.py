@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 from localllm.arch.apertus import read_by_layer
-from localllm.cli import chat_commands, drawing, fit, opening, pulling, report, serve, session_list, terminal
+from localllm.cli import (
+    chat_commands,
+    drawing,
+    fit,
+    opening,
+    pulling,
+    report,
+    serve,
+    session_list,
+    terminal,
+    tool_calls,
+)
 from localllm.cli import pull as pull_command
 from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
@@ -35,6 +46,7 @@ from localllm.services.by_need import bits_of, read_formats, size_of, with_forma
 from localllm.services.catalogue import HubReference
 from localllm.services.pull import Pulled
 from localllm.services.quantize_plan import QuantizeRequest
+from localllm.services.tools.box import Outcome
 
 
 @pytest.fixture
@@ -46,6 +58,21 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+# ---- tools
+
+
+@pytest.mark.parametrize(("outcome", "shown"), [
+    (Outcome("one line\n"), "one line"), (Outcome("first\nsecond"), "12 characters: first …"),
+    (Outcome("error: no\nfile", True), "error: no"), (Outcome("x" * 300), "x" * 200),
+    (Outcome(f"{'x' * 300}\ny"), f"302 characters: {'x' * 100} …"), (Outcome(""), ""),
+])  # fmt: skip
+def test_what_is_told_of_a_call(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, shown: str):
+    told: list[str] = []
+    monkeypatch.setattr(tool_calls, "dim", told.append)
+    tool_calls.tell(outcome)
+    assert told == [shown]
 
 
 # ---- opening

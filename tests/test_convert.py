@@ -26,6 +26,7 @@ from tiny_model import CHATML, vocabulary
 
 import localllm
 from localllm.convert import Checkpoint, open_folder
+from localllm.convert.description import is_plain
 from localllm.convert.files import understood
 from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
 from localllm.convert.sentencepiece import read_sentencepiece
@@ -218,6 +219,17 @@ def test_a_broken_model_card_does_no_harm(tmp_path: Path, card: str):
     write_checkpoint(tmp_path / "Tiny")
     (tmp_path / "Tiny" / "README.md").write_text(card, encoding="utf-8")
     assert open_folder(tmp_path / "Tiny").metadata["general.name"] == "Tiny"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("mit", True), ("", True), (5, True), (["en", "de"], True), ([], False), (["en", 5], False), (0.5, False),
+        (None, False), ({"name": "x"}, False),
+    ],
+)  # fmt: skip
+def test_what_a_model_card_may_say(value: object, expected: bool):
+    assert is_plain(value) == expected
 
 
 def test_a_folder_of_the_cache_has_the_models_name(tmp_path: Path):

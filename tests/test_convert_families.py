@@ -753,6 +753,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("include_bias True", "llada", {"include_bias": True}),
     ("sliding_window_layout", "smallthinker", {"sliding_window_layout": [1, 1, 1, 1, 0]}),
     ("rope_layout", "smallthinker", {"rope_layout": [1] * 5}),
+    ("hidden_activation relu", "modern-bert", {"hidden_activation": "relu"}),
     ("sliding_window_size 512", "smallthinker", {"sliding_window_size": 512}),
     ("moe_layer_frequency 2", "arctic", {"moe_layer_frequency": 2}),
     ("position_embedding_type alibi", "codeshell", {"position_embedding_type": "alibi"}),

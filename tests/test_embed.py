@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -14,12 +15,17 @@ from models import model, write
 from test_wordpiece import PIECES, WORDS, metadata
 
 import localllm
+from localllm.cli import embed as embed_command
+from localllm.cli import vector_output
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
 from localllm.generation.embedding import Embedder, joined, normalized
 from localllm.generation.pair_embedding import PairEmbedder
 from localllm.generation.reranking import Reranker
 from localllm.generation.roles import prompt_of
 from localllm.quant.cache import cache_folder
+from localllm.services import embed as embed_service
+from localllm.services.records import Record
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +193,34 @@ def test_who_is_closed_ends_the_threads(kind):
     made.reader = SimpleNamespace(close=lambda: ended.append(True))
     made.close()
     assert ended
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_one_that_cannot_be_read_is_known_only_where_each_is_read_alone(monkeypatch, chunk: int):
+    """Otherwise nobody knows which it was, and none of those behind it is lost in silence."""
+    failed, written = [], []
+
+    def embed(given: list[str], options: object, on_progress: object) -> list[str]:
+        if "bad" in given:
+            raise UsageError("it went away")
+        return given
+
+    made = SimpleNamespace(chunk=chunk, pieces=lambda *given: None, embed=embed)
+    out = SimpleNamespace(
+        left=lambda records: records,
+        fail=lambda record, error: failed.append((record.id, str(error))),
+        put=lambda records, rows: written.extend(rows),
+    )
+    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(made))
+    monkeypatch.setattr(embed_command, "opened", lambda made, line: made)
+    monkeypatch.setattr(vector_output, "output_of", lambda *given: nullcontext(out))
+    job = SimpleNamespace(path="x", options=SimpleNamespace(overflow="error"))
+    records = [Record(number, text) for number, text in enumerate(["good", "bad", "fine"])]
+    call = lambda: embed_command.vectors(job, records, "text", None, "jsonl", ProgressLine())  # noqa: E731
+    if chunk == 1:
+        assert call() == (1, made)
+        assert (failed, written) == ([(1, "it went away")], ["good", "fine"])
+    else:
+        with pytest.raises(UsageError, match="it went away"):
+            call()
+        assert not failed and not written

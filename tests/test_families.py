@@ -263,6 +263,22 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
         logits(file)
 
 
+def test_logits_without_a_cap(golden):
+    capped = logits(change(golden("muse_glimmer"), final_logit_softcapping=3.0), "reference")
+    free = logits(change(golden("muse_glimmer"), final_logit_softcapping=0.0), "reference")
+    assert np.abs(free).max() > 3
+    np.testing.assert_allclose(capped, 3 * np.tanh(free / 3), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_fused_bias_has_as_many_numbers_as_its_matrix_rows(golden, more):
+    file = golden("gptneox")
+    rows, _ = file.tensors["blk.0.attn_qkv.weight"].shape
+    put(file, "blk.0.attn_qkv.bias", np.zeros(rows + more))
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.bias"):
+        Weights(file.tensors).block(0).attn_qkv.split(rows - 1, 1)
+
+
 def refused(file, fields, problem):
     """A file with these fields of its architecture is an error that says this."""
     file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, complaints
 from signals import apart, ctrl_c, keyboard
 from system_calls import SAFE, SystemCalls
+from tiny_model import write_tiny_model
 
 from localllm import builtin_model
 from localllm.cli.map import finishing
@@ -55,6 +56,13 @@ def test_answers_are_those_of_run(cli, questions: Path):
             "completion_tokens": told["completion_tokens"],
             "input": question,
         }
+
+
+def test_who_continues_texts_is_told_of_no_template(cli, tmp_path: Path, questions: Path):
+    bare = str(write_tiny_model(tmp_path / "bare.gguf", chat_template=None))
+    for raw in (False, True):
+        code, _, err = cli("map", bare, questions, "-n", 1, "--temp", 0, *["--raw"] * raw)
+        assert code == 0 and ("no chat template" in err) == (not raw), err
 
 
 def test_how_far_it_is(cli, monkeypatch, questions: Path):

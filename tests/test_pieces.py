@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from localllm.engine.cpu import lowering
 from localllm.engine.cpu.pieces import EVERY, Pieces
 from localllm.engine.record.operations import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
+from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.product.pieces import PIECES, few_tokens, piece_for
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -55,6 +57,26 @@ def test_another_kernel_for_more_tokens():
     pieces.arguments("Q4_K", 512, ALL, 8, False)
     assert pieces.names(9, 1, 128) == []
     assert pieces.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
+
+
+def test_runs_find_all_when_all_is_prepared(tmp_path, monkeypatch):
+    asked, load = set[str](), Library.load
+
+    def counted(library: Library, names: Iterable[str], progress: Progress | None = None) -> None:
+        wanted = {*names}
+        asked.update(wanted - library.addresses.keys())
+        load(library, wanted, progress)
+
+    monkeypatch.setattr(lowering, "has_tiles", lambda: False)
+    monkeypatch.setattr(Library, "load", counted)
+    write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
+    with closing(open_engine(tmp_path / "model.gguf")) as engine:
+        engine.prepare_all()
+        assert asked
+        asked.clear()
+        for ids in ([1], PROMPT):
+            engine.forward(ids, 0)
+    assert not asked
 
 
 def compilers() -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
@@ -444,6 +445,16 @@ def test_a_server_that_is_no_hub(hub, answer):
         pulled()
     assert "\n" not in str(failure.value)
     assert there() == {}
+
+
+def test_waits_are_doubled_up_to_a_limit(monkeypatch):
+    waits, reasons = [], []
+    monkeypatch.setattr(hub_service, "WAIT", 0.5)
+    monkeypatch.setattr(hub_service.time, "sleep", waits.append)
+    repository = SimpleNamespace(_on_break=reasons.append)
+    for failures in range(1, 8):
+        hub_service.Repository._wait(repository, hub_service.BrokenError("it hung up"), failures)
+    assert waits == [1, 2, 4, 8, 16, 16, 16] and reasons == ["it hung up"] * 7
 
 
 def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatch):

@@ -53,6 +53,12 @@ def test_columns_are_as_wide_as_their_widest_cell():
     assert render.table(("only", "header"), []) == ["only  header"]
 
 
+@pytest.mark.parametrize(("wide", "shown"), [(40, ["name   n  m", "a     10  5"]), (9, ["name   n", "a     10"])])
+def test_a_table_on_a_terminal_has_the_columns_that_fit(monkeypatch, wide: int, shown: list[str]):
+    monkeypatch.setattr(render, "terminal_width", lambda: wide)
+    assert render.table(("name", "n", "m"), [("a", "10", "5")]) == shown
+
+
 def test_names():
     assert [render.file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
         "b", "b", "b", "a.gguf.txt",

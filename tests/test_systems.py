@@ -3,6 +3,7 @@
 import ast
 import ctypes
 import errno
+import mmap
 import ntpath
 import os
 import re
@@ -20,7 +21,7 @@ from test_layers import SOURCES
 from localllm.cli import chat_commands, options
 from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
-from localllm.system import cpu, files, terminal
+from localllm.system import cpu, files, memory, terminal
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
@@ -298,3 +299,27 @@ def test_windows_stacks_are_probed():
     assert machine.emit_object(module).startswith(ELF) and is_x86_64(machine.emit_object(module))
     text = machine.emit_assembly(module)
     assert "__chkstk" in text and "%rcx" in text and ".seh" not in text
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system is told nothing")
+@pytest.mark.parametrize(
+    ("start", "end", "told"),
+    [(0, 2, (0, 2)), (3, 7, (3, 4)), (2.5, 7.5, (3, 4)), (2.1, 2.9, None), (2.5, 3.5, None), (5, 5, None)],
+)
+def test_whole_pages_are_forgotten(start: float, end: float, told: tuple[int, int] | None):
+    """In pages: from the first that begins there on, as many as end there."""
+    calls = []
+    data = SimpleNamespace(madvise=lambda *call: calls.append(call))
+    memory.forget(data, int(start * memory.PAGE), int(end * memory.PAGE))
+    expected = [(mmap.MADV_DONTNEED, *(memory.PAGE * number for number in told))] if told else []
+    assert calls == expected
+
+
+def test_a_console_of_windows_has_a_mode(monkeypatch: pytest.MonkeyPatch):
+    """NUL says that it is a terminal, too."""
+    for mode in (None, 0, 7):
+        monkeypatch.setattr(terminal, "console_mode", lambda stream, mode=mode: mode)
+        with monkeypatch.context() as there:
+            there.setattr(sys, "platform", "win32")
+            is_console = terminal.is_console(sys.stdout)
+        assert is_console == (mode is not None)
