@@ -9,6 +9,7 @@ from fake_engine import FakeEngine
 
 from localllm import api
 from localllm.cli import main
+from localllm.engine.forks import lock_for
 from localllm.files.gguf_file import GGUFFile
 from localllm.text.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ class Talker(FakeEngine):
         self.hyperparameters = SimpleNamespace(
             arch="llama", context=512, states=tuple, fills=False, looks_ahead=False, start_token=None
         )
-        self.warning, self._answers = None, dict[str, list[int]]()
+        self.lock, self.warning, self._answers = lock_for(self), None, dict[str, list[int]]()
 
     def answer(self, question: str) -> list[int]:
         if question not in self._answers:

@@ -13,6 +13,7 @@ from models.golden import FOLDER
 from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 from test_goldens import nmse
+from test_reuse import TakenLock
 
 from localllm.arch.storage import KVType
 from localllm.arch.vision.anyres import Anyres, arranged
@@ -85,15 +86,6 @@ def test_pictures_differ(tmp_path):
     changed.putpixel((55, 55), (255, 0, 255))
     assert not np.allclose(reader.read(changed), rows, atol=1e-6)
     reader.close()
-
-
-class TakenLock:
-    """Somebody else has it."""
-
-    def __enter__(self) -> None:
-        raise BlockingIOError
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def test_threads_wait_for_each_other(tmp_path):

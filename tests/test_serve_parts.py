@@ -36,6 +36,7 @@ from localllm.server.images import MOST_IMAGES, file_below, image_part, with_fil
 from localllm.server.listening import tcp_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram
+from localllm.server.openai_chat import IGNORED, ignored
 from localllm.server.openai_responses import question_of as question_of_responses
 from localllm.server.service import in_time, merged
 from localllm.server.shelf import UnknownModelError
@@ -136,6 +137,13 @@ def test_sampling_by_every_name():
     for odd in ("-1", "x", "1.0", "", "1000000000"):
         with pytest.raises(UsageError, match="logit_bias should be a number by token id"):
             biases({"5": 1.0, odd: 1.0})
+
+
+@pytest.mark.parametrize("name", ["a\nb: c", "a\rb", "a\x00", "\x7f", "ä", "a,b"])
+def test_what_a_header_tells_is_one_line(name: str):
+    """Of names that a caller chose: a line's end would begin a header of his own."""
+    body = Body({"fine": 1, name: 2, "x" * 50: 3})
+    assert ignored(body) == {IGNORED: f"fine, {'x' * 40}"}
 
 
 def test_options():
