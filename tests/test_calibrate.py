@@ -1,5 +1,6 @@
 """Quantizing with what matrices meet: error feedback, and calibration of a whole model."""
 
+import re
 import sys
 import tomllib
 import weakref
@@ -36,17 +37,18 @@ from localllm.quant.layouts import floats_at
 from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
-from localllm.services import calibration_texts, folding
+from localllm.services import calibration_texts, corrected, folding
 from localllm.services.by_need import bits_of, fitting, size_of
 from localllm.services.calibrate import CalibratedMatrices, Calibration, read_again
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
+from localllm.services.corrected import as_done, held_back
 from localllm.services.last_reads import LastReads
 from localllm.services.made_with import made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
-from localllm.services.quantize import open_source, run
+from localllm.services.quantize import open_source, run, widener_of
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
 from localllm.services.sequential import Parts, Sequential
-from localllm.services.survey import Coarse, divergence, rounding_cost
+from localllm.services.survey import READ, Coarse, MatrixBlocks, divergence, is_free, rounding_cost
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -382,7 +384,9 @@ def test_the_least_divergence_for_a_size():
     for n in range(5):
         errors = np.sort(generator.uniform(0, 1, 3))[::-1] * np.array([1, 0.2, 0.05])
         sizes = ("Q2_K", "Q4_K", "Q6_K")
-        needs.append(Need(f"m{n}", 256 * (1 + n % 3), dict(zip(sizes, errors, strict=True)), generator.uniform(0.1, 3)))
+        needs.append(
+            Need(f"m{n}", 256 * (1 + n % 3), dict(zip(sizes, errors, strict=True)), harm=generator.uniform(0.1, 3))
+        )
     ways = [dict(zip((need.name for need in needs), way, strict=True)) for way in product(sizes, repeat=5)]
     smallest, largest = (end(total(needs, way) for way in ways) for end in (min, max))
     for budget in np.linspace(smallest, largest, 20).astype(int):
@@ -396,7 +400,7 @@ def test_the_least_divergence_for_a_size():
 
 def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
     """Here a format's matrices are padded to 100 bytes, which the first guess does not know."""
-    needs = [Need(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, 1 + n / 7) for n in range(20)]
+    needs = [Need(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1 + n / 7) for n in range(20)]
 
     def size_with(formats):
         return 1000 + sum(-(-need.bytes(formats[need.name]) // 100) * 100 for need in needs)
@@ -424,7 +428,10 @@ def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, 
     out, plan = tmp_path / "out.gguf", tmp_path / "plan.toml"
     given = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--size", "85kB", "--plan", str(plan)]
     assert quantize(given) == 0
-    assert "predicted divergence" in capsys.readouterr().err
+    said = re.search(
+        r"predicted divergence (\S+), (\S+) with the formats of Q4_0; .* held back, (\S+)", capsys.readouterr().err
+    )
+    assert said and all(0 < float(number) < 1 for number in said.groups())
     assert 80_000 < out.stat().st_size <= 85_000
     formats = {name: t.format.name for name, t in GGUFFile.open(out).tensors.items()}
     said = tomllib.loads(plan.read_text())
@@ -436,13 +443,80 @@ def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, 
     assert "without --size it is the plan" in capsys.readouterr().err
 
 
+def needs_of_layers() -> list[Need]:
+    """Of eight layers, all alike."""
+    names = [f"blk.{n}.{kind}.weight" for n in range(8) for kind in ("attn_v", "ffn_down")]
+    return [Need(name, 4096, {"Q2_K": 0.4, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1.0) for name in names]
+
+
+def test_what_parts_really_do_corrects_their_harm():
+    """Values do four times as much as down; layers of the last quarter three times as much as others."""
+    needs = needs_of_layers()
+
+    def done_by(names):
+        return sum((0.2 if "attn_v" in name else 0.05) * (3 if name[4] in "67" else 1) for name in names)
+
+    harm = {need.name: need.harm for need in as_done(needs, dict.fromkeys((n.name for n in needs), "Q4_K"), done_by)}
+    assert harm["blk.0.attn_v.weight"] / harm["blk.0.ffn_down.weight"] == pytest.approx(1.6 / 0.5)  # at least a half
+    assert harm["blk.7.attn_v.weight"] / harm["blk.0.attn_v.weight"] == pytest.approx(3)
+    assert harm["blk.7.attn_v.weight"] == pytest.approx(1.6 * 2)
+
+
+class Scripted:
+    """In place of a model: what is found with formats, one after the other."""
+
+    def __init__(self, found: list[float]):
+        self.found, self.asked = found, list[dict[str, str]]()
+
+    def divergence(self, formats: dict[str, str]) -> float:
+        self.asked.append(formats)
+        return self.found[len(self.asked) - 1]
+
+    def done_by(self, names) -> float:
+        return 0.01 * len(names)
+
+
+@pytest.mark.parametrize(
+    ("found", "best", "rounds"), [([0.3, 0.2, 0.1], 2, 3), ([0.2, 0.3], 0, 2), ([0.3, 0.2, 0.25], 1, 3)]
+)
+def test_the_best_of_the_checked_formats_are_taken(found: list[float], best: int, rounds: int, monkeypatch):
+    checked, needs = Scripted(found), needs_of_layers()
+    monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
+    ways = iter([{need.name: format for need in needs} for format in ("Q6_K", "Q4_K", "Q2_K")])
+    formats, least = corrected.corrected(None, needs, lambda needs: next(ways), None, 1, None)
+    assert (formats, least, len(checked.asked)) == (checked.asked[best], found[best], rounds)
+
+
+def test_formats_that_are_chosen_again_need_no_further_check(monkeypatch):
+    checked, needs = Scripted([0.3, 0.2]), needs_of_layers()
+    monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
+    same = {need.name: "Q4_K" for need in needs}
+    assert corrected.corrected(None, needs, lambda needs: same, None, 1, None) == (same, 0.3)
+    assert len(checked.asked) == 1
+
+
+@pytest.mark.slow(2)
+def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
+    """Nothing is left of the divergence if all matrices are as they are; only what changes is encoded again."""
+    plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)]))
+    calibration, met = Calibration(plan, [str(text)]), list[str]()
+    checked = corrected.PlanCheck(calibration, widener_of(plan, None), 1, lambda done, total, name: met.append(name))
+    formats = {job.tensor.name: "Q4_0" for job in plan.jobs if is_free(job) and job.tensor.name != "token_embd.weight"}
+    coarse = checked.divergence(formats)
+    assert coarse > 0 and checked.done_by(formats.keys()) == pytest.approx(coarse, abs=1e-6)
+    assert set(met) == set(formats) and 0 < checked.done_by(["blk.0.ffn_down.weight"]) < coarse
+    met.clear()
+    assert checked.divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == ["blk.0.ffn_down.weight"]
+    read = {chunk.tobytes() for chunk in calibration.some(READ)}
+    assert all(chunk.tobytes() not in read for chunk in held_back(calibration)) or len(calibration.chunks) <= READ
+
+
 def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     """Which is where the harm of one that makes the logits comes from, too."""
     matrix = weights(6, 256)
     weight = SimpleNamespace(name="token_embd.weight", first_row=0)
-    surveyed = SimpleNamespace(jobs={}, coarse={weight.name: encode("Q3_K", matrix)})
     ids = np.array([4, 0, 4])
-    found = Coarse(surveyed, None, {weight.name: "Q3_K"}).rows(weight, ids)
+    found = Coarse({}, None, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
     np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
 
 

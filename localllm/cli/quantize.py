@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -215,18 +216,20 @@ def needed(
         raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
     line, count = ProgressLine(), threads or usable_cores()
 
-    def show(done: int, total: int, name: str) -> None:
-        line.show(f"measuring: {100 * done // max(total, 1)} %, {one_line(name)}")
+    def show(done: int, total: int, name: str, doing: str = "measuring") -> None:
+        line.show(f"{doing}: {100 * done // max(total, 1)} %, {one_line(name)}")
 
     try:
         source = folded(source, request, count, show, opening.compiling(line))
-        formats, found, usual = by_need(source, request, size, count, show, opening.compiling(line))
+        check = partial(show, doing="checking")
+        chosen = by_need(source, request, size, count, show, check, opening.compiling(line))
     finally:
         line.clear()
-    say(f"localllm: predicted divergence {found:.4f}, {usual:.4f} with the formats of {request.recipe.name}")
+    said = f"{chosen.predicted:.4f}, {chosen.usual:.4f} with the formats of {request.recipe.name}"
+    say(f"localllm: predicted divergence {said}; of weights alone, in texts held back, {chosen.found:.4f}")
     if path is not None:
-        write_formats(path, formats)
-    return source, with_formats(request, formats)
+        write_formats(path, chosen.formats)
+    return source, with_formats(request, chosen.formats)
 
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:

@@ -4,6 +4,8 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from localllm.errors import UsageError
 from localllm.files.gguf_header import shown
@@ -13,6 +15,7 @@ from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
 from localllm.quant.formats import BY_NAME
 from localllm.services.calibrate import Calibration
+from localllm.services.corrected import corrected
 from localllm.services.needs import Need, chosen, predicted, total
 from localllm.services.quantize import widener_of
 from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, make_plan
@@ -40,31 +43,44 @@ def bits_of(bits: float) -> Callable[[QuantizePlan], int]:
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 
+class ByNeed(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+        formats: by tensor.  found: the divergence with them on texts held back, what meets matrices not rounded.
+        predicted: with that.  usual: predicted with the formats that the type has.
+    """
+
+    formats: dict[str, str]
+    found: float
+    predicted: float
+    usual: float
+
+
 def by_need(
     source: Source,
     request: QuantizeRequest,
     size: Callable[[QuantizePlan], int],
     threads: int,
     on_matrix: OnMatrix,
+    on_check: OnMatrix,
     compiling: Progress | None = None,
-) -> tuple[dict[str, str], float, float]:
-    """Formats for a file of that size, and predicted divergences: with them, and with those that the type has.
-
-    Raises ModelError, UsageError.
-    """
+) -> ByNeed:
+    """Formats for a file of that size. Raises ModelError, UsageError."""
     plan = make_plan(source, request)
-    calibration = Calibration(plan, request.texts or ())
-    needs = list(survey(calibration, widener_of(plan, compiling), threads, on_matrix))
+    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling)
+    needs = list(survey(calibration, widener, threads, on_matrix))
     if not needs:
         raise UsageError("there is no matrix whose format could be chosen")
     usual = {job.tensor.name: job.format.name for job in plan.jobs}
-    formats = fitting(
-        needs,
-        size(plan),
-        calibration.with_metadata(plan).nbytes - total(needs, usual),
-        lambda formats: calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes,
-    )
-    return formats, predicted(needs, formats), predicted_of(needs, usual)
+    rest = calibration.with_metadata(plan).nbytes - total(needs, usual)
+
+    def size_with(formats: Mapping[str, str]) -> int:
+        return calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes
+
+    choose = partial(fitting, most=size(plan), rest=rest, size_with=size_with)
+    formats, found = corrected(calibration, needs, choose, widener, threads, on_check)
+    return ByNeed(formats, found, predicted(needs, formats), predicted_of(needs, usual))
 
 
 def fitting(

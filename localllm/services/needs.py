@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME
-from localllm.quant.recipes import GATE, KEY, QUERY, UP, role_of
+from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
 
 # Formats with codebooks decode more slowly, so none are offered.
 OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
@@ -26,17 +26,22 @@ TOGETHER = {KEY: QUERY, UP: GATE}  # whose errors are measured together
 class Need:
     """What is known of a matrix, or of a stack of them.
 
-    weights: how many.  errors: by format, what is wrong in its output, relative to it.  harm: divergence for such an
-    error of 1.
+    weights: how many.  errors: by format, what is wrong in its output because of its weights, relative to it.
+    rounding: because of what it meets, by the numbers that share a scale.  harm: divergence for such an error of 1.
     """
 
     name: str
     weights: int
     errors: dict[str, float] = field(default_factory=dict)
+    rounding: dict[int, float] = field(default_factory=dict)
     harm: float = 0.0
 
     def bytes(self, format: str) -> int:
         return self.weights // BY_NAME[format].block * BY_NAME[format].bytes
+
+    def cost(self, format: str) -> float:
+        """The divergence that a format makes, to first order."""
+        return self.harm * (self.errors[format] + self.rounding.get(BY_NAME[format].block, 0.0))
 
 
 def candidates(columns: int) -> Sequence[str]:
@@ -47,10 +52,20 @@ def candidates(columns: int) -> Sequence[str]:
 
 def group_of(name: str) -> str:
     """Matrices of one name are measured together: those of two layers."""
+    layer, kind = layer_of(name), kind_of(name)
+    return name if layer is None or kind == OTHER else f"blk.{layer // 2 * 2}.{kind}"
+
+
+def layer_of(name: str) -> int | None:
+    """The number of a tensor's layer."""
     layer = re.match(r"blk\.(\d+)\.", name)
+    return int(layer[1]) if layer else None
+
+
+def kind_of(name: str) -> str:
+    """The role of a tensor, or of that with which it is measured."""
     role = role_of(name)
-    role = TOGETHER.get(role, role)
-    return f"blk.{int(layer[1]) // 2 * 2}.{role}" if layer and role != "other" else name
+    return TOGETHER.get(role, role)
 
 
 def chosen(needs: Sequence[Need], budget: int) -> dict[str, str]:
@@ -75,10 +90,10 @@ def chosen(needs: Sequence[Need], budget: int) -> dict[str, str]:
 
 def cheapest(needs: Sequence[Need], price: float) -> dict[str, str]:
     """Of each the format of least divergence and bytes at a price, per byte, in units of the largest divergence."""
-    scale = max(max(need.errors.values()) * need.harm for need in needs) / max(need.weights for need in needs) or 1.0
+    scale = max(max(map(need.cost, need.errors)) for need in needs) / max(need.weights for need in needs) or 1.0
 
     def cost(need: Need, name: str) -> tuple[float, int]:
-        return need.harm * need.errors[name] + price * scale * need.bytes(name), need.bytes(name)
+        return need.cost(name) + price * scale * need.bytes(name), need.bytes(name)
 
     return {need.name: min(need.errors, key=lambda name: cost(need, name)) for need in needs}
 
@@ -92,7 +107,7 @@ def filled(needs: Sequence[Need], formats: dict[str, str], budget: int) -> dict[
             for need in needs
             for name in need.errors
             if 0 < (more := need.bytes(name) - need.bytes(formats[need.name])) <= room
-            and (gain := need.harm * (need.errors[formats[need.name]] - need.errors[name])) > 0
+            and (gain := need.cost(formats[need.name]) - need.cost(name)) > 0
         ]
         if not steps:
             return formats
@@ -107,4 +122,4 @@ def total(needs: Sequence[Need], formats: Mapping[str, str]) -> int:
 
 def predicted(needs: Sequence[Need], formats: Mapping[str, str]) -> float:
     """The divergence of all together, to first order."""
-    return sum(need.harm * need.errors[formats[need.name]] for need in needs)
+    return sum(need.cost(formats[need.name]) for need in needs)

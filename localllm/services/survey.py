@@ -1,8 +1,8 @@
 """Measures what localllm.services.needs decides by: errors of each matrix in each format, and the harm that they do."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,56 +31,45 @@ PROBES = 4
 OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
 
 
-class Surveyed(Originals):
-    """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
+class MatrixBlocks(NamedTuple):
+    """A matrix, or a stack of them, encoded.
 
     Attributes:
-        coarse: of each matrix, its rows in the first format of COARSE that fits, uint8 [rows, bytes].
-        rounding: of each, what is wrong in its output if what it meets is rounded to 8 bits, by the numbers that share
-            a scale.
+        format: its name.  rows: uint8 [rows, bytes].
+    """
+
+    format: str
+    rows: np.ndarray
+
+
+class Meeting(Originals):
+    """Looks at matrices with what they meet where all are as they are.
+
+    Attributes:
+        seen: names of those that need not be looked at any more.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener)
-        self.needs, self.coarse = dict[str, Need](), dict[str, np.ndarray]()
-        self.rounding = dict[str, dict[int, float]]()
-        self._threads, self._on_matrix = threads, on_matrix
+        self._threads, self._on_matrix, self.seen = threads, on_matrix, set[str]()
         self._shared: Any = None
 
     def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+        """As of Matrices."""
         job = self.jobs[weight.name]
-        if weight.name not in self.needs and is_free(job):
-            self._survey(job, inputs)
+        if weight.name not in self.seen and is_free(job):
+            self.seen.add(weight.name)
+            self.look(job, inputs)
             self._on_matrix(weight.name)
         if weight.name in LOGITS:
             raise FinishedError
         return super().met(weight, inputs)
 
-    def _survey(self, job: TensorJob, inputs: Inputs) -> None:
-        shape, tensor = job.tensor.shape, job.tensor
-        rows, columns = (1, *shape)[-2:]
-        count = row_count(shape) // rows
-        names = candidates(columns)
-        costs, whole, coarse = dict.fromkeys(names, 0.0), 0.0, []
-        of_inputs = dict.fromkeys((BY_NAME[name].block for name in names), 0.0)
-        asked = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
-        for n in range(count):
-            feedback, moments, met = self._known(inputs, n, tensor.name)
-            coarse += [feedback.encode(coarse_of(names), some) for some in self.in_pieces(tensor, n)]
-            if n in asked:
-                some = self.sampled(tensor, n, SAMPLE)
-                whole += cost(some, moments)
-                for format in names:
-                    costs[format] += cost(some - decoded(format, feedback.encode(format, some)), moments)
-                for block in of_inputs:
-                    of_inputs[block] += rounding_cost(some, met, block)
-        whole = whole or 1.0
-        errors = {format: costs[format] / whole for format in names}
-        self.needs[tensor.name] = Need(tensor.name, prod(shape), errors)
-        self.rounding[tensor.name] = {block: found / whole for block, found in of_inputs.items()}
-        self.coarse[tensor.name] = np.concatenate(coarse)
+    def look(self, job: TensorJob, inputs: Inputs) -> None:
+        """At the matrix, or the stack of them, of a tensor."""
+        raise NotImplementedError
 
-    def _known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray, np.ndarray]:
+    def known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray, np.ndarray]:
         """By what matrix n meets in every second chunk, and the second moments of the others, and some of them."""
         if inputs.shared is None or inputs.shared is not self._shared:
             pieces = list(inputs.of(n))
@@ -94,31 +83,69 @@ class Surveyed(Originals):
             self._shared = inputs.shared
         return self._last
 
+    def encoded(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
+        """All rows of a tensor."""
+        shape, pieces = job.tensor.shape, []
+        for n in range(row_count(shape) // (1, *shape)[-2]):
+            feedback, _, _ = self.known(inputs, n, job.tensor.name)
+            pieces += [feedback.encode(format, some) for some in self.in_pieces(job.tensor, n)]
+        return MatrixBlocks(format, np.concatenate(pieces))
+
+
+class Surveyed(Meeting):
+    """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
+
+    Attributes:
+        needs: of each matrix, without harm.  coarse: of each, in the first format of COARSE that fits.
+    """
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
+        super().__init__(jobs, widener, threads, on_matrix)
+        self.needs, self.coarse = dict[str, Need](), dict[str, MatrixBlocks]()
+
+    def look(self, job: TensorJob, inputs: Inputs) -> None:
+        """As of Meeting."""
+        shape, tensor = job.tensor.shape, job.tensor
+        rows, columns = (1, *shape)[-2:]
+        count = row_count(shape) // rows
+        names = candidates(columns)
+        costs, whole = dict.fromkeys(names, 0.0), 0.0
+        of_inputs = dict.fromkeys((BY_NAME[name].block for name in names), 0.0)
+        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
+            feedback, moments, met = self.known(inputs, n, tensor.name)
+            some = self.sampled(tensor, n, SAMPLE)
+            whole += cost(some, moments)
+            for format in names:
+                costs[format] += cost(some - decoded(format, feedback.encode(format, some)), moments)
+            for block in of_inputs:
+                of_inputs[block] += rounding_cost(some, met, block)
+        whole = whole or 1.0
+        errors = {format: found / whole for format, found in costs.items()}
+        rounding = {block: found / whole for block, found in of_inputs.items()}
+        self.needs[tensor.name] = Need(tensor.name, prod(shape), errors, rounding)
+        self.coarse[tensor.name] = self.encoded(job, inputs, next(name for name in COARSE if name in names))
+
 
 class Coarse(Originals):
     """Some matrices are coarse, all others as they are."""
 
-    def __init__(self, surveyed: Surveyed, widener: Widener, names: Mapping[str, str]):
-        """names: formats of the coarse ones."""
-        super().__init__(surveyed.jobs, widener)
-        self._coarse, self._names = surveyed.coarse, names
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
+        super().__init__(jobs, widener)
+        self._coarse = coarse
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Of an embedding that makes the logits, too, coarse ones."""
-        if weight.name not in self._names:
+        if weight.name not in self._coarse:
             return super().rows(weight, ids)
-        return decoded(self._names[weight.name], self._coarse[weight.name][ids + weight.first_row])
+        format, blocks = self._coarse[weight.name]
+        return decoded(format, blocks[ids + weight.first_row])
 
     def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
-        if weight.name not in self._names:
+        """As of Matrices."""
+        if weight.name not in self._coarse:
             return super().met(weight, inputs)
-        format, blocks = self._names[weight.name], self._coarse[weight.name]
+        format, blocks = self._coarse[weight.name]
         return self.taken(weight, lambda first, end: decoded(format, blocks[first:end]))
-
-
-def coarse_of(names: Sequence[str]) -> str:
-    """Of candidates, what a matrix becomes when its harm is measured."""
-    return next(format for format in COARSE if format in names)
 
 
 def is_free(job: TensorJob) -> bool:
@@ -139,12 +166,11 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     for need in surveyed.needs.values():
         groups.setdefault(group_of(need.name), []).append(need)
     for number, (name, group) in enumerate(groups.items()):
-        names = {need.name: coarse_of([*need.errors]) for need in group}
-        found = calibration.logits(Coarse(surveyed, widener, names), probes, threads)
-        harm = divergence(base, found) / max(sum(need.errors[names[need.name]] for need in group), 1e-30)
+        coarse = {need.name: surveyed.coarse[need.name] for need in group}
+        found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads)
+        harm = divergence(base, found) / max(sum(need.errors[coarse[need.name].format] for need in group), 1e-30)
         for need in group:
-            need.harm, rounding = harm, surveyed.rounding[need.name]
-            need.errors = {name: error + rounding[BY_NAME[name].block] for name, error in need.errors.items()}
+            need.harm = harm
             yield need
         on_matrix(wanted + wanted * (number + 1) // len(groups), 2 * wanted, name)
 
