@@ -61,15 +61,15 @@ def as_done(
     """
     layers = 1 + max((layer_of(need.name) or 0) for need in needs)
 
-    def depth_of(name: str) -> int | None:
-        layer = layer_of(name)
-        return None if layer is None else layer * DEPTHS // layers
+    def depth_of(name: str) -> int:
+        return (layer_of(name) or 0) * DEPTHS // layers
 
     factors = dict.fromkeys((need.name for need in needs), 1.0)
     for part_of in (kind_of, depth_of):
-        parts: dict[str | int | None, list[Need]] = {}
+        parts: dict[str | int, list[Need]] = {}
         for need in needs:
-            parts.setdefault(part_of(need.name), []).append(need)
+            if part_of is kind_of or layer_of(need.name) is not None:  # what is in no layer is a kind of its own
+                parts.setdefault(part_of(need.name), []).append(need)
         done = {part: max(done_by([need.name for need in some]), 0.0) for part, some in parts.items()}
         said = {part: sum(need.harm * need.errors[formats[need.name]] for need in some) for part, some in parts.items()}
         usual = sum(done.values()) / max(sum(said.values()), 1e-30)
