@@ -44,7 +44,7 @@ def corrected(
         if formats == best:
             break
         found = checked.divergence(formats)
-        if found >= least:
+        if best and found >= least:
             break
         best, least = formats, found
         if number + 1 < ROUNDS:
