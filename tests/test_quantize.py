@@ -690,7 +690,7 @@ def test_which_map_an_array_is_in(tmp_path: Path):
 
 
 def test_how_far_measuring_is(model: Path, monkeypatch):
-    """Scales first, then formats; the line goes before anything else is said."""
+    """Scales first, then formats, which are checked; the line goes before anything else is said."""
     events: list[str] = []
     for name in ("show", "clear"):
         monkeypatch.setattr(ProgressLine, name, lambda line, *text, name=name: events.append(*text or [name]))
@@ -700,17 +700,20 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
         on_matrix(1, 3, "blk.0.attn_q.weight")
         return source
 
-    def formats(source, request, size, threads, on_matrix, compiling):
+    def formats(source, request, size, threads, on_matrix, on_check, compiling):
         on_matrix(0, 0, "two\nlines")
-        return {"output.weight": "Q8_0"}, 0.5, 0.25
+        on_check(1, 2, "output.weight")
+        return by_need.ByNeed({"output.weight": "Q8_0"}, found=0.75, predicted=0.5, usual=0.25)
 
     monkeypatch.setattr(folding, "folded", folded)
     monkeypatch.setattr(by_need, "by_need", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
     _, found = quantize_command.needed(open_source(str(model)), asked, lambda plan: 0, None, 1, False)
     assert found.options.formats == {"output.weight": "Q8_0"}
-    assert events[:3] == ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines", "clear"]
-    assert events[3] == "localllm: predicted divergence 0.5000, 0.2500 with the formats of Q4_K_M"
+    measuring = ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines"]
+    assert events[:4] == [*measuring, "checking: 50 %, output.weight", "clear"]
+    said = "predicted divergence 0.5000, 0.2500 with the formats of Q4_K_M"
+    assert events[4] == f"localllm: {said}; of weights alone, in texts held back, 0.7500"
 
 
 def test_the_bar_ends_with_the_work():
