@@ -186,7 +186,7 @@ FAMILIES = {
     "NemotronHForCausalLM": nemotron_h.NEMOTRON_H,
     "NomicBertModel": embedders.NOMIC_PLAIN,
     "Olmo2ForCausalLM": olmo.OLMO2,
-    "Olmo3ForCausalLM": olmo.OLMO2,
+    "Olmo3ForCausalLM": olmo.OLMO3,
     "OlmoeForCausalLM": olmo.OLMOE,
     "OlmoForCausalLM": olmo.OLMO,
     "OLMoForCausalLM": olmo.OLMO,

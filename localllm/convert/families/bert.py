@@ -114,12 +114,19 @@ def modern(config: Config) -> CheckpointFacts:
         config.only(name, False)
     h = encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
     pooling = config.get("classifier_pooling", "cls")
-    bases = (("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0))
-    whole, local = (config.number(name, usual) for name, usual in bases)
+    bases = (("full", "global", 160000.0), ("sliding", "local", 10000.0))
+    whole, local = (
+        config.section("rope_parameters")
+        .section(f"{kind}_attention")
+        .number("rope_theta", config.number(f"{old}_rope_theta", usual))
+        for kind, old, usual in bases
+    )
+    period = config.count("global_attn_every_n_layers", 3)
+    config.windows([number % period != 0 for number in range(h.sizes["layers"])])
     return h.plus(
         {"fused_rows": 3 * h.sizes["width"], "both_hidden": 2 * h.sizes["hidden"]},
         attention__sliding_window=config.count("local_attention", 128),
-        attention__sliding_window_pattern=config.count("global_attn_every_n_layers", 3),
+        attention__sliding_window_pattern=period,
         rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
         attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it

@@ -125,17 +125,17 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
     }
 
 
-DEEPSEEK2 = Family("deepseek2", deepseek2_layer, deepseek2, defaults={"topk_method": "greedy"})
-DEEPSEEK3 = replace(
-    DEEPSEEK2,
-    defaults={
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-    },
-)
-GLM4_LITE = replace(DEEPSEEK3, defaults={**DEEPSEEK3.defaults, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})
+DEEPSEEK2 = Family("deepseek2", deepseek2_layer, deepseek2, defaults={"topk_method": "greedy", "n_shared_experts": 2})
+OF_DEEPSEEK3 = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1,
+}
+IN_GROUPS = {**OF_DEEPSEEK3, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
+DEEPSEEK3 = replace(DEEPSEEK2, defaults=IN_GROUPS)
+GLM4_LITE = replace(DEEPSEEK2, defaults={**OF_DEEPSEEK3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5})
 
 
 def deepseek32(config: Config) -> CheckpointFacts:
@@ -194,7 +194,7 @@ GLM_DSA = replace(
     layer=glm_dsa_layer,
     read=glm_dsa,
     named_as="deepseek2",
-    defaults={**DEEPSEEK3.defaults, "rms_norm_eps": 1e-5},
+    defaults={**OF_DEEPSEEK3, "rms_norm_eps": 1e-5, "first_k_dense_replace": 3},
 )
 
 

@@ -226,7 +226,7 @@ APERTUS = Family(
     "apertus",
     {**ATTENTION, **HEAD_NORMS, **FEED_FORWARD, **NORMS_BEFORE},
     apertus,
-    defaults={"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536},
+    defaults={"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536, "rope_theta": 12e6},
     unread=re.compile(r"model\.layers\.[0-9]+\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)"),
     of_tensors=xielu,
 )

@@ -7,8 +7,9 @@ from dataclasses import replace
 from localllm.arch import minicpm3 as arch
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import (
-    DEEPSEEK3,
+    DEEPSEEK2,
     INDEXER,
+    OF_DEEPSEEK3,
     SIGMOID,
     deepseek2,
     deepseek2_layer,
@@ -149,7 +150,7 @@ def in_full(name: str, *dimensions: str) -> MadeOf:
 
 HEAD = "model.hc_head.hc_head"
 HY_V4 = replace(
-    DEEPSEEK3,
+    DEEPSEEK2,
     arch="hy_v4",
     layer=hy_v4_layer,
     read=hy_v4,
@@ -160,5 +161,5 @@ HY_V4 = replace(
     },
     named_as="deepseek2",
     unread=re.compile(r"model\.mtp_layers\..*"),
-    defaults={**DEEPSEEK3.defaults, "rms_norm_eps": 1e-5},
+    defaults={**OF_DEEPSEEK3, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.827, "swiglu_limit": 10.0},
 )

@@ -121,7 +121,7 @@ def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
     return {**NORMS_BEFORE, **ATTENTION, **MAMBA2, **(NORM if sizes["has_norm"] else {}), **GATED}
 
 
-FALCON_H1 = Family("falcon-h1", falcon_h1_layer, falcon_h1, bare=("ffn_norm",))
+FALCON_H1 = Family("falcon-h1", falcon_h1_layer, falcon_h1, bare=("ffn_norm",), defaults={"rms_norm_eps": 1e-5})
 
 
 def bamba(config: Config) -> CheckpointFacts:

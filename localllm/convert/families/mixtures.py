@@ -205,7 +205,7 @@ HY_V3 = Family(
     hy_v3,
     bare=("exp_probs_b",),
     named_as="dots1",
-    defaults={"rms_norm_eps": 1e-5, "rope_theta": 11158840.0, "head_dim": 128},
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 11158840.0, "head_dim": 128, "router_scaling_factor": 2.826},
     named=lambda name, layers: name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm."),
 )
 EXAONE_MOE = Family(

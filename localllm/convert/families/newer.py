@@ -118,7 +118,13 @@ MINIMAX_M2 = Family(
 )
 NOAUX = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 DOTS1 = Family("dots1", dots1_layer, dots1, defaults=NOAUX)
-GLM4MOE = Family("glm4moe", glm4moe_layer, glm4moe, defaults={**NOAUX, "rms_norm_eps": 1e-5})
+OF_GLM4MOE = {**NOAUX, "rms_norm_eps": 1e-5, "norm_topk_prob": True, "n_shared_experts": 1}
+GLM4MOE = Family(
+    "glm4moe",
+    glm4moe_layer,
+    glm4moe,
+    defaults={**OF_GLM4MOE, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
+)
 GLM4VMOE = replace(GLM4MOE, read=glm4vmoe, sees=True)
 
 
@@ -131,7 +137,7 @@ def solar_open(config: Config) -> CheckpointFacts:
 SOLAR_OPEN = replace(
     GLM4MOE,
     read=solar_open,
-    defaults={**GLM4MOE.defaults, "rope_theta": 1e6, "head_dim": 128, "norm_topk_prob": True},
+    defaults={**OF_GLM4MOE, "rope_theta": 1e6, "head_dim": 128},
 )
 
 

@@ -1,5 +1,7 @@
 """OLMo 1 to 3, and OLMoE, which has experts."""
 
+from dataclasses import replace
+
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, NORMS_BEHIND, ROTATED
@@ -24,10 +26,11 @@ def olmo3(config: Config) -> CheckpointFacts:
         return h
     windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
     config.windows(windows)
+    local = config.section("rope_parameters").section("sliding_attention")
     return h.plus(
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
-        rope__freq_base_swa=h.metadata["rope.freq_base"],
+        rope__freq_base_swa=local.number("rope_theta", h.metadata["rope.freq_base"]),
     )
 
 
@@ -44,6 +47,7 @@ OLMO2 = Family(
     olmo3,
     defaults={"rms_norm_eps": 1e-5},
 )
+OLMO3 = replace(OLMO2, defaults={**OLMO2.defaults, "sliding_window": 4096, "rope_theta": 5e5})
 OLMOE = Family(
     "olmoe",
     {**ATTENTION, "attn_q_norm": ("queries",), "attn_k_norm": ("keys",), **NORMS_BEFORE, **EXPERTS},

@@ -48,7 +48,7 @@ def mellum(config: Config) -> CheckpointFacts:
     count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     h = with_experts(config, h, "moe_intermediate_size", count)
     h = h.plus(expert_feed_forward_length=h.sizes["expert_hidden"])
-    windows = windows_of(config, layers, period=4)
+    windows = windows_of(config, layers, period=1)
     if not config.flag("use_sliding_window", True) or config.get("sliding_window") is None:
         config.only("layer_types", ["full_attention"] * layers)
         return h
@@ -226,7 +226,7 @@ def cohere2moe(config: Config) -> CheckpointFacts:
         vocab_size=h.sizes["vocab"],
         logit_scale=config.number("logit_scale"),
         attention__sliding_window=config.count("sliding_window"),
-        attention__sliding_window_pattern=windows_of(config, h.sizes["layers"], period=4),
+        attention__sliding_window_pattern=windows_behind(config, h.sizes["layers"], leading),
         expert_feed_forward_length=of_experts,
         expert_gating_func={"softmax": SOFTMAX, "sigmoid": SIGMOID}[function],
         expert_weights_norm=config.flag("norm_topk_prob", True),
@@ -237,6 +237,12 @@ def cohere2moe(config: Config) -> CheckpointFacts:
         rope__scaling__type=h.metadata.get("rope.scaling.type", "none"),
         **centered,
     )
+
+
+def windows_behind(config: Config, layers: int, leading: int) -> list[bool]:
+    """Which layers have a window: none of the first ones, and all but the last of every four behind them."""
+    usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
+    return usual if config.get("layer_types") is None else windows_of(config, layers)
 
 
 def cohere2moe_layer(sizes: Sizes, number: int) -> Layer:
