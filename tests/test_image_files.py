@@ -12,7 +12,8 @@ from PIL import Image
 from localllm.errors import UsageError
 from localllm.images import opened as opening
 from localllm.images.opened import opened_image
-from localllm.images.parts import marked, texts_of
+from localllm.images.parts import has_image, images_of, marked, texts_of
+from localllm.images.urls import data_url, with_urls
 from localllm.text.plain import IMAGE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -73,6 +74,16 @@ def test_other_kinds_of_numbers():
     assert [found.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
     with pytest.raises(UsageError, match="no colours"):
         opened_image(Image.fromarray(np.zeros((2, 2), np.float32)))
+
+
+@pytest.mark.parametrize(("levels", "dtype", "told"), [
+    ([0, 1, 255], "i4", [0, 1, 255]), ([0, 256, 65535], "i4", [0, 0, 255]), ([-5, 70_000, 512], "i4", [0, 255, 1]),
+    ([0, 257, 65535], "u2", [0, 1, 255]), ([0, 100, 255], "u2", [0, 0, 0]),
+])  # fmt: skip
+def test_levels_of_16_and_32_bits(levels: list[int], dtype: str, told: list[int]):
+    """16 bits are 65535 of white; in 32 there may be 8 or 16, which the brightest one tells."""
+    found = np.asarray(opened_image(Image.fromarray(np.array([levels], dtype))))
+    assert found.tolist() == [[[level] * 3 for level in told]]
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -171,3 +182,163 @@ def test_parts_that_are_none(part, message):
         marked([{"role": "user", "content": [{"type": "image", "image": b""}, part]}])
     with pytest.raises(UsageError, match="a list"):
         marked([{"role": "user", "content": "x", "images": "a.png"}])
+
+
+def named(kind: str) -> tuple[str, bytes]:
+    """The format of what is sent elsewhere, and a file of that kind."""
+    clear, turned = PICTURE.copy(), Image.Exif()
+    clear.putalpha(100)
+    turned[0x0112] = 6  # of the EXIF specification: turned to the right
+    upright = Image.Exif()
+    upright[0x0112] = 1
+    hole = PICTURE.convert("P")
+    deep = Image.fromarray(np.arange(6, dtype=np.uint16).reshape(2, 3) * 9999)
+    return {
+        "png": ("png", saved(PICTURE, "PNG")),
+        "jpeg": ("jpeg", saved(PICTURE, "JPEG")),
+        "upright": ("jpeg", saved(PICTURE, "JPEG", exif=upright)),
+        "grey png": ("png", saved(PICTURE.convert("L"), "PNG")),
+        "grey jpeg": ("jpeg", saved(PICTURE.convert("L"), "JPEG")),
+        "turned png": ("", saved(PICTURE, "PNG", exif=turned)),
+        "turned jpeg": ("", saved(PICTURE, "JPEG", exif=turned)),
+        "clear": ("", saved(clear, "PNG")),
+        "one clear colour": ("", saved(PICTURE, "PNG", transparency=tuple(PIXELS[0, 0].tolist()))),
+        "palette": ("", saved(hole, "PNG", transparency=hole.getpixel((0, 0)))),
+        "cmyk": ("", saved(PICTURE.convert("CMYK"), "JPEG")),
+        "16 bits": ("", saved(deep, "PNG")),
+        "webp": ("", saved(PICTURE, "WEBP", lossless=True)),
+        "gif": ("", saved(PICTURE, "GIF")),
+        "tiff": ("", saved(PICTURE, "TIFF")),
+    }[kind]
+
+
+KINDS = ["png", "jpeg", "upright", "grey png", "grey jpeg", "turned png", "turned jpeg", "clear", "one clear colour",
+         "palette", "cmyk", "16 bits", "webp", "gif", "tiff"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_other_programs_are_shown(kind: str, tmp_path):
+    """JPEG and PNG as they are, if all see the same in them; of all else a PNG of what we see."""
+    format, data = named(kind)
+    path, seen = tmp_path / "x", np.asarray(opened_image(data))
+    path.write_bytes(data)
+    for source in (data, path, str(path)):
+        head, _, body = data_url(source).partition(",")
+        shown = base64.b64decode(body)
+        assert head == f"data:image/{format or 'png'};base64" and (shown == data) == bool(format)
+        with Image.open(io.BytesIO(shown)) as image:
+            assert image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1
+            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), seen)
+    for source in (PICTURE, PIXELS):
+        np.testing.assert_array_equal(np.asarray(opened_image(data_url(source))), PIXELS)
+        assert data_url(source).startswith("data:image/png;base64,")
+
+
+def test_messages_as_other_programs_have_them():
+    """Images that stand beside a text come before it, as `marked` has them, too."""
+    url, other = data_url(PICTURE), data_url(PICTURE.transpose(Image.Transpose.ROTATE_90))
+    part = {"type": "image_url", "image_url": {"url": url}}
+    text = {"type": "text", "text": "What?"}
+    plain = {"role": "system", "content": "Be brief."}
+    given = [
+        plain,
+        {"role": "user", "content": "What?", "images": [PICTURE], "name": "me"},
+        {"role": "user", "content": ["a", {"type": "image", "image": PICTURE}, text], "images": (other,)},
+        {"role": "user", "content": [part, text]},
+    ]
+    assert with_urls(given) == [
+        plain,
+        {"role": "user", "content": [part, text], "name": "me"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": other}}, "a", part, text]},
+        given[3],
+    ]
+    assert with_urls(given)[0] is plain and "images" in given[1]
+    with pytest.raises(UsageError, match="not an image"):
+        with_urls([{"role": "user", "content": "?", "images": [b"no image"]}])
+
+
+@pytest.mark.parametrize(
+    ("message", "there"),
+    [
+        ({"content": "x"}, False), ({"content": "x", "images": []}, False), ({"content": "x", "images": ["a"]}, True),
+        ({"content": [{"type": "text", "text": "image"}]}, False), ({"content": [{"type": "image"}]}, True),
+        ({"content": ["image", {"type": "image_url"}]}, True), ({"content": None}, False), ({}, False),
+        ("image", False), ({"content": {"type": "image"}}, False),
+    ],
+)  # fmt: skip
+def test_whether_a_message_has_an_image(message, there: bool):
+    assert has_image(message) is there
+    if isinstance(message, dict) and not message.get("images"):
+        assert len(images_of(message)) == there
+
+
+def test_what_stands_beside_images():
+    """Texts in a line of their own, but not beside an image; what is no text at all stays as it is."""
+    image = {"type": "image", "image": "a"}
+    for content, text in (
+        (["a", "b"], "a\nb"), ([image, "a", "b"], f"{IMAGE}a\nb"), (["a", image, "b"], f"a{IMAGE}b"),
+        (["a", image, image], f"a{IMAGE}{IMAGE}"), (["", image, ""], IMAGE), ([image], IMAGE),
+    ):  # fmt: skip
+        expected = text if image in content else ["a", "b"]
+        assert marked([{"role": "user", "content": content}, {"content": [image]}])[0][0]["content"] == expected
+    several = marked([{"content": "x", "images": ("1", "2")}, {"content": ["y"], "images": ["3"]}])
+    assert several == ([{"content": f"{IMAGE * 2}x"}, {"content": f"{IMAGE}y"}], ["1", "2", "3"])
+    for odd in (None, 7, {"a": 1}):
+        assert marked([{"content": odd}, {"content": [image]}])[0][0] == {"content": odd}
+    parts = [{"type": "text", "text": f"a{IMAGE}"}, f"b{IMAGE}", {"type": "audio"}, 7]
+    found = marked([{"content": parts}, {"content": [image]}])[0][0]["content"]
+    assert found == [{"type": "text", "text": "a�"}, "b�", {"type": "audio"}, 7]
+    for wrong in (b"a", "a", {"a": 1}, 7):
+        with pytest.raises(UsageError, match=f"a message's images should be a list, not {type(wrong).__name__}"):
+            marked([{"content": "x", "images": wrong}])
+
+
+# ---- limits
+
+
+def refusal(source) -> str:
+    with pytest.raises(UsageError) as error:
+        opened_image(source)
+    return str(error.value)
+
+
+def test_the_largest_image(monkeypatch):
+    for columns, rows in ((200, 1), (1, 200), (400, 2)):
+        assert opened_image(Image.new("L", (columns, rows))).size == (columns, rows)
+    told = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
+    assert refusal(Image.new("L", (201, 1))) == told
+    assert "one side more than 200 times" in refusal(Image.new("L", (1, 201)))
+    monkeypatch.setattr(opening, "MOST_PIXELS", 54)
+    assert opened_image(PICTURE).size == (9, 6)
+    monkeypatch.setattr(opening, "MOST_PIXELS", 53)
+    for source in (PICTURE, saved(PICTURE, "PNG")):
+        assert refusal(source) == "the image: an image of 9 x 6 pixels, more than 53"
+
+
+def test_the_largest_file(tmp_path, monkeypatch):
+    data = saved(PICTURE, "BMP")
+    (tmp_path / "x.bmp").write_bytes(data)
+    url = "data:image/bmp;base64," + base64.b64encode(data).decode()
+    monkeypatch.setattr(opening, "MOST_BYTES", len(data))
+    assert [opened_image(source).size for source in (data, tmp_path / "x.bmp", url)] == [(9, 6)] * 3
+    monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 1)
+    assert refusal(data) == "the image: an image of more than 0 MB"
+    assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: an image of more than 0 MB"
+    monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 3)
+    assert refusal(url) == "an image of more than 0 MB"
+    monkeypatch.undo()
+    assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
+
+
+def test_what_is_called_an_image(tmp_path):
+    """Lines name a file by its path; what is not fetched is said at once."""
+    (tmp_path / "x").write_bytes(b"")
+    assert refusal(tmp_path / "x") == f"{tmp_path / 'x'}: an empty file, no image"
+    assert refusal(b"") == refusal(bytearray()) == "the image: an empty file, no image"
+    for scheme in ("http", "https"):
+        url = f"{scheme}://example.org/{'a' * 300}.png"
+        assert refusal(url) == f"{url[:200]}: images are not fetched; a pipe has one, as in curl -s URL | ... --image -"
+    assert refusal(None) == "an image should be a path, bytes or a Pillow image, not NoneType"
+    assert refusal(tmp_path / "none") == f"cannot read the image {tmp_path / 'none'}: No such file or directory"
+    for url in ("data:image/png;base64", "data:image/png;base32,abc", "data:,abc"):
+        assert refusal(url) == "an image's URL should begin with data:image/...;base64,"

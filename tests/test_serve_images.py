@@ -22,8 +22,6 @@ from localllm.cli.terminal import ProgressLine
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
-from localllm.images.opened import opened_image
-from localllm.images.urls import data_url
 from localllm.server.wire import Limits
 from localllm.services.remote.http import Endpoint
 from localllm.services.remote.model import RemoteModel
@@ -238,8 +236,6 @@ def test_refused(served: Served, folder):
 @pytest.mark.slow
 def test_a_bomb_is_small_and_refused(served: Served, tmp_path):
     """20000 x 20000 pixels in some kB."""
-    from PIL import Image
-
     Image.MAX_IMAGE_PIXELS, before = None, Image.MAX_IMAGE_PIXELS
     Image.new("1", (20000, 20000)).save(tmp_path / "bomb.png")
     Image.MAX_IMAGE_PIXELS = before
@@ -285,22 +281,6 @@ def test_in_a_chat_with_a_server(served: Served, folder, capfd):
     assert (asked["images"], said["content"], conversation.images) == ([path], told, [])
     with pytest.raises(UsageError, match="not an image"):
         conversation.look(__file__)
-
-
-def test_what_goes_as_it_is(folder, tmp_path):
-    """Upright JPEG and PNG files without transparency; of all else a PNG, in which we see the same."""
-    one, two = folder / "shown" / "one.png", folder / "shown" / "two.jpg"
-    assert data_url(str(one)) == url_of(one) == data_url(url_of(one)) and data_url(two.read_bytes()) == url_of(two)
-    image = Image.open(two)
-    image.putalpha(100)
-    image.save(tmp_path / "clear.png")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.open(two).save(tmp_path / "turned.jpg", exif=turned)
-    Image.open(two).save(tmp_path / "other.webp")
-    for source in (tmp_path / "clear.png", tmp_path / "turned.jpg", tmp_path / "other.webp", Image.open(two)):
-        url = data_url(source)
-        assert url.startswith("data:image/png;base64,") and np.array_equal(opened_image(url), opened_image(source))
 
 
 @pytest.mark.slow

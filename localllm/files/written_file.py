@@ -45,23 +45,31 @@ def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
 def sizes() -> list[tuple[int, int, float]]:
     """Of each file: tokens, bytes, and when it was written, in seconds since 1970."""
     found = list[tuple[int, int, float]]()
-    with suppress(OSError):
-        for path in folder().iterdir():
-            texts = read_texts(path.name)
-            if texts:
-                found.append((len(texts[0]), path.stat().st_size, path.stat().st_mtime))
+    for path in paths():
+        with suppress(FileNotFoundError):
+            if texts := read_texts(path.name):
+                state = path.stat()
+                found.append((len(texts[0]), state.st_size, state.st_mtime))
     return found
 
 
 def clear() -> int:
     """Remove all of them; how many bytes they had. Raises LocalllmError if some cannot be removed."""
     freed = 0
-    with suppress(FileNotFoundError):
-        for path in list(folder().iterdir()):
+    for path in paths():
+        try:
             size = path.stat().st_size
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise LocalllmError(f"{path}: cannot be removed: {error.strerror}") from None
+            path.unlink()
             freed += size
+        except FileNotFoundError:  # another program was faster
+            pass
+        except OSError as error:
+            raise LocalllmError(f"{path}: cannot be removed: {error.strerror}") from None
     return freed
+
+
+def paths() -> list[Path]:
+    """Of all files; none if there is no folder."""
+    with suppress(FileNotFoundError):
+        return list(folder().iterdir())
+    return []

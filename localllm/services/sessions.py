@@ -270,9 +270,13 @@ def _trunk(name: str) -> str:
 
 def _found() -> Iterable[tuple[float, str]]:
     """When each was last changed, and its name."""
-    with suppress(OSError):
-        for item in os.scandir(folder()):
-            name = item.name.removesuffix(ENDING)
+    try:
+        items = list(os.scandir(folder()))
+    except OSError:
+        return
+    for item in items:
+        name = item.name.removesuffix(ENDING)
+        with suppress(OSError):  # it may have gone meanwhile
             if name != item.name and NAME.fullmatch(name) and item.is_file():
                 yield item.stat().st_mtime, name
 

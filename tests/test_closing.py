@@ -1,0 +1,121 @@
+"""Who has opened a model closes it: its threads end with it, whatever it was opened for, and whatever happened."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny_model
+
+import localllm
+from localllm.api import Model
+from localllm.engine.cpu.threads import Threads
+from localllm.engine.options import EngineOptions
+from localllm.services.imatrix import Collector
+from localllm.services.perplexity import ChunkReader
+
+SIZE = 16  # tokens of a chunk
+
+
+@pytest.fixture
+def teams(monkeypatch) -> list:
+    """What ends each team of threads that has begun; it is alive as long as they are."""
+    begun, begin = [], Threads.__init__
+
+    def noted(self, *given, **named):
+        begin(self, *given, **named)
+        begun.append(self.close)
+
+    monkeypatch.setattr(Threads, "__init__", noted)
+    return begun
+
+
+def model(path: Path) -> Model:
+    return localllm.open(path, threads=2)
+
+
+def with_draft_model(path: Path) -> Model:
+    made = localllm.open(path, threads=2)
+    made.drafter(f"draft:{write_tiny_model(path.with_name('draft.gguf'), seed=1)}")
+    return made
+
+
+def chunks(path: Path) -> ChunkReader:
+    made = ChunkReader(path, SIZE, 2)
+    list(made.predict(np.full((1, SIZE), 5, np.int32)))
+    return made
+
+
+def collector(path: Path) -> Collector:
+    path.with_name("text").write_text("hello world " * 40)
+    made = Collector(path, [path.with_name("text")], path.with_name("out"), SIZE, 1, threads=2)
+    list(made.read())
+    return made
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize("opened", [model, with_draft_model, chunks, collector])
+def test_threads_end_with_what_they_were_for(
+    teams: list, tmp_path: Path, opened: Callable[[Path], AbstractContextManager], is_interrupted: bool
+):
+    made = opened(write_tiny_model(tmp_path / "tiny.gguf"))
+    with ExitStack() as stack:
+        if is_interrupted:
+            stack.enter_context(pytest.raises(KeyboardInterrupt))
+        with made as entered:
+            assert entered is made and any(team.alive for team in teams)
+            if is_interrupted:
+                raise KeyboardInterrupt
+    assert not any(team.alive for team in teams)
+    made.close()  # a second time does nothing
+
+
+def fake_model(events: list[str]) -> Model:
+    """A model all of whose parts tell that they are closed."""
+
+    def part(name: str, **more: object) -> SimpleNamespace:
+        return SimpleNamespace(close=lambda wait=True: events.append(name if wait else f"{name} at once"), **more)
+
+    made = Model.__new__(Model)
+    made.prefixes, made.sight, made.engine = part("prefixes"), part("sight"), part("engine", lock=None)
+    made.written = SimpleNamespace(save=lambda: events.append("written"))
+    made._draft_models, made._readers = {"x": part("draft model")}, {("embedder", None): part("reader")}
+    return made
+
+
+ALL = ["draft model", "engine", "prefixes", "reader", "sight", "written"]
+
+
+def test_a_model_closes_all_that_it_has_opened():
+    """What is kept of prompts is read from the engine: that one ends last."""
+    events: list[str] = []
+    with fake_model(events):
+        pass
+    assert sorted(events) == ALL and events[-1] == "engine" and events[0] == "prefixes"
+
+
+def test_nobody_waits_for_files_after_an_error():
+    events: list[str] = []
+    with pytest.raises(ValueError), fake_model(events):
+        raise ValueError
+    assert events[0] == "prefixes at once" and sorted({*events} - {"prefixes at once"}) == ALL
+
+
+def test_a_reader_is_opened_once_and_with_the_models_options():
+    """Each kind, and each pooling, has its own."""
+    made = Model.__new__(Model)
+    made._readers, made._threads, made.context = {}, 3, 77
+    made._opening, asked = threading.Lock(), []
+
+    def make(options: EngineOptions) -> object:
+        asked.append(options)
+        return object()
+
+    first = made._opened("embedder", None, make)
+    assert made._opened("embedder", None, make) is first
+    others = [made._opened("embedder", "cls", make), made._opened("reranker", None, make)]
+    assert len({id(each) for each in (first, *others)}) == 3
+    assert [(each.threads, each.context) for each in asked] == [(3, 77)] * 3

@@ -1,0 +1,208 @@
+"""Other programs remove files while ours look at them: what has gone is passed over, and only that."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny_model
+
+from localllm.errors import LocalllmError
+from localllm.files import kept, models_folder, prefix_files, safe_file, written_file
+from localllm.files.origin import Origin, forget, mark_of, remember
+from localllm.files.prefix_files import PrefixAbout
+from localllm.files.safe_file import SafeFile
+from localllm.services import catalogue, sessions
+from localllm.services.sessions import SavedChat, SessionFile
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    """The user's."""
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "1")
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """Lets a file go as soon as its folder was listed."""
+    scandir, iterdir, listdir = os.scandir, Path.iterdir, os.listdir
+
+    def let_go(path: Path) -> None:
+        class Scanned:
+            def __init__(self, folder="."):
+                with scandir(folder) as found:
+                    self.entries = iter(sorted(found, key=lambda entry: entry.name))
+                path.unlink(missing_ok=True)
+
+            def __enter__(self):
+                return self.entries
+
+            def __exit__(self, *error):
+                pass
+
+            def __next__(self):
+                return next(self.entries)
+
+            def __iter__(self):
+                return self.entries
+
+            def close(self):
+                pass
+
+        def listed(all_of):
+            def names(folder="."):
+                found = sorted(all_of(folder))
+                path.unlink(missing_ok=True)
+                return iter(found) if all_of is iterdir else found
+
+            return names
+
+        monkeypatch.setattr(os, "scandir", Scanned)
+        monkeypatch.setattr(os, "listdir", listed(listdir))
+        monkeypatch.setattr(Path, "iterdir", listed(iterdir))
+
+    return let_go
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def write_prefixes() -> list[Path]:
+    for number in range(3):
+        key = f"{number}" * 32
+        prefix_files.write_kept(key, PrefixAbout("m", number, ""), {"x": np.zeros(1000, np.uint8)})
+        os.utime(prefix_files.folder() / key, (number + 1, number + 1))
+    return sorted(prefix_files.folder().iterdir())
+
+
+def write_texts() -> list[Path]:
+    for name in "abc":
+        written_file.write_texts(name, np.arange(5), np.arange(3))
+    return sorted(written_file.folder().iterdir())
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_kept_prompts(lost, which: int):
+    paths = write_prefixes()
+    lost(paths[which])
+    stay = [path.name for path in paths if path != paths[which]]
+    assert sorted(entry.key for entry in prefix_files.entries()) == stay
+    paths[which].write_bytes(b"x")
+    size = paths[1].stat().st_size if which != 1 else paths[0].stat().st_size
+    assert prefix_files.clear() == 2 * size
+    assert names(prefix_files.folder()) == []
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_room_for_kept_prompts(lost, monkeypatch, which: int):
+    """The oldest go first; of those that are not there none is counted."""
+    paths = write_prefixes()
+    size = paths[0].stat().st_size
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, f"{size / 1e9}")
+    lost(paths[which])
+    prefix_files.prune()
+    assert names(prefix_files.folder()) == [paths[1 if which == 2 else 2].name]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_texts_that_were_written(lost, which: int):
+    paths = write_texts()
+    content, size = paths[which].read_bytes(), paths[0].stat().st_size
+    lost(paths[which])
+    assert [(tokens, taken) for tokens, taken, _ in written_file.sizes()] == [(5, size)] * 2
+    paths[which].write_bytes(content)
+    assert written_file.clear() == 2 * size
+    assert names(written_file.folder()) == [] and written_file.clear() == 0
+
+
+def test_texts_that_cannot_be_removed(monkeypatch):
+    path = write_texts()[0]
+
+    def refuse(self, missing_ok=False):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(LocalllmError) as failure:
+        written_file.clear()
+    assert str(failure.value).startswith(str(path.parent)) and "cannot be removed: Operation" in str(failure.value)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_sessions_of_chats(lost, which: int):
+    for number in range(3):
+        with SessionFile(f"s{number}") as file:
+            file.chat = SavedChat()
+            file.rewrite()
+        os.utime(sessions.path_of(f"s{number}"), (number + 1, number + 1))
+    lost(sessions.path_of(f"s{which}"))
+    stay = [f"s{number}" for number in (2, 1, 0) if number != which]
+    assert sessions.names() == stay and [one.name for one in sessions.listed()] == stay
+    assert sessions.latest() == stay[0] and sessions.branches("s9") == ["s9"]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_models(lost, tmp_path, which: int):
+    (tmp_path / "models").mkdir()
+    for number in range(3):
+        write_tiny_model(tmp_path / "models" / f"m{number}.gguf")
+    lost(tmp_path / "models" / f"m{which}.gguf")
+    assert [(model.name, model.is_whole) for model in catalogue.models_on_disk()] == [
+        (f"m{number}", number != which) for number in range(3)
+    ]
+    assert models_folder.size_of(tmp_path / "models" / f"m{which}.gguf") == 0
+
+
+def test_what_was_left_half_written(lost, tmp_path):
+    paths = [tmp_path / f".localllm-9-{number}.tmp" for number in range(3)]
+    for path in paths:
+        path.touch()
+    lost(paths[1])
+    safe_file.remove_abandoned(str(tmp_path))
+    assert names(tmp_path) == []
+
+
+def test_a_file_in_the_making(tmp_path, monkeypatch):
+    """Somebody has removed it: what went wrong is told, and not that it has gone."""
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), SafeFile(tmp_path / "x") as file:
+            os.unlink(file.temporary)
+            raise error
+
+    def vanish(source: str, target: object) -> None:
+        os.unlink(source)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(kept, "replace", vanish)
+    with pytest.raises(OSError, match="Input/output error"):
+        kept.write_kept(tmp_path / "folder" / "x", b"content")
+    assert names(tmp_path / "folder") == []
+
+
+def test_a_folder_that_another_has_removed(tmp_path):
+    """Empty ones go up to the folder of models, which stays."""
+    folder = tmp_path / "models" / "a" / "b"
+    folder.parent.mkdir(parents=True)
+    models_folder.remove_empty_folders(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["models"] and not list((tmp_path / "models").iterdir())
+    folder.mkdir(parents=True)
+    (folder.parent / "x").touch()
+    models_folder.remove_empty_folders(folder)
+    assert names(folder.parent) == ["x"] and not folder.exists()
+
+
+def test_what_an_output_was_made_of(tmp_path):
+    """Its mark goes when it has gone, and not before; perhaps somebody has removed that, too."""
+    output = str(tmp_path / "out")
+    Path(output).write_bytes(b"answers")
+    remember(output, Origin.of(b"questions", "q"))
+    forget(output)
+    assert os.path.exists(mark_of(output))
+    os.unlink(output)
+    for _ in range(2):
+        forget(output)
+        assert not os.path.exists(mark_of(output))

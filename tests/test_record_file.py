@@ -1,0 +1,130 @@
+"""Files of arrays that come one by one: what is whole stays, wherever the file was cut off or damaged."""
+
+import errno
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.files import record_file
+from localllm.files.record_file import RecordFile
+
+RECORDS = {"a": np.arange(7, dtype=np.uint8), "bé": np.arange(6, dtype=np.float32), "c": np.zeros(0, np.uint8)}
+
+
+def layout(records: dict[str, np.ndarray], key: str = "key") -> list[bytes]:
+    """The file as its module's docstring has it: the head, then each record."""
+    pieces = [b"localllm records 1\n" + hashlib.sha256(key.encode()).digest()]
+    for name, array in records.items():
+        record = struct.pack("<QQ", len(name.encode()), array.nbytes) + name.encode() + array.tobytes()
+        pieces.append(record + hashlib.sha256(record).digest())
+    return pieces
+
+
+def contents(path: Path, key: str = "key") -> dict[str, bytes]:
+    """All records that a file has."""
+    with RecordFile(path, key) as file:
+        return {name: file.read(name, 0, array.nbytes).tobytes() for name, array in RECORDS.items() if name in file}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    with RecordFile(tmp_path / "x", "key") as file:
+        for name, array in RECORDS.items():
+            file.add(name, array)
+    return tmp_path / "x"
+
+
+def test_the_layout(path: Path):
+    assert path.read_bytes() == b"".join(layout(RECORDS))
+    assert contents(path) == {name: array.tobytes() for name, array in RECORDS.items()}
+    assert contents(path, "another") == {} and path.read_bytes() == layout({}, "another")[0], "begun anew"
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip"])
+def test_what_is_whole_before_a_damage_stays(path: Path, harm: str, monkeypatch):
+    """A file that ends anywhere, or has another byte anywhere, of what stands behind its head."""
+    monkeypatch.setattr(record_file, "sync", lambda descriptor: None)
+    data, ends = path.read_bytes(), np.cumsum([len(piece) for piece in layout(RECORDS)])
+    for place in range(ends[0], len(data)):
+        path.write_bytes(data[:place] if harm == "cut" else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        whole = int(np.searchsorted(ends, place, side="right")) - 1
+        with RecordFile(path, "key") as file:
+            names = list(RECORDS)
+            assert [name in file for name in names] == [number < whole for number in range(3)], place
+            assert path.read_bytes() == data[: ends[whole]], "the rest is cut off"
+            for name in names[whole:]:
+                file.add(name, RECORDS[name])
+            assert all(file.read(name, 0, RECORDS[name].nbytes).tobytes() == RECORDS[name].tobytes() for name in names)
+        assert path.read_bytes() == data
+
+
+def test_a_head_that_was_cut_is_begun_anew(tmp_path):
+    path, (head,) = tmp_path / "x", layout({})
+    for length in range(len(head)):
+        path.write_bytes(head[:length])
+        assert contents(path) == {} and path.read_bytes() == head
+
+
+@pytest.mark.parametrize("data", [b"x", b"dear diary, today", b"localllm records 2\n" + bytes(32)])
+def test_a_file_of_another_kind_stays(tmp_path, data: bytes):
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(UsageError, match="x: this file is something else, and its name is needed"):
+        RecordFile(tmp_path / "x", "key").__enter__()
+    assert (tmp_path / "x").read_bytes() == data
+
+
+def test_what_is_read_of_a_record(path: Path):
+    with RecordFile(path, "key") as file:
+        for first, end in ((0, 0), (0, 7), (2, 5), (6, 7), (7, 7)):
+            assert list(file.read("a", first, end)) == list(range(first, end))
+        for first, end in ((-1, 3), (3, 2), (0, 8), (8, 8)):
+            with pytest.raises(IndexError, match=f"a: bytes {first} to {end} of 7"):
+                file.read("a", first, end)
+
+
+def test_a_record_is_on_the_disk_when_it_was_added(tmp_path, monkeypatch):
+    """All of it, before the disk is asked to keep it."""
+    held = list[bytes]()
+    monkeypatch.setattr(record_file, "sync", lambda descriptor: held.append((tmp_path / "x").read_bytes()))
+    with RecordFile(tmp_path / "x", "key") as file:
+        for name, array in RECORDS.items():
+            file.add(name, array)
+            assert len(held) == list(RECORDS).index(name) + 1
+    pieces = layout(RECORDS)
+    assert held == [b"".join(pieces[:end]) for end in (2, 3, 4)]
+
+
+def test_a_disk_that_refuses(path: Path, monkeypatch):
+    """A record that could not be written is not there, and takes no room from the next one."""
+    before = path.read_bytes()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RecordFile(path, "key") as file:
+        with monkeypatch.context() as context, pytest.raises(LocalllmError) as failure:
+            context.setattr(record_file, "sync", refuse)
+            file.add("d", np.ones(1000, np.uint8))
+        assert str(failure.value) == f"{path}: cannot be written: No space left on device"
+        assert "d" not in file and list(file.read("a", 0, 7)) == list(range(7))
+        file.add("e", np.ones(1, np.uint8))
+    with RecordFile(path, "key") as file:
+        assert "d" not in file and list(file.read("e", 0, 1)) == [1]
+    assert path.read_bytes() == before + layout({"e": np.ones(1, np.uint8)})[1]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(LocalllmError, match="x: cannot be written: "):
+        RecordFile(path, "key").__enter__()
+
+
+def test_a_file_that_is_not_needed_any_more(path: Path):
+    with RecordFile(path, "key") as file:
+        pass
+    for _ in range(2):
+        file.remove()
+        assert not path.exists()
