@@ -1,0 +1,70 @@
+"""A command within this process, with a stand-in for one of the functions that it calls."""
+
+import inspect
+import io
+import sys
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.cli.app import context_of
+
+Told = dict[str, Any]
+
+
+class Reached(Exception):  # noqa: N818 - no error
+    """The stand-in has heard enough."""
+
+
+def invoke(name: str, *words: object, stdin: bytes = b"") -> None:
+    """Runs a command as the program does, but for what becomes of errors."""
+    above = context_of(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        context = above.command.make_context(name, [str(word) for word in words], parent=above.parent)
+        with context:
+            context.command.invoke(context)
+
+
+def told_by(place: tuple[Any, str], name: str, *words: object, stdin: bytes = b"") -> Told:
+    """What a command tells a function, by the names of its arguments; place: where the function is looked up."""
+    heard: list[Told] = []
+    signature = inspect.signature(getattr(*place))
+
+    def stand_in(*arguments: Any, **named: Any) -> None:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        heard.append({key: flat(value) for key, value in bound.arguments.items()})
+        raise Reached
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*place, stand_in)
+        with pytest.raises(Reached):
+            invoke(name, *words, stdin=stdin)
+    return heard[0]
+
+
+def flat(value: Any) -> Any:
+    """Records as dictionaries, tuples as lists, functions as None."""
+    if is_dataclass(value):
+        return {each.name: flat(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {name: flat(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [flat(each) for each in value]
+    return None if callable(value) else value
+
+
+class Opened(nullcontext):
+    """Of a model, what commands ask before it answers."""
+
+    def __init__(self, path: str):
+        super().__init__(self)
+        self.path, self.files, self.file, self.arch = path, [path], SimpleNamespace(metadata={}), "llama"
+        self.name, self.format, self.device, self.context = "Tiny", "Q8_0", "CPU", 64
+        self.fills, self.prefixes, self.warnings = False, None, list[str]()
+        self.session = SimpleNamespace(answers_one_text=False, warning=None, require_conversation=lambda: None)
+        self.engine = SimpleNamespace(require_shift=lambda: None)

@@ -1,0 +1,187 @@
+"""What every option comes to: each command with a stand-in for what it calls, and what that is told."""
+
+from contextlib import nullcontext
+
+import conftest
+import numpy as np
+import pytest
+from invoked import Opened, Told, flat, told_by
+
+from localllm import api
+from localllm.cli import chat, embed, map, opening, run
+from localllm.cli.commands import params_of
+from localllm.generation.constraints import constraint_of
+from localllm.generation.generate import GenerationOptions
+
+# ---- how a model is opened
+
+LINES = {
+    "-t 3 -c 77 --kv-type q8_0 --device cpu -ngl 5": {
+        "threads": 3, "context": 77, "kv_type": "q8_0", "backend": "cpu", "gpu_layers": 5,
+    },
+    "-ctk q8_0 -ctv f32 -ngl -1": {"kv_type": "k=q8_0,v=f32", "gpu_layers": "all"},
+    "-ctv q4_0 -ngl auto -t -1 -c 0": {"kv_type": "k=f16,v=q4_0"},
+    "--mmproj eye.gguf --chat-template phi3": {"mmproj": "eye.gguf", "chat_template": "phi3"},
+}  # fmt: skip
+NO_CACHE, PAN = {"--no-cache": {"cache": False}}, {"--pan-and-scan": {"pan_and_scan": True}}
+OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve": LINES | NO_CACHE, "map": LINES}
+USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
+         "chat_template": None, "cache": True, "gpu_layers": "auto", "uploading": None, "mmproj": None,
+         "pan_and_scan": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_how_a_model_is_opened(name: str, tiny: str, monkeypatch):
+    from localllm.server import run as server
+
+    monkeypatch.setattr(server, "run", lambda setup, stack, ready: setup.open_model(setup.paths["tiny"]))
+    monkeypatch.setattr("os.path.abspath", lambda path: path)
+    words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
+    for line, expected in {"": {}, **OPENS[name]}.items():
+        told = told_by((api, "open_model"), name, tiny, *words, *line.split(), stdin=b"Hi\n")
+        assert told == USUAL | {"path": tiny} | expected, line
+
+
+# ---- how an answer is made
+
+# Between them all options of an answer, no two of one line with the same value.
+ANSWERS: dict[str, Told] = {
+    "-n 7 -r a -r b --think off --think-budget 9 --template-var a=1 --template-var {\"b\":[2]}": {
+        "max_tokens": 7, "stop": ["a", "b"], "think": "off", "think_budget": 9,
+        "template_variables": {"a": 1, "b": [2]},
+    },
+    r"-n -1 -e -r \t --think-budget -1 -s -1 --dry-sequence-breaker none": {
+        "stop": ["\t"], "dry_sequence_breakers": [],
+    },
+    "-s 5 --temp 0.31 --top-k 9 --typical 0.4 --top-p 0.6 --min-p 0.2 --repeat-penalty 1.3 --presence-penalty 0.7 "
+    "--frequency-penalty 0.8 --repeat-last-n 11 --top-n-sigma 1.5 --xtc-probability 0.5 --xtc-threshold 0.3": {
+        "seed": 5, "temperature": 0.31, "top_k": 9, "typical": 0.4, "top_p": 0.6, "min_p": 0.2, "repeat_penalty": 1.3,
+        "presence_penalty": 0.7, "frequency_penalty": 0.8, "repeat_last_n": 11, "top_n_sigma": 1.5,
+        "xtc_probability": 0.5, "xtc_threshold": 0.3,
+    },
+    "--dynatemp-range 0.4 --dynatemp-exp 2 --dry-multiplier 0.9 --dry-base 1.5 --dry-allowed-length 4 "
+    "--dry-penalty-last-n 20 --dry-sequence-breaker x --dry-sequence-breaker y --adaptive-target 0.45 "
+    "--adaptive-decay 0.5 -l 3+1.5 -l 4-inf --ignore-eos --samplers top_k;temperature": {
+        "dynatemp_range": 0.4, "dynatemp_exponent": 2.0, "dry_multiplier": 0.9, "dry_base": 1.5,
+        "dry_allowed_length": 4, "dry_penalty_last_n": 20, "dry_sequence_breakers": ["x", "y"],
+        "adaptive_target": 0.45, "adaptive_decay": 0.5, "logit_bias": {3: 1.5, 4: -np.inf}, "ignore_eos": True,
+        "samplers": ["top_k", "temperature"],
+    },
+    "--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.25 --sampling-seq pt": {
+        "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.25, "samplers": ["top_p", "temperature"],
+    },
+}  # fmt: skip
+ONE_ANSWER: dict[str, Told] = {
+    "--speculate off --on-overflow shift --keep 5": {"speculate": "off", "on_overflow": "shift", "keep": 5},
+    "--on-overflow drop-turns --keep 5": {"on_overflow": "drop-turns"},
+    "--keep 5": {},
+}
+ABOUT_ANSWERS = ("How tokens are drawn", "What answers are like", "What one answer is like", "Thinking before")
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "map"])
+def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
+    place = {"run": (run, "begin"), "chat": (chat, "answer_once"), "map": (map, "begun")}[name]
+    words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
+
+    def chosen(*more: str) -> Told:
+        told = told_by(place, name, tiny, *words, *more, stdin=b"Hi\n")
+        return told["job"]["options"] if name == "map" else told["chosen"]
+
+    cases = ANSWERS | ({} if name == "map" else ONE_ANSWER)
+    for line, expected in {"": {}, **cases}.items():
+        told, usual = chosen(*line.split()), flat(GenerationOptions())
+        assert told.pop("sampling") | told == usual.pop("sampling") | usual | expected, line
+    typed = {word for line in cases for word in line.split() if word.startswith("-")}
+    for param in params_of(name):
+        assert not param.title.startswith(ABOUT_ANSWERS) or typed & {*param.names}, param.names
+
+
+@pytest.mark.parametrize(("line", "given"), [
+    ("--regex [ab]c", {"regex": "[ab]c"}), ("--grammar root::=\"x\"", {"grammar": 'root::="x"'}),
+    ('-j {"type":"array"}', {"schema": '{"type":"array"}'}),
+    ('-j {"type":"array"} --json-whitespace', {"schema": '{"type":"array"}', "json_whitespace": True}),
+])  # fmt: skip
+def test_what_an_answer_must_look_like(line: str, given: Told, tiny: str, monkeypatch):
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
+    told = told_by((run, "begin"), "run", tiny, "-p", "Hi", *line.split())
+    assert told["chosen"]["constraint"] == flat(constraint_of(**given))
+
+
+def test_a_receipt_does_not_replace_what_was_read(tiny: str, monkeypatch, tmp_path):
+    """What run tells who writes the receipt: nothing that it has read is replaced."""
+    other = conftest.__file__
+    prepared = told_by(
+        (run, "prepared"), "run", tiny, "-f", __file__, "-bf", other, "--receipt", tmp_path / "r", "--force"
+    )
+    assert (prepared["path"], prepared["inputs"], prepared["force"]) == (str(tmp_path / "r"), [__file__, other], True)
+
+
+# ---- many prompts
+
+JOB = {"n": 1, "precise": True, "context": None, "threads": None, "kv_type": "f16", "chat_template": None,
+       "mmproj": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "more"),
+    [
+        ("", {}, {}),
+        ("--n 3 --fast -c 77 -t 2 --kv-type q8_0 --chat-template phi3 --mmproj eye.gguf",
+         {"n": 3, "precise": False, "context": 77, "threads": 2, "kv_type": "q8_0", "chat_template": "phi3",
+          "mmproj": "eye.gguf"}, {}),
+        ("--raw", {}, {"raw": True}),
+        ("--ray here", {}, {"ray": "here"}),
+    ],
+)  # fmt: skip
+def test_what_map_is_to_do(line: str, job: Told, more: Told, tiny: str, monkeypatch):
+    monkeypatch.setattr("os.path.abspath", lambda path: path)
+    told = told_by((map, "begun"), "map", tiny, "-p", "{line}", *line.split(), stdin=b"long line\nHi\n")
+    assert {name: told["job"][name] for name in JOB} == JOB | job and told["job"]["path"] == tiny
+    assert [record["input"] for record in told["records"]] == ["long line", "Hi"]
+    assert {name: told[name] for name in ("ray", "raw", "there")} == {"ray": None, "raw": False, "there": None} | more
+
+
+@pytest.mark.parametrize("line", ["", "--as-finished --shortest-first"])
+def test_in_which_order_map_answers(line: str, tiny: str, monkeypatch):
+    monkeypatch.setattr(map, "begun", lambda *arguments: nullcontext())
+    told = told_by((map, "answer"), "map", tiny, "-p", "{line}", *line.split(), stdin=b"a long line\nHi\n")
+    assert [record["input"] for record in told["records"]] == (["Hi", "a long line"] if line else ["a long line", "Hi"])
+    assert (told["as_finished"], told["out"]) == (bool(line), None)
+
+
+# ---- vectors and scores
+
+EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse"}
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "engine", "more"),
+    [
+        ("", {}, {}, {}),
+        ("--dims 5 --as query --overflow split --no-normalize",
+         {"dims": 5, "normalize": False, "role": "query", "overflow": "split"}, {}, {}),
+        ("-c 77 -t 3 --device cpu", {}, {"context": 77, "threads": 3, "backend": "cpu"}, {}),
+        ("--pooling cls --field title", {}, {}, {"pooling": "cls", "field": "title"}),
+        ("-o v.npy", {}, {}, {"output": "v.npy", "kind": "npy"}),
+        ("-o v.npy --format plain", {}, {}, {"output": "v.npy", "kind": "plain"}),
+        ("--image eye.png", {}, {}, {"sees": True}),
+    ],
+)  # fmt: skip
+def test_what_embed_is_to_do(line: str, options: Told, engine: Told, more: Told, tiny: str):
+    told = told_by((embed, "vectors"), "embed", tiny, *line.split(), stdin=b"a\nb\n")
+    job = told["job"]
+    assert job["options"] == EMBED | options and job["path"] == tiny
+    assert {name: job["engine"][name] for name in ("context", "threads", "backend")} == {
+        "context": None, "threads": None, "backend": "auto"} | engine  # fmt: skip
+    found = {"pooling": job["pooling"], "sees": job["sees"]} | {
+        name: told[name] for name in ("field", "output", "kind")
+    }
+    assert found == {"pooling": None, "sees": False, "field": "text", "output": None, "kind": "jsonl"} | more
+
+
+def test_what_is_near(tiny: str):
+    for line, top, stats in (("", 5, False), ("--top 2 --stats", 2, True)):
+        told = told_by((embed, "show_nearest"), "embed", tiny, "--near", "x", *line.split(), stdin=b"a\nb\n")
+        assert (told["query"], told["top"], told["stats"], told["given"]) == ("x", top, stats, [["a", "a"], ["b", "b"]])
