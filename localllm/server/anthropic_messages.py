@@ -225,7 +225,7 @@ def change_of(change: Change) -> dict[str, Any]:
     """As an event."""
     what, block, text = change
     if what == OPEN:
-        return {"type": "content_block_start", "index": block.index, "content_block": content(block, empty=True)}
+        return {"type": "content_block_start", "index": block.index, "content_block": content(block)}
     if what == CLOSE:
         return {"type": "content_block_stop", "index": block.index}
     assert what == DELTA
@@ -237,9 +237,9 @@ def change_of(change: Change) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def content(block: Block, empty: bool = False) -> dict[str, Any]:
-    """A block, or how it begins."""
-    text = "" if empty else block.text
+def content(block: Block) -> dict[str, Any]:
+    """A block, as far as it is told."""
+    text = block.text
     if block.kind == THOUGHT:
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == CALL:

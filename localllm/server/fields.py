@@ -46,9 +46,6 @@ class Body:
         """False if it is not there."""
         return bool(self._of(field, bool, "true or false"))
 
-    def number(self, field: str) -> float | None:
-        return self._of(field, (int, float), "a number")
-
     def whole(self, field: str, least: int = 0, most: int | None = None) -> int | None:
         value = self._of(field, int, "a whole number")
         if value is not None and (value < least or (most is not None and value > most)):

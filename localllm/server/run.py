@@ -34,36 +34,35 @@ class Setup:
 
     paths: Mapping[str, str]
     open_model: "Callable[[str], Model]"
-    host: str = "127.0.0.1"
-    port: int = 0
-    socket: str | None = None
-    memory: int | None = None
-    parallel: int | None = None
-    grace: float = 30.0
-    keys: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    body: int = 32_000_000
-    connections: int = 128
-    answer_seconds: float | None = None
-    drops_turns: bool = False
-    folders: Sequence[str] = ()
+    host: str
+    port: int
+    socket: str | None
+    memory: int | None
+    parallel: int | None
+    grace: float
+    keys: Sequence[str]
+    hosts: Sequence[str]
+    origins: Sequence[str]
+    body: int
+    connections: int
+    answer_seconds: float | None
+    drops_turns: bool
+    folders: Sequence[str]
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None:
     """Until a signal ends it; on_ready is told the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C."""
+    host = f"[{setup.host}]" if ":" in setup.host else setup.host
     if setup.socket is not None:
         found, address = stack.enter_context(unix_socket(setup.socket)), setup.socket
     else:
         found = stack.enter_context(tcp_socket(setup.host, setup.port))
-        host = f"[{setup.host}]" if ":" in setup.host else setup.host
         address = f"http://{host}:{found.getsockname()[1]}"
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders,
     )  # fmt: skip
-    own = [f"[{setup.host}]" if ":" in setup.host else setup.host]
-    rules = Rules([*own, *setup.hosts], setup.origins, setup.keys)
+    rules = Rules([host, *setup.hosts], setup.origins, setup.keys)
 
     async def serving() -> Listener:
         metrics = Metrics()

@@ -85,7 +85,7 @@ def anthropic_error(error: BaseException) -> dict[str, Any]:
     """As https://docs.anthropic.com/en/api/errors has it."""
     status = status_of(error)
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-             429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+             503: "overloaded_error"}  # fmt: skip
     usual = "invalid_request_error" if status < 500 else "api_error"
     return {"type": "error", "error": {"type": kinds.get(status, usual), "message": told(error)}}
 

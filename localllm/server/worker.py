@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 STOPPING = "the server is stopping"
+MOST_WAITING = 256  # requests that wait for their turn
 
 
 class StoppedError(LocalllmError):
@@ -36,12 +37,11 @@ class Worker:
         self,
         model: "Model",
         metrics: Metrics,
-        parallel: int | None = None,
-        memory: int | None = None,
-        most_waiting: int = 256,
+        parallel: int | None,
+        memory: int | None,
     ):
-        """parallel, memory: as of Model.batch.  most_waiting: requests that wait for their turn."""
-        self.model, self._metrics, self._most = model, metrics, most_waiting
+        """parallel, memory: as of Model.batch."""
+        self.model, self._metrics, self._most = model, metrics, MOST_WAITING
         self._begun = partial(model.batch, self, parallel, live=True, memory=memory)
         self._asked = deque[Hearer]()  # that the batch has not taken yet
         self._left = deque[Hearer]()  # whose clients are gone

@@ -1,0 +1,143 @@
+"""One run of the server, with stand-ins for what listens and what answers: what each option comes to."""
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoked import told_by
+
+pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
+
+from localllm.server import run as server
+from localllm.server.run import Setup
+
+USUAL = {
+    "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
+    "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
+    "folders": [], "open_model": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("", {}),
+        ("--port 99 --memory 1.5G -np 3 --grace 0 --max-body 5k --max-connections 7 --timeout 2.5",
+         {"port": 99, "memory": 1_500_000_000, "parallel": 3, "grace": 0.0, "body": 5000, "connections": 7,
+          "answer_seconds": 2.5}),
+        ("--on-overflow drop-turns --media-path FOLDER --allow-host a --allow-host b --allow-origin https://c",
+         {"drops_turns": True, "folders": ["FOLDER"], "hosts": ["a", "b"], "origins": ["https://c"]}),
+        ("--on-overflow error --socket s", {"socket": "s"}),
+        ("--host 0.0.0.0 --api-key-file KEYS", {"host": "0.0.0.0", "keys": ["12345678", "abcdefgh"]}),
+    ],
+)  # fmt: skip
+def test_what_serve_is_told(tiny: str, tmp_path, line: str, changed: dict):
+    (tmp_path / "keys").write_text("12345678\nabcdefgh\n")
+    (tmp_path / "keys").chmod(0o600)
+    words = line.replace("FOLDER", str(tmp_path)).replace("KEYS", str(tmp_path / "keys")).split()
+    setup = told_by((server, "run"), "serve", f"m={tiny}", *words)["setup"]
+    here = {"folders": [str(tmp_path)]} if "folders" in changed else {}
+    assert setup == USUAL | {"paths": {"m": tiny}} | changed | here
+
+
+class Listens:
+    """A socket, a shelf and a server at once, which tell what is done with them."""
+
+    def __init__(self, stopped_by: int | None):
+        self.did, self.stopped_by = list[Any](), stopped_by
+
+    def __enter__(self) -> "Listens":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.did.append("gone")
+
+    def listen(self, connections: int) -> None:
+        self.did.append(("listen", connections))
+
+    def getsockname(self) -> tuple[str, int]:
+        return "somewhere", 99
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[None]:
+        self.did.append(("open", name))
+        yield
+
+    async def serve(self, sockets: list[Any]) -> None:
+        assert sockets == [self]
+        self.did.append("serve")
+
+    async def close(self) -> None:
+        self.did.append("close")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a server that is told such things; what came of it."""
+
+    def run(stopped_by: int | None = signal.SIGTERM, **changed: Any) -> tuple[Listens, Any]:
+        found, told = Listens(stopped_by), SimpleNamespace(addresses=[])
+
+        def stand_in(name: str, made: Any) -> None:
+            monkeypatch.setattr(server, name, lambda *given: setattr(told, name, given) or made)
+
+        stand_in("tcp_socket", found)
+        stand_in("unix_socket", found)
+        stand_in("Shelf", found)
+        stand_in("listener", found)
+        stand_in("application", "the application")
+        monkeypatch.setattr(server, "collect_often", lambda: found.did.append("collect"))
+        monkeypatch.setattr(server, "available_memory", lambda: 77)
+        usual = USUAL | {"paths": {"m": "/m.gguf"}, "open_model": len, "port": 5}
+        with ExitStack() as stack:
+            server.run(Setup(**usual | changed), stack, told.addresses.append)
+        return found, told
+
+    return run
+
+
+def test_a_server_from_its_beginning_to_its_end(ran):
+    """The only model is opened before anybody may ask, so that what is wrong with it is known at once."""
+    found, told = ran()
+    assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
+    assert told.addresses == ["http://127.0.0.1:99"] and told.tcp_socket == ("127.0.0.1", 5)
+    paths, open_model, metrics, memory, parallel = told.Shelf
+    assert (paths, open_model, memory, parallel) == ({"m": "/m.gguf"}, len, 77, None)
+    service, rules = told.application
+    assert (service.shelf, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
+    app, limits, grace = told.listener
+    assert (app, grace, limits) == ("the application", 30.0, service.limits)
+    several, _ = ran(paths={"a": "/a", "b": "/b"})
+    assert several.did == [("listen", 128), "collect", "serve", "close", "gone"]
+
+
+def test_what_a_server_is_told_reaches_its_parts(ran):
+    found, told = ran(
+        host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
+        answer_seconds=1.5, drops_turns=True, folders=["f"],
+    )  # fmt: skip
+    assert told.addresses == ["http://[::1]:99"] and told.tcp_socket == ("::1", 5) and ("listen", 9) in found.did
+    assert told.Shelf[3:] == (5, 3) and told.listener[2] == 2.5
+    service, rules = told.application
+    assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "h"], ["o"], ["k"])
+    limits = service.limits
+    assert (limits.body, limits.connections, limits.answer_seconds, limits.drops_turns, limits.folders) == (
+        7, 9, 1.5, True, ["f"],
+    )  # fmt: skip
+    assert (limits.depth, limits.seconds) == (100, 30.0)
+
+
+def test_ctrl_c_is_told_from_an_end(ran):
+    with pytest.raises(KeyboardInterrupt):
+        ran(stopped_by=signal.SIGINT)
+    ran(stopped_by=None)
+
+
+def test_a_socket_of_the_user(ran):
+    found, told = ran(socket="/s")
+    assert told.addresses == ["/s"] == [*told.unix_socket] and not hasattr(told, "tcp_socket")
+    assert found.did[-2:] == ["close", "gone"]

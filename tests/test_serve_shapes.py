@@ -1,0 +1,347 @@
+"""What programs get, whole: every field of every interface, as its documentation has it. What is made up for one answer
+(names, times) is masked.
+"""
+
+import re
+from time import time
+from typing import Any
+
+import pytest
+from served import Reply, Served, scripted, serving
+from test_calls import QWEN
+from tiny_model import write_tiny_model
+
+THINKING = QWEN + "{# <think> </think> #}"
+SCRIPT = {"all": '<think>Hm</think>So\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "short": "ab"}
+CALLED = {"name": "f", "arguments": '{"a": 1}'}
+FORM = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": FORM}}]
+FLAT_TOOLS, CLAUDE_TOOLS = (
+    [{"type": "function", "name": "f", "parameters": FORM}],
+    [{"name": "f", "input_schema": FORM}],
+)
+DELTAS = ("content", "reasoning_content", "delta", "text", "thinking", "partial_json", "arguments")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=THINKING)
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "other": str(path)}) as found:
+        yield found
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def masked(value: Any) -> Any:
+    """With "*" for what is made up, and 0 for the time, which is that of now."""
+    if isinstance(value, list):
+        return [masked(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: masked(each) for name, each in value.items()}
+    for name in {"id", "call_id", "item_id"} & found.keys():
+        found[name] = re.sub("([0-9a-f]{24}|[0-9A-Za-z]{9})$", "*", found[name])
+    for name in {"created", "created_at"} & found.keys():
+        assert abs(found[name] - time()) < 300
+        found[name] = 0
+    return found
+
+
+def told(reply: Reply) -> Any:
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json"), reply.body
+    return masked(reply.json)
+
+
+def together(events: list[Any]) -> list[Any]:
+    """Pieces of the same text as one; numbers of events are left out, once they were looked at."""
+    numbers = [event.pop("sequence_number") for event in events if "sequence_number" in event]
+    assert numbers == [*range(len(numbers))]
+    found = list[Any]()
+    for event in map(masked, events):
+        if found and (joined := pair(found[-1], event)):
+            found[-1] = joined
+        else:
+            found.append(event)
+    return found
+
+
+def pair(one: Any, other: Any) -> Any:
+    """Two events that differ in one text only, which goes on; None for others."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        different = [name for name in one if one[name] != other[name]]
+        if len(different) == 1:
+            [name] = different
+            if name in DELTAS and isinstance(one[name], str) and isinstance(other[name], str) and one[name]:
+                return {**one, name: one[name] + other[name]}
+            return (inner := pair(one[name], other[name])) and {**one, name: inner}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other) == 1:
+        return (inner := pair(one[0], other[0])) and [inner]
+    return None
+
+
+# ---- OpenAI's chats: https://platform.openai.com/docs/api-reference/chat
+
+
+def usage(prompt: int, cached: int, written: int, thought: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }  # fmt: skip
+
+
+CHAT = {"id": "chatcmpl-*", "object": "chat.completion", "created": 0, "model": "scripted", "system_fingerprint": None}
+CHUNK = CHAT | {"object": "chat.completion.chunk"}
+LONGEST = len(SCRIPT["all"])  # a letter is a token, and some marks are one, too
+
+
+def test_a_chat(served: Served):
+    found = told(served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS}))
+    call = {"id": "*", "type": "function", "function": CALLED}
+    message = {"role": "assistant", "content": "So", "reasoning_content": "Hm", "tool_calls": [call]}
+    used = found.pop("usage")
+    assert found == {**CHAT, "choices": [
+        {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}]}  # fmt: skip
+    details = used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], used["completion_tokens"]
+    assert used == usage(*details, used["completion_tokens_details"]["reasoning_tokens"])
+    assert 2 < used["completion_tokens_details"]["reasoning_tokens"] < details[2] <= LONGEST
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {**CHUNK, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}], **more}
+
+
+def test_a_chat_in_pieces(served: Served):
+    reply = served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS, "stream": True})
+    call = {"index": 0, "id": "*", "type": "function", "function": {"name": "f", "arguments": ""}}
+    assert together(reply.events) == [
+        chunk({"role": "assistant", "content": ""}), chunk({"reasoning_content": "Hm"}), chunk({"content": "So"}),
+        chunk({"tool_calls": [call]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": CALLED["arguments"]}}]}),
+        chunk({}, "tool_calls"),
+    ]  # fmt: skip
+    assert {name: reply.headers[name] for name in ("content-type", "cache-control", "x-accel-buffering")} == {
+        "content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", "x-accel-buffering": "no",
+    }  # fmt: skip
+
+
+def test_a_chat_in_pieces_with_its_usage(served: Served):
+    body = {"messages": asked("short"), "stream": True, "stream_options": {"include_usage": True}}
+    *events, last = together(served.post("/v1/chat/completions", body).events)
+    assert events == [
+        chunk({"role": "assistant", "content": ""}, usage=None), chunk({"content": "ab"}, usage=None),
+        chunk({}, "stop", usage=None),
+    ]  # fmt: skip
+    cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert last == {**CHUNK, "choices": [], "usage": usage(24, cached, 2, 0)}
+
+
+# ---- OpenAI's texts: https://platform.openai.com/docs/api-reference/completions
+
+
+def test_a_text(served: Served):
+    """After a question in ChatML, as it is; each letter with its place."""
+    body = {"prompt": "<|im_start|>user\nshort<|im_end|>\n<|im_start|>assistant\n", "logprobs": 2}
+    found = told(served.post("/v1/completions", body))
+    [choice], used = found.pop("choices"), found.pop("usage")
+    assert found == CHAT | {"id": "cmpl-*", "object": "text_completion"}
+    assert used == usage(used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], 2, 0)
+    top = choice["logprobs"].pop("top_logprobs")
+    assert choice == {
+        "index": 0, "text": "ab", "finish_reason": "stop",
+        "logprobs": {"tokens": ["a", "b"], "token_logprobs": [top[0]["a"], top[1]["b"]],
+                     "text_offset": [0, 1]},
+    }  # fmt: skip
+    assert [len(each) for each in top] == [2, 2] and all(-9999 <= value <= 0 for each in top for value in each.values())
+    choices = [event["choices"] for event in served.post("/v1/completions", {**body, "stream": True}).events]
+    assert "".join(choice["text"] for [choice] in choices) == "ab"
+    assert [choice["finish_reason"] for [choice] in choices] == [None, None, "stop"]
+    assert [choice["logprobs"]["tokens"] for [choice] in choices] == [["a"], ["b"], []]
+
+
+# ---- OpenAI's responses: https://platform.openai.com/docs/api-reference/responses
+
+RESPONSE = {
+    "id": "resp_*", "object": "response", "created_at": 0, "model": "scripted", "error": None,
+    "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
+    "top_p": None, "tool_choice": "auto", "tools": [], "store": False,
+}  # fmt: skip
+TEXT = {"type": "output_text", "text": "So", "annotations": [], "logprobs": []}
+ITEMS = [
+    {"type": "reasoning", "id": "item_*", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+    {"type": "message", "id": "item_*", "role": "assistant", "content": [TEXT]},
+    {"type": "function_call", "id": "item_*", "call_id": "call_*", **CALLED},
+]
+
+
+def test_a_response(served: Served):
+    found = told(served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS}))
+    used = found.pop("usage")
+    assert found == {**RESPONSE, "status": "completed", "output": [{**item, "status": "completed"} for item in ITEMS]}
+    cached, thought = used["input_tokens_details"]["cached_tokens"], used["output_tokens_details"]["reasoning_tokens"]
+    assert used == {
+        "input_tokens": used["input_tokens"], "output_tokens": used["output_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": used["input_tokens"] + used["output_tokens"],
+    }  # fmt: skip
+    assert 1 < thought < used["output_tokens"]
+    cut = told(served.post("/v1/responses", {"input": "short", "max_output_tokens": 1}))
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [(item["status"], item["content"][0]["text"]) for item in cut["output"]] == [("incomplete", "a")]
+
+
+def test_a_response_in_pieces(served: Served):
+    reply = served.post("/v1/responses", {"input": "all", "tools": FLAT_TOOLS, "stream": True})
+    names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
+    assert names == [event["type"] for event in reply.events]
+    begun, going, *events, done = together(reply.events)
+    first = {**RESPONSE, "status": "in_progress", "output": [], "usage": None}
+    assert begun == {"type": "response.created", "response": first}
+    assert going == {"type": "response.in_progress", "response": first}
+    assert done["type"] == "response.completed" and done["response"]["usage"]["total_tokens"] > 50
+    assert done["response"]["output"] == [{**item, "status": "completed"} for item in ITEMS]
+    expected = list[Any]()
+    for index, item in enumerate(ITEMS):
+        where = {"item_id": "item_*", "output_index": index}
+        parts = item.get("content")
+        empty = {**item, "status": "in_progress"} | ({"content": []} if parts else {"arguments": ""})
+        expected.append({"type": "response.output_item.added", "output_index": index, "item": empty})
+        if parts:
+            [part], inside = parts, {**where, "content_index": 0}
+            kind, more = f"response.{part['type']}", {"logprobs": []} if part is TEXT else {}
+            expected += [
+                {"type": "response.content_part.added", **inside, "part": {**part, "text": ""}},
+                {"type": f"{kind}.delta", **inside, "delta": part["text"], **more},
+                {"type": f"{kind}.done", **inside, "text": part["text"], **more},
+                {"type": "response.content_part.done", **inside, "part": part},
+            ]
+        else:
+            kind = "response.function_call_arguments"
+            expected += [
+                {"type": f"{kind}.delta", **where, "delta": CALLED["arguments"]},
+                {"type": f"{kind}.done", **where, **CALLED},
+            ]
+        expected.append(
+            {"type": "response.output_item.done", "output_index": index, "item": {**item, "status": "completed"}}
+        )
+    assert events == expected
+
+
+# ---- Anthropic's messages: https://docs.anthropic.com/en/api/messages
+
+MESSAGE = {"id": "msg_*", "type": "message", "role": "assistant", "model": "scripted"}
+BLOCKS = [{"type": "thinking", "thinking": "Hm", "signature": ""}, {"type": "text", "text": "So"},
+          {"type": "tool_use", "id": "toolu_*", "name": "f", "input": {"a": 1}}]  # fmt: skip
+
+
+def test_a_message(served: Served):
+    body = {"messages": asked("all"), "tools": CLAUDE_TOOLS, "max_tokens": 300}
+    reply = served.post("/v1/messages", body)
+    found = told(reply)
+    used = found.pop("usage")
+    assert found == {**MESSAGE, "content": BLOCKS, "stop_reason": "tool_use", "stop_sequence": None}
+    count = told(served.post("/v1/messages/count_tokens", body))
+    assert used.keys() == {
+        "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
+    }  # fmt: skip
+    assert count == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
+    assert used["cache_creation_input_tokens"] == 0 and re.fullmatch("req_[0-9a-f]{24}", reply.headers["request-id"])
+
+
+def test_a_message_in_pieces(served: Served):
+    body = {"messages": asked("all"), "tools": CLAUDE_TOOLS, "max_tokens": 300, "stream": True}
+    reply = served.post("/v1/messages", body)
+    names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
+    assert names == [event["type"] for event in reply.events]
+    begun, *events, delta, stop = together(reply.events)
+    used = begun["message"].pop("usage")
+    assert begun == {"type": "message_start", "message": {
+        **MESSAGE, "content": [], "stop_reason": None, "stop_sequence": None}}  # fmt: skip
+    last = delta.pop("usage")
+    assert used["output_tokens"] < 5 < 40 < last["output_tokens"] <= LONGEST and used == {
+        **last, "output_tokens": used["output_tokens"]}  # fmt: skip
+    assert delta == {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}}
+    assert stop == {"type": "message_stop"}
+    empty = [{**BLOCKS[0], "thinking": ""}, {**BLOCKS[1], "text": ""}, {**BLOCKS[2], "input": {}}]
+    deltas = [{"type": "thinking_delta", "thinking": "Hm"}, {"type": "text_delta", "text": "So"},
+              {"type": "input_json_delta", "partial_json": CALLED["arguments"]}]  # fmt: skip
+    assert events == [
+        event
+        for index in range(3)
+        for event in (
+            {"type": "content_block_start", "index": index, "content_block": empty[index]},
+            {"type": "content_block_delta", "index": index, "delta": deltas[index]},
+            {"type": "content_block_stop", "index": index},
+        )
+    ]
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"max_tokens": 1}, ("max_tokens", None)), ({"max_tokens": 9}, ("end_turn", None)),
+    ({"max_tokens": 9, "stop_sequences": ["x", "b"]}, ("stop_sequence", "b")),
+])  # fmt: skip
+def test_why_a_message_ends(served: Served, fields: dict, reason: tuple):
+    body = {"messages": asked("short"), **fields}
+    found = told(served.post("/v1/messages", body))
+    assert (found["stop_reason"], found["stop_sequence"]) == reason
+    delta = served.post("/v1/messages", {**body, "stream": True}).events[-2]["delta"]
+    assert (delta["stop_reason"], delta["stop_sequence"]) == reason
+
+
+# ---- what there is
+
+
+def test_models(served: Served):
+    """As https://platform.openai.com/docs/api-reference/models has them."""
+    models = [{"id": name, "object": "model", "created": 0, "owned_by": "localllm"} for name in ("scripted", "other")]
+    assert told(served.get("/v1/models")) == {"object": "list", "data": models}
+    assert told(served.get("/v1/models/other")) == models[1]
+
+
+def test_what_the_server_tells_of_itself(served: Served):
+    served.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    assert told(served.get("/health")) == {"status": "ok", "running": 0, "waiting": 0}
+    found = told(served.get("/props"))
+    template = found["models"][0].pop("chat_template")
+    assert found == {"n_ctx": 4096, "models": [
+        {"name": "scripted", "open": True, "architecture": "llama", "format": "F32", "context": 4096,
+         "trained_context": 512, "device": "CPU", "modalities": {"vision": False}},
+        {"name": "other", "open": False},
+    ]}  # fmt: skip
+    assert template == THINKING
+
+
+METRICS = {
+    "http_requests_total": "counter", "answers_running": "gauge", "requests_waiting": "gauge",
+    "requests_finished_total": "counter", "requests_left_total": "counter", "prompt_tokens_read_total": "counter",
+    "prompt_tokens_cached_total": "counter", "tokens_written_total": "counter", "models_open": "gauge",
+    "memory_held_bytes": "gauge", "first_token_seconds": "histogram", "between_tokens_seconds": "histogram",
+}  # fmt: skip
+
+
+def test_metrics(served: Served):
+    """In the text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+    served.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    reply = served.get("/metrics")
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = reply.body.decode().splitlines()
+    kinds = {line.split()[2].removeprefix("localllm_"): line.split()[3] for line in lines if line.startswith("# TYPE ")}
+    helps = [line.split()[2].removeprefix("localllm_") for line in lines if line.startswith("# HELP ")]
+    assert kinds == METRICS and helps == [*METRICS]
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    assert (values["localllm_models_open"], values["localllm_answers_running"]) == (1, 0)
+    assert values["localllm_memory_held_bytes"] > 300_000_000 and values["localllm_requests_left_total"] == 0
+
+
+@pytest.mark.parametrize(("method", "path", "status", "reason"), [
+    ("GET", "/nothing", 404, "there is nothing at this address"), ("GET", "/health/", 404, "nothing at this address"),
+    ("GET", "/v1/chat/completions", 405, "this address knows another method"),
+    ("GET", "/v1/messages", 405, "this address knows another method"), ("POST", "/health", 405, "another method"),
+])  # fmt: skip
+def test_addresses_that_are_none(served: Served, method: str, path: str, status: int, reason: str):
+    reply = served.ask(method, path, None, {})
+    assert reply.status == status and reason in reply.json["error"]["message"]
+    assert ("param" in reply.json["error"]) == (path != "/v1/messages") == ("type" not in reply.json)
