@@ -74,7 +74,7 @@ def read_local(fields: Fields, whole: Attention) -> Attention:
     dims = fields.count("rope.dimension_count_swa", min(whole.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
         raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
-    base = read_base(fields, "rope.freq_base_swa", whole.rope.base)
+    base = read_base(fields, "rope.freq_base_swa", 10000.0)
     return replace(whole, head_dim=head_dim, rope=replace(whole.rope, head_dim=head_dim, dims=dims, base=base))
 
 

@@ -1,0 +1,77 @@
+"""What a file need not say: by llama.cpp, which opens the tiny models without each hyperparameter, and each tensor.
+
+unsaid.json has by model which of them change nothing if they are missing ("idle"), which mean a number then ("as"), and
+which are needed; there llama.cpp does the same (0.3.36), with the same logits. "without" are tensors that all layers
+may lack, with some of its logits then. Where the two do not agree, there is nothing. scripts/record_unsaid.py makes it.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import write_model
+from models.golden import Golden, kept
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.engine.engine import Engine
+from localllm.engine.options import EngineOptions
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+
+READ, SOME = 12, slice(0, 50, 10)  # tokens, logits
+NEAR = 0.01  # of logits: llama.cpp looks GELU up in a table
+UNSAID = json.loads(Path(__file__).with_name("unsaid.json").read_text(encoding="utf-8"))
+
+
+def read(file: GGUFFile, name: str, value: Any = None) -> Hyperparameters:
+    """A model's hyperparameters, with another value of one; None: without it."""
+    metadata, key = file.metadata, f"{file.metadata['general.architecture']}.{name}"
+    try:
+        file.metadata = (
+            {**metadata, key: value} if value is not None else {k: v for k, v in metadata.items() if k != key}
+        )
+        return architecture(file)[1]
+    finally:
+        file.metadata = metadata
+
+
+def of_any_layer(tensor: str) -> str:
+    """A tensor's name, but for the number of the layer."""
+    return re.sub(r"^blk\.\d+\.", "blk.", tensor)
+
+
+def last_logits(file: GGUFFile, lost: str, tokens: np.ndarray) -> np.ndarray:
+    """Some logits behind these tokens, by the reference, without a tensor of all layers."""
+    tensors = file.tensors
+    try:
+        file.tensors = {name: tensor for name, tensor in tensors.items() if of_any_layer(name) != lost}
+        engine = Engine(file, EngineOptions(1, 128, "f32", "reference"))
+    finally:
+        file.tensors = tensors
+    rows = engine.sequence().append(tokens, "all")
+    engine.close()
+    return kept(rows)[-1][SOME]
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_a_file_need_not_say(tmp_path: Path, name: str):
+    file, found = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), UNSAID[name]
+    usual = architecture(file)[1]
+    for key in found["idle"]:
+        assert read(file, key) == usual, key
+    for key, value in found["as"].items():
+        assert read(file, key) == read(file, key, value) != usual, key
+    for key in found["needed"]:
+        with pytest.raises(ModelError):
+            read(file, key)
+
+
+@pytest.mark.parametrize("name", [name for name, found in UNSAID.items() if found["without"]])
+def test_tensors_that_a_file_need_not_have(tmp_path: Path, name: str):
+    file, tokens = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), Golden.load(name).tokens[:READ]
+    for lost, expected in UNSAID[name]["without"].items():
+        np.testing.assert_allclose(last_logits(file, lost, tokens), expected, atol=NEAR, err_msg=lost)
