@@ -1,6 +1,7 @@
 """What every option comes to: each command with a stand-in for what it calls, and what that is told."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import conftest
 import numpy as np
@@ -185,3 +186,55 @@ def test_what_is_near(tiny: str):
     for line, top, stats in (("", 5, False), ("--top 2 --stats", 2, True)):
         told = told_by((embed, "show_nearest"), "embed", tiny, "--near", "x", *line.split(), stdin=b"a\nb\n")
         assert (told["query"], told["top"], told["stats"], told["given"]) == ("x", top, stats, [["a", "a"], ["b", "b"]])
+
+
+# ---- conversations, answers again
+
+
+def test_how_a_conversation_looks(tiny: str, monkeypatch):
+    """On a terminal; -p asks first, images wait for it."""
+    from localllm.cli import conversation
+
+    did: list[Any] = []
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
+    monkeypatch.setattr(chat, "is_terminal", lambda stream: True)
+    for name in ("ask", "look"):
+        monkeypatch.setattr(conversation.Conversation, name, lambda talk, text, name=name: did.append((name, text)))
+    monkeypatch.setattr(conversation.Conversation, "set_system", lambda talk, text: did.append(("system", text)))
+    for line, looks, expected in (
+        ("", (False, False), []), ("--markdown", (True, False), []), ("--stats", (False, True), []),
+        ("-p a -p b --image x.png -sys s", (False, False), [("system", "s"), ("look", "x.png"), ("ask", "a\n\nb")]),
+    ):  # fmt: skip
+        did.clear()
+        told = told_by((chat, "hold"), "chat", tiny, *line.split())["conversation"]
+        assert ((told.markdown, told.stats), did) == (looks, expected), line
+
+
+@pytest.mark.parametrize(("words", "path"), [([], "/there.gguf"), (["-m", "/other.gguf"], "/other.gguf")])
+def test_how_an_answer_is_made_again(words: list[str], path: str, monkeypatch):
+    from localllm.services import receipts
+
+    held = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16", "chat_template": "phi3"}
+    kept = {"opening": held, "model": {"files": [{"path": "/there.gguf"}]}, "options": {}}
+    monkeypatch.setattr(receipts, "read", lambda path: kept)
+    monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
+    told = told_by((opening, "open_model"), "replay", "r.json", *words)
+    engine = told["engine"]
+    assert (told["model"], told["chat_template"], told["no_cache"]) == (path, "phi3", True)
+    assert (engine["context"], engine["threads"], engine["cache"]["kv_type"]) == (77, 3, "k=q8_0,v=f16")
+
+
+@pytest.mark.parametrize(("key", "given"), [("k", "k"), ("", None), (None, None)])
+def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None, monkeypatch):
+    from localllm.services import receipts
+    from localllm.services.remote import http
+
+    kept = {"model": {"endpoint": "http://x", "name": "m"}}
+    monkeypatch.setattr(receipts, "read", lambda path: kept)
+    monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
+    monkeypatch.setattr("localllm.services.remote.receipts.is_remote", lambda kept: True)
+    monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("LOCALLLM_API_KEY", key)
+    told = told_by((http.Endpoint, "of"), "replay", "r.json")
+    assert [*told.values()] == ["http://x", given]

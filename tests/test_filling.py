@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from models.golden import kept, prompt
 from models.vocabulary import vocabulary
 from test_goldens import nmse
 
+from localllm.cli.filling import Diffusion, fill
+from localllm.cli.terminal import ProgressLine
 from localllm.errors import ContextError, UnsupportedError, UsageError
+from localllm.generation import filling
 from localllm.generation.filling import (
     CONFIDENCE,
     ENTROPY,
@@ -187,3 +191,27 @@ def test_run(llada):
 def test_run_of_a_model_that_writes_on(model_path):
     code, out, error = run("run", str(model_path("llama")), "-p", "Hi", "--raw", "--no-stdin", "--diffusion-steps", "3")
     assert (code, out, "write on" in error) == (2, "", True)
+
+
+@pytest.mark.parametrize("visual", [False, True])
+@pytest.mark.parametrize("asked", ["<mark>", [{"role": "user", "content": "q"}]])
+def test_what_is_shown_while_places_are_filled(asked, visual: bool, monkeypatch, capsys):
+    """A text is read with its marks and its beginning, a conversation as the template has it; stdout gets the end."""
+    heard = []
+    tokenizer = SimpleNamespace(
+        end_ids={9}, decode=lambda ids: "".join(map(chr, ids)),
+        encode=lambda text, special, bos: heard.append((text, special, bos)) or [7] * 500,
+    )  # fmt: skip
+    session = SimpleNamespace(encode_chat=lambda messages: heard.append(messages) or [7] * 500)
+    opened = SimpleNamespace(engine=None, file=SimpleNamespace(metadata={}), tokenizer=tokenizer, session=session)
+    opened.context = 9999
+    steps = [[72, 1, 9], [72, 105, 9, 72]]
+    monkeypatch.setattr(filling, "filling_model", lambda engine, metadata: SimpleNamespace(mask=1))
+    monkeypatch.setattr(filling, "filled", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
+    choices = SimpleNamespace(max_tokens=12, drawing=lambda: {})
+    fill(opened, asked, choices, Diffusion(steps=2, visual=visual), ProgressLine())
+    assert capsys.readouterr() == ("Hi\n", "1/2 H_\n2/2 Hi\n" * visual)
+    assert heard == [("<mark>", True, True) if isinstance(asked, str) else asked, 500]
+    choices.max_tokens = 13  # one more than a run of 512 takes
+    with pytest.raises(ContextError):
+        fill(opened, asked, choices, Diffusion(), ProgressLine())

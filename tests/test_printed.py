@@ -1,5 +1,6 @@
 """All that commands print, where what computes is a stand-in whose figures are known."""
 
+import io
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -8,16 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from invoked import Told, invoke
+from invoked import Opened, Told, invoke
+from tiny_model import write_tiny_model
 
-from localllm.errors import UsageError
+from localllm.cli import chat, chat_session, serve, shape, tool_options
+from localllm.cli.line_editor import DumbEditor
+from localllm.errors import ModelError, UsageError
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
+from localllm.generation.constraints import constraint_of
+from localllm.generation.generate import GenerationOptions
 from localllm.services import bench as bench_service
-from localllm.services import bench_texts
+from localllm.services import bench_texts, sessions
+from localllm.services import imatrix as imatrix_service
 from localllm.services import perplexity as perplexity_service
 from localllm.services import rerank as rerank_service
 from localllm.services.bench import Result, Test
 from localllm.services.costs import MatrixCosts
 from localllm.services.scores import Comparison, Prediction
+from localllm.services.tools import confined
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 
@@ -248,3 +257,179 @@ def test_perplexity_against_a_base(tiny: str, monkeypatch, capsys):
     assert out == COMPARED and heard == ["b", 5, "closed"]
     invoke("perplexity", tiny, "--kl-divergence", "--base", "b", "--json")
     assert json.loads(capsys.readouterr().out)["made_with"] == "what\nit was" and heard[-2] is None
+
+
+# ---- importance
+
+
+class Collector:
+    """Reads what there is to read."""
+
+    warnings, trained_context, total, done = ("it is small",), 100, 3, 1
+
+    def __init__(self, heard: list[Any], told: tuple):
+        self.heard, self.told = heard, told
+
+    def __enter__(self) -> "Collector":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.heard.append("closed")
+
+    def read(self) -> Iterator[int]:
+        yield from (2, 3)
+
+    def result(self) -> ImportanceMatrix:
+        return ImportanceMatrix({"a": Squares(np.ones((1, 4), np.float32), np.array([2.0]))}, ("t",), 3, self.told[3])
+
+    def forget(self) -> None:
+        self.heard.append("forgotten")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", (512, None, False, False, None)),
+        ("-c 100 --chunks 4 --parse-special --process-output -t 3", (100, 4, True, True, 3)),
+    ],
+)
+def test_imatrix(line: str, told: tuple, tiny: str, monkeypatch, capsys, tmp_path):
+    """What the file has, and what is said; alone, files are merged."""
+    heard: list[Any] = []
+
+    def collector(*given: Any, progress: Any) -> Collector:
+        heard.append(given)
+        return Collector(heard, given)
+
+    monkeypatch.setattr(imatrix_service, "Collector", collector)
+    (tmp_path / "text").write_text("text")
+    text, out, both = (str(tmp_path / name) for name in ("text", "out", "both"))
+    invoke("imatrix", tiny, text, "-o", out, *line.split())
+    assert heard == [(tiny, (text,), out, *told), "forgotten", "closed"]
+    too_long = "localllm: warning: the model was trained for a context of 100 tokens\n" * (told[0] > 100)
+    assert capsys.readouterr() == ("", f"localllm: warning: it is small\n{too_long}")
+    found = read_imatrix(out)
+    assert (found.chunks, found.chunk_size, found.squares["a"].counts.tolist()) == (3, told[0], [2.0])
+    invoke("imatrix", "--in-file", out, "--in-file", out, "-o", both)
+    assert read_imatrix(both).squares["a"].counts.tolist() == [4.0] and len(heard) == 3
+    invoke("imatrix", tiny, text, "--in-file", both, "-o", out, *line.split())
+    assert read_imatrix(out).squares["a"].counts.tolist() == [6.0]
+    for words, reason in (([], "there is no model"), ([tiny], "there is no text")):
+        with pytest.raises(UsageError, match=reason):
+            invoke("imatrix", *words, "-o", out)
+
+
+# ---- conversations
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A session, and no other."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with sessions.SessionFile("trip") as file:
+        file.chat.model = sessions.SessionModel("Tiny", str(tmp_path / "m.gguf"), "f")
+        file.write([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    return tmp_path / "m.gguf"
+
+
+def test_sessions(kept, capsys):
+    for words in ((), ("list",)):
+        invoke("sessions", *words)
+        header, row = capsys.readouterr().out.splitlines()
+        assert header.split() == ["session", "last", "used", "messages", "first", "question", "model"]
+        assert row.split()[0] == "trip" and row.split()[-3:] == ["2", "q", "Tiny"]
+    invoke("sessions", "show", "trip")
+    assert capsys.readouterr() == ("user: q\n\nassistant: a\n", "")
+    for action in ("show", "rm"):
+        with pytest.raises(UsageError, match=f"sessions {action} needs the NAME of a session"):
+            invoke("sessions", action)
+        with pytest.raises(UsageError, match="there is no session 'none'"):
+            invoke("sessions", action, "none")
+    invoke("sessions", "rm", "trip")
+    invoke("sessions")
+    assert capsys.readouterr() == ("", "") and sessions.names() == []
+
+
+def test_the_model_of_a_session(kept):
+    with pytest.raises(UsageError, match=r"the model of the session 'trip' is not there any more: .*m\.gguf"):
+        chat_session.model_of("trip")
+    kept.write_bytes(b"")
+    assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(kept), None)
+    for model in (sessions.SessionModel("x", "", ""), sessions.SessionModel("x", "u", "endpoint x")):
+        with sessions.SessionFile("trip") as file:
+            file.chat.model = model
+            file.rewrite()
+        if not model.path:
+            assert chat_session.model_of("trip") is None
+    with pytest.raises(UsageError, match="'trip' was held with a server: --endpoint u goes on with it"):
+        chat_session.model_of("trip")
+
+
+@pytest.mark.parametrize(
+    ("typed", "text", "asked"),
+    [
+        ("one\n", "one", 1), ("one", "one", 1), ("one\\\ntwo\n", "one\ntwo", 2), ('"""\na\n\nb"""\n', "a\n\nb", 4),
+        ("one\\\n", "one\n", 2), ("\n", "before", 1),
+    ],
+)  # fmt: skip
+def test_lines_where_nothing_can_be_drawn(typed: str, text: str, asked: int, monkeypatch, capsys):
+    """A text in which the next one begins is shown, and sent by an empty line."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    before = "before" * (text == "before")
+    assert DumbEditor().read(before) == text
+    shown = "before\n" * bool(before)
+    assert capsys.readouterr() == ("", shown + "> " + "  " * (asked - 1))
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(EOFError):
+        DumbEditor().read()
+
+
+# ---- small things that are told
+
+
+def test_a_template_is_printed(tmp_path, capsys):
+    path = write_tiny_model(tmp_path / "m.gguf", chat_template="{{ messages }}")
+    invoke("inspect", path, "--template")
+    assert capsys.readouterr() == ("{{ messages }}\n", "")
+    bare = write_tiny_model(tmp_path / "bare.gguf", chat_template=None)
+    with pytest.raises(ModelError, match="the file has no chat template; --chat-template NAME chooses one"):
+        invoke("inspect", bare, "--template")
+
+
+@pytest.mark.parametrize(("version", "told"), [(0, True), (3, False)])
+def test_commands_that_nothing_keeps_in_their_folders(version: int, told: bool, monkeypatch, capsys):
+    monkeypatch.setattr(confined, "version", lambda: version)
+    tool_options.tell_of_commands()
+    assert ("look at each one before you allow it" in capsys.readouterr().err) == told
+
+
+def test_where_a_server_is(capsys):
+    serve.tell(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
+    assert capsys.readouterr().err == "localllm: a, b at http://x:1; Ctrl-C ends it\n"
+
+
+def test_an_answer_that_was_cut(capsys):
+    """Of a form it is no instance then; without one it is an answer."""
+    formed, free = GenerationOptions(constraint=constraint_of(regex="a")), GenerationOptions()
+    cases = (formed, ["stop", "length"], True), (formed, ["stop"], False), (free, ["length"], False)
+    for chosen, reasons, cut in cases:
+        shape.tell_cut(chosen, reasons)
+        warning = "localllm: warning: the answer was cut, so it is not what its regex matches\n"
+        assert capsys.readouterr().err == warning * cut
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "Tiny · Q8_0 · 64 tokens of context · /help"), ({"name": ""}, "m · Q8_0 · 64 tokens of context · /help"),
+        ({"device": "H200", "context": 0}, "Tiny · Q8_0 · H200 · /help"),
+        ({"device": ""}, "Tiny · Q8_0 · 64 tokens of context · /help"),
+    ],
+)  # fmt: skip
+def test_with_whom_one_talks(given: Told, told: str, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(chat, "dim", said.append)
+    model = Opened("/x/m.gguf")
+    vars(model).update(given)
+    chat.tell_model(model)
+    assert said == [told]

@@ -38,6 +38,7 @@ from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram
 from localllm.server.openai_chat import IGNORED, ignored
 from localllm.server.openai_responses import question_of as question_of_responses
+from localllm.server.page import with_what_is_known
 from localllm.server.service import in_time, merged
 from localllm.server.shelf import UnknownModelError
 from localllm.server.texts import MOST, in_turn, texts_of
@@ -655,3 +656,16 @@ def test_vectors_are_made_in_turn():
 
     asyncio.run(all_at_once())
     assert most == 1
+
+
+# ---- conversations of the page
+
+
+@pytest.mark.parametrize(("texts", "known"), [("abc", "abc"), ("axc", "a"), ("ab", "ab"), ("abcd", "abc"), ("x", "")])
+def test_what_is_known_of_messages_that_stay(texts: str, known: str):
+    """Up to the first that is another one: what stands behind it is an answer to something else."""
+    old = [{"role": "user", "content": text, "tokens": 5} for text in "abc"]
+    new = [{"role": "user", "content": text} for text in texts]
+    found = with_what_is_known(old, new)
+    assert [message["content"] for message in found] == [*texts]
+    assert "".join(message["content"] for message in found if "tokens" in message) == known

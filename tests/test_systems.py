@@ -220,6 +220,19 @@ def test_macos_asks_the_disk_to_empty_its_memory(monkeypatch, tmp_path):
         assert asked == expected
 
 
+@posix
+@pytest.mark.parametrize(("owner", "mode", "private"), [
+    (7, 0o700, True), (7, 0o755, True), (7, 0o775, False), (7, 0o702, False), (0, 0o755, True), (0, 0o722, False),
+    (8, 0o700, False), (8, 0o755, False),
+])  # fmt: skip
+def test_where_nobody_else_can_write(monkeypatch, owner: int, mode: int, private: bool):
+    """Of user 7: what is his or the system's."""
+    there = SimpleNamespace(st_uid=owner, st_mode=mode)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "os", SimpleNamespace(stat=lambda place: there, geteuid=lambda: 7))
+        assert files.is_private(3) == private
+
+
 def test_folders_as_windows_writes_them(monkeypatch, tmp_path):
     """Tab behind one in a chat, and the file of a template whose name has no ending."""
     (tmp_path / "notes.txt").write_text("")

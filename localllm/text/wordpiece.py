@@ -43,12 +43,8 @@ class WordPiece(Subwords):
         """Normalized words, and punctuation and Chinese characters by themselves."""
         parts: list[str] = []
         kept = "".join(one for one in chunk if not is_control(one))
-        for place, piece in enumerate(CHINESE.split(kept)):
-            word = self._normalized(piece)
-            if place % 2:
-                parts.append(word)
-                continue
-            begin = 0
+        for piece in CHINESE.split(kept):
+            word, begin = self._normalized(piece), 0
             for at, one in enumerate(word):
                 if is_punctuation(one):
                     parts += [word[begin:at], one]
