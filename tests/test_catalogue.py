@@ -51,6 +51,16 @@ def test_a_program_in_the_repository_finds_its_registry():
     assert len(KNOWN) >= 40
 
 
+def test_an_installed_program_has_its_registry_beside_its_data(tmp_path, monkeypatch):
+    """Whatever lies in the folders above: those are of others."""
+    data = tmp_path / "site-packages" / "localllm" / "data"
+    data.mkdir(parents=True)
+    monkeypatch.setattr(catalogue, "DATA", data)
+    for path in (data.parents[1] / "models.toml", data / "models.toml"):
+        path.touch()
+        assert catalogue.registry() == path
+
+
 @pytest.mark.parametrize("model", KNOWN.values(), ids=list(KNOWN))
 def test_an_entry(model: Known):
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", model.name)

@@ -381,6 +381,28 @@ def test_opens_a_merged_model(tmp_path):
     assert opened(tmp_path, built([number_key("split.count", 0)])).metadata == {"split.count": 0}
 
 
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"split.no": 0, "split.count": 1, "split.tensors.count": 1}, None),
+        ({"split.no": 0}, None), ({"split.tensors.count": 1}, None), ({"split.count": 1}, None),
+        ({"split.no": 1}, "split.no: expected 0, found 1, in a file that is not split"),
+        ({"split.no": 2, "split.count": 1}, "split.no: expected 0, found 2, in a file that is not split"),
+        ({"split.tensors.count": 2}, "split.tensors.count: expected 1, found 2, in a file that is not split"),
+        ({"split.tensors.count": 0}, "split.tensors.count: expected 1, found 0, in a file that is not split"),
+        ({"split.count": -1}, "split.count: expected a whole number, found -1"),
+    ],
+)  # fmt: skip
+def test_a_single_file_is_whole(tmp_path, keys: dict[str, int], problem: str | None):
+    """What is left of several that were merged says so; one of several does not pass for a model."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(built([number_key(*each) for each in keys.items()], [tensor("a", (4,))], weights=16))
+    if problem:
+        assert refusal(path) == f"{path}: {problem}"
+    else:
+        assert list(GGUFFile.open(path).tensors) == ["a"]
+
+
 def test_names_the_missing_file(tmp_path):
     paths = write_split(tmp_path)
     paths[1].unlink()

@@ -6,8 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from tiny_model import write_tiny_model
 
+from localllm.errors import ModelError
 from localllm.files import known
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_header import Metadata
+from localllm.services.validity import require_vocabulary
+from localllm.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +76,41 @@ def test_a_folder_that_cannot_be_looked_into_costs_only_time(monkeypatch, tmp_pa
     monkeypatch.setenv("LOCALLLM_CACHE", str(folder))
     known.remember("merges", "abc")
     assert not known.is_known("merges", "abc")
+
+
+def test_a_vocabulary_is_looked_at_once(tmp_path, monkeypatch):
+    """In a file as it is: another one, and one whose metadata were changed after it was read, are looked at again."""
+    looked, look = [], Tokenizer.from_metadata
+
+    def noted(metadata):
+        looked.append(len(metadata["tokenizer.ggml.tokens"]))
+        return look(metadata)
+
+    monkeypatch.setattr(Tokenizer, "from_metadata", noted)
+    first, second = (write_tiny_model(tmp_path / f"{seed}.gguf", seed=seed, context=512 + seed) for seed in (0, 1))
+    for path, times in ((first, 1), (first, 1), (second, 2), (first, 2), (second, 2)):
+        with GGUFFile.open(path, needed=()) as file:
+            require_vocabulary(file)
+            assert len(looked) == times
+    with GGUFFile.open(first) as file:
+        file.metadata["tokenizer.ggml.tokens"] = file.metadata["tokenizer.ggml.tokens"][:-1]
+        for times in (3, 4):
+            with pytest.raises(ModelError, match=r"0\.gguf: "):
+                require_vocabulary(file)
+            assert len(looked) == times, "what is wrong is not remembered"
+
+
+def test_metadata_from_a_file_are_known_by_their_bytes(tmp_path):
+    """Values, keys and their order; of what no file has, and of what was changed since, nothing is known."""
+    path = write_tiny_model(tmp_path / "a.gguf")
+    with GGUFFile.open(path) as file, GGUFFile.open(write_tiny_model(tmp_path / "b.gguf", context=513)) as other:
+        keys = ["general.architecture", "general.name", "llama.context_length"]
+        found = file.metadata.fingerprint(*keys)
+        assert found and found == file.metadata.fingerprint(*keys) != other.metadata.fingerprint(*keys)
+        assert file.metadata.fingerprint(*keys[:2]) == other.metadata.fingerprint(*keys[:2])
+        assert len({file.metadata.fingerprint(*some) for some in (keys, keys[:2], keys[1:], keys[::-1])}) == 4
+        assert file.metadata.fingerprint("none") is file.metadata.fingerprint(*keys, "none") is None
+        assert Metadata({"a": 1}).fingerprint("a") is None and Metadata().fingerprint() is None
+        for change in (lambda: file.metadata.update({"x": 1}), lambda: other.metadata.pop("general.name")):
+            change()
+        assert file.metadata.fingerprint(*keys) is other.metadata.fingerprint(keys[0]) is None

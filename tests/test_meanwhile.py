@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from localllm.files.origin import Origin, forget, mark_of, remember
 from localllm.files.prefix_files import PrefixAbout
 from localllm.files.safe_file import SafeFile
 from localllm.services import catalogue, sessions
+from localllm.services.imatrix import Collector
 from localllm.services.sessions import SavedChat, SessionFile
 
 
@@ -193,6 +195,13 @@ def test_a_folder_that_another_has_removed(tmp_path):
     (folder.parent / "x").touch()
     models_folder.remove_empty_folders(folder)
     assert names(folder.parent) == ["x"] and not folder.exists()
+
+
+def test_what_an_interrupted_run_has_left(tmp_path):
+    (tmp_path / "out.part").touch()
+    for _ in range(2):
+        Collector.forget(SimpleNamespace(_part=tmp_path / "out.part"))
+        assert names(tmp_path) == []
 
 
 def test_what_an_output_was_made_of(tmp_path):

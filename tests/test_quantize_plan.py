@@ -15,7 +15,7 @@ from localllm.files.imatrix_file import ImportanceMatrix, Squares
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Options
 from localllm.services import quantize_plan
-from localllm.services.quantize import open_source
+from localllm.services.quantize import default_output, open_source, type_named
 from localllm.services.quantize_plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
 
 
@@ -224,3 +224,16 @@ def test_every_part_says_which_one_it_is(model: Path):
 def test_options_reach_the_planner(model: Path):
     jobs = {each.tensor.name: each.format.name for each in plan(model, "Q8_0", options=Options(output="F16")).jobs}
     assert jobs["output.weight"] == "F16" and jobs["token_embd.weight"] == "Q8_0"
+
+
+def test_types_by_name_and_number():
+    """In any case, as llama-quantize has them; a copy has no number."""
+    for text in ("COPY", "copy", "Copy"):
+        assert type_named(text) is COPY
+    for text in ("Q4_K_M", "q4_k_m", "15"):
+        assert type_named(text) is RECIPES["Q4_K_M"]
+    for text in ("", "-1", "nothing", "Q4_K_M ", "COPY1"):
+        assert type_named(text) is None
+    assert default_output("a/b-F16.gguf", COPY) == "a/b-copy.gguf"
+    assert default_output("a/b-F16.gguf", RECIPES["Q8_0"]) == "a/b-Q8_0.gguf"
+    assert default_output("b.gguf", RECIPES["Q8_0"], projector=True) == "mmproj-b-Q8_0.gguf"

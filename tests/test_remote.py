@@ -226,6 +226,18 @@ def test_refusals(status: int, key: str | None, error: Any, kind: type[Exception
         Endpoint.of(url, key).post("/x", 1)
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b"[1]", b"7", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_object(body: bytes):
+    """An answer should be one; a refusal is one, whatever it says."""
+    with reacting(replying(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
+        Endpoint.of(url).post("/x", 1)
+    shown = repr(body[:60].decode(errors="replace"))
+    assert str(failure.value) == f"{url}/v1 says what is no JSON object: {shown}"
+    with reacting(replying(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
+        Endpoint.of(url).post("/x", 1)
+    assert str(failure.value) == f"{url}/v1 refuses (404): no reason is given"
+
+
 # ---- models and sessions
 
 

@@ -56,6 +56,18 @@ def test_what_else_lies_there_is_no_session(folder: Path):
     assert sessions.latest() == "a" and sessions.branches("a") == ["a"]
 
 
+def test_branches_of_a_session():
+    """All of one trunk, by name, whichever of them is asked for; a name that is none is alone."""
+    for name, trunk in (("trunk", ""), ("z", "trunk"), ("b", "trunk"), ("m", "trunk"), ("other", ""), ("o", "other")):
+        with SessionFile(name) as file:
+            file.chat.trunk = trunk
+            file.rewrite()
+    together = ["b", "m", "trunk", "z"]
+    assert all(sessions.branches(name) == together for name in together)
+    assert sessions.branches("other") == sessions.branches("o") == ["o", "other"]
+    assert sessions.branches("none") == ["none"]
+
+
 def test_a_person_can_read_it(folder: Path):
     path = written("a trip", TURN, OTHER)
     assert path == folder / "a trip.jsonl" and (os.name != "posix" or folder.stat().st_mode & 0o777 == 0o700)

@@ -33,7 +33,6 @@ class Partial:
         earlier process has left while it is read."""
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
-        self.position = 0
         self._on_read = on_read
 
     def __enter__(self) -> Self:
