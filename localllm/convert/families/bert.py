@@ -131,7 +131,7 @@ def modern(config: Config) -> CheckpointFacts:
         hidden_activation=config.get("hidden_activation", "gelu"),
         attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it
         vocab_size=h.sizes["vocab"],
-        classifier__pooling_type=CLASSIFIERS.get(pooling),
+        classifier__pooling_type=CLASSIFIERS.get(str(pooling)),
     )  # fmt: skip
 
 

@@ -200,7 +200,6 @@ GLM_DSA = replace(
 
 def youtu(config: Config) -> CheckpointFacts:
     """Without experts, of which GGUF says all the same that there are none."""
-    config.only("rope_interleave", True)
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
     h = deepseek2(config.plus(**none, first_k_dense_replace=layers))

@@ -154,14 +154,15 @@ def hunyuan_moe(config: Config) -> CheckpointFacts:
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     said = {name: one_for_all(config, name, layers) for name in names}
     said["moe_intermediate_size"] = said["moe_intermediate_size"] or config.count("intermediate_size")
-    shared = (said["num_shared_expert"] or 1) * config.count("intermediate_size")
     config = config.plus(**said)
+    count = config.count("num_shared_expert", 1)
+    shared = count * config.count("intermediate_size")
     h = with_experts(config, hunyuan(config), "moe_intermediate_size", used="moe_topk")
     return h.plus(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
-        expert_shared_count=said["num_shared_expert"] or 1,
+        expert_shared_count=count,
     )
 
 

@@ -78,7 +78,7 @@ def gemma4(config: Config) -> CheckpointFacts:
 def of_whole(config: Config, name: str) -> int:
     """A number of the layers that see all tokens: global_head_dim, or, by layer, as transformers saves it."""
     of_layers = config.section("per_layer_config").content.values()
-    said = {own.get(name) for own in of_layers if isinstance(own, dict)} - {None}
+    said = [own[name] for own in of_layers if isinstance(own, dict) and own.get(name) is not None]
     if len({*map(str, said)}) > 1:
         raise config.refusal(f"per_layer_config: several values of {name} are not supported")
     theirs, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))

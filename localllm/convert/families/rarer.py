@@ -21,7 +21,8 @@ def smallthinker(config: Config) -> CheckpointFacts:
     layers, hidden = config.count("num_hidden_layers", most=MOST_LAYERS), config.count("moe_ffn_hidden_size")
     config.only("moe_layer_layout", [1] * layers)
     windows = [int(number % PERIOD != 0) for number in range(layers)]
-    has_windows = any(config.get("sliding_window_layout", [])) and config.get("sliding_window_size") is not None
+    layout = config.get("sliding_window_layout")
+    has_windows = isinstance(layout, list) and any(layout) and config.get("sliding_window_size") is not None
     config.only("sliding_window_layout", windows if has_windows else [0] * layers)
     config.only("rope_layout", windows if has_windows else [1] * layers)
     if has_windows:

@@ -22,7 +22,7 @@ def t5(config: Config) -> CheckpointFacts:
     """Raises ModelError."""
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
-    if network not in NETWORKS:
+    if not isinstance(network, str) or network not in NETWORKS:
         raise config.refusal(f"feed_forward_proj should be {' or '.join(NETWORKS)}")
     width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
     encoder = config.count("num_layers", most=MOST_LAYERS)
