@@ -1,6 +1,6 @@
 """Every golden model on a card: python scripts/check_cuda.py [--card simulator|0] [OPTIONS] [NAME...]
 
-The card is Numba's simulator, in which a token takes seconds to minutes, or a real one by its number. For each model:
+The card is Numba's simulator, in which a token takes up to a few seconds, or a real one by its number. For each model:
 the error of the prompt's logits and of some tokens after it, each read by a run of its own, normalized (NMSE), and the
 seconds that it took. Ends with 1 if one is above 1e-6, for quantized models 1e-5, where llama.cpp rounds GELU 1e-4.
 """

@@ -170,7 +170,6 @@ def check_few(kinds: tuple[str, str], shape: Shape, spans: list[tuple[int, int]]
     assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **given)) < 1e-11
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "shape", "spans"),
     [
@@ -186,7 +185,6 @@ def test_few(kinds, shape, spans):
     check_few(kinds, shape, spans)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -198,13 +196,11 @@ def test_few_tokens_see_what_they_may(given):
     check_few(("F16", "F16"), Shape(16, 16, 1, 2), [(2, 201)], **given)
 
 
-@pytest.mark.slow
 def test_few_with_slopes_and_sinks():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 4, 128])
 def test_few_that_see_last_keys_of_blocks(period):
     sinks = np.float32([-1, 3])
@@ -212,13 +208,12 @@ def test_few_that_see_last_keys_of_blocks(period):
     check_few(("F32", "F16"), Shape(32, 32, 1, 2), [(2, 140), (1, 3), (1, 300)], **given)
 
 
-@pytest.mark.slow
 def test_few_that_see_those_behind_them():
     slopes = np.float32([0.5, 0.1])
     check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], ahead=1 << 40, slopes=slopes)
 
 
-@pytest.mark.sampled
+@pytest.mark.slow(3)
 def test_many_on_tensor_cores():
     """Which need whole warps, so a process of their own."""
     tests = Path(__file__).with_name("whole_warps.py")

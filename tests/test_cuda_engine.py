@@ -60,7 +60,6 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / (expected**2).sum())
 
 
-@pytest.mark.sampled(every=6)  # some ten seconds
 def test_sequences_go_their_own_ways_together(card):
     """Two prompts, a fork, a step of all three, and back: as on the CPU."""
     rows = {}
@@ -78,7 +77,6 @@ def test_sequences_go_their_own_ways_together(card):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
-@pytest.mark.sampled(every=6)  # some ten seconds
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_on_both_sides(card, layers):
     """The first layer on the CPU and the second on the card, or both there."""
@@ -92,7 +90,6 @@ def test_layers_on_both_sides(card, layers):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
-@pytest.mark.sampled(every=6)  # some ten seconds
 def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     """What the CPU's layers leave for the second group is not what they left for the first."""
     monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
@@ -104,7 +101,6 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
 def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
     """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""
@@ -119,7 +115,6 @@ def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
     assert not card.memory
 
 
-@pytest.mark.sampled(every=6)  # some ten seconds
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 def test_formats(card, format):
     """A prompt in float16 or BF16, and a token with the weights as they are."""
@@ -131,7 +126,6 @@ def test_formats(card, format):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-5  # float16 has 11 bits: 1e-6 measured
 
 
-@pytest.mark.sampled(every=6)  # some ten seconds
 def test_everything_is_given_back(card):
     model = engine("cuda")
     model.forward([1, 2], 0)

@@ -39,7 +39,6 @@ def route(
     return chosen[:-1], weights[:-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
 @pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.filterwarnings("ignore:invalid value")

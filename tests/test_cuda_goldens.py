@@ -1,6 +1,6 @@
 """Whole models on a card that is Numba's simulator, against llama.cpp's logits and against the CPU.
 
-The simulator takes seconds for a token: a few families and tokens here, all of them by scripts/check_cuda.py.
+A few families and tokens; all of them by scripts/check_cuda.py.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
-@pytest.mark.sampled(every=6)  # 24 seconds
+@pytest.mark.slow(3)
 @pytest.mark.parametrize(("name", "more"), DENSE.items())
 def test_dense_families(model_path, card, name, more):
     """A prompt of 9 tokens in one run, by the library, and some more, by our own products."""

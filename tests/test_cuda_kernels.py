@@ -48,7 +48,6 @@ def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, 
     return written(y, COUNT, columns)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "group"), [(5, 5), (40, 40), (18, 6)])
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_norms(columns, group):
@@ -224,7 +223,6 @@ def pass_over_cache(name: str, header: Header, x: np.ndarray, memory: np.ndarray
     launch(name, int(header.count[0]) + 1, count=header.count, **given)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head_dim", [32, 20, 36])
 def test_store_and_recall(name, head_dim):

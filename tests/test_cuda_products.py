@@ -171,7 +171,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most", "count", "rows", "units"), CASES)
 def test_linear_planes(name, most, count, rows, units):
     columns = columns_for(name, units)

@@ -74,7 +74,6 @@ def test_selective_scan(columns, state_size, is_in_place):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "heads", "key_heads", "key_dim", "value_dim", "repeat"), [
     ("plain", 4, 2, 5, 7, 2), ("plain", 1, 1, 3, 18, 1), ("delta", 4, 2, 5, 7, 2), ("delta", 2, 2, 1, 1, 1),
 ])  # fmt: skip

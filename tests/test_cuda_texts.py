@@ -1,6 +1,6 @@
 """Rows of texts by a card that is Numba's simulator, against the reference.
 
-The simulator takes seconds for a token: two families and few tokens here; scripts/check_cuda.py has all of them.
+Two families and few tokens; scripts/check_cuda.py has all of them.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def card(monkeypatch) -> SimulatedCard:
     return made
 
 
-@pytest.mark.sampled(every=24)  # 25 seconds a token
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("name", ["bert", "modern_bert"])
 def test_rows(model_path, card, name):
     found = {}

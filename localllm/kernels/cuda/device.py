@@ -2,13 +2,12 @@
 
 As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each word
 has two meanings, the instruction for the card and a twin in Python for Numba's simulator, where an address is one of
-the host's and a lane is a thread of Python. A warp of the simulator may be smaller, which makes it faster: kernels
-take its size from WARP.
+the host's and a lane is a greenlet (tests/simulated.py). A warp of the simulator may be smaller, which makes it faster:
+kernels take its size from WARP.
 """
 
 import ctypes
 import math
-import threading
 
 import numpy as np
 from numba import config, cuda, float32, float64, int32, int64
@@ -158,29 +157,13 @@ if SIMULATED:
         """The nearest integer, the even one of two, int32."""
         return int(np.rint(x))
 
-    barriers: dict = {}
-    slots: dict = {}
-    guard = threading.Lock()
-
     def warp_exchange(value):
         """What all lanes of this one's warp say, in their order. All of them have to be here."""
-        thread = threading.current_thread()
-        key = id(thread._manager), thread.thread_id // WARP
-        with guard:
-            if key not in barriers:
-                barriers.clear(), slots.clear()  # only one block runs at a time: these are of earlier ones
-            for warp in range(-(-int(np.prod(thread._manager._block_dim)) // WARP)):
-                barriers.setdefault((key[0], warp), threading.Barrier(WARP))
-                slots.setdefault((key[0], warp), [0.0] * WARP)
-        slots[key][thread.thread_id % WARP] = value
-        barriers[key].wait(60)
-        values = list(slots[key])
-        barriers[key].wait(60)
-        return values
+        return RunningKernel().warp_exchange(value)  # a word that tests/simulated.py adds
 
     def from_lane_xor(x, mask):
         """The float32 x of the lane whose number differs in these bits."""
-        return warp_exchange(x)[threading.current_thread().thread_id % WARP ^ mask]
+        return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
         """What lanes of this warp have written, all of them see."""
