@@ -404,6 +404,36 @@ def test_of_other_families_refused(tmp_path, problem, name, changes):
     assert "\n" not in refused(tmp_path)
 
 
+QWEN_ONLY = "hidden_act spatial_merge_size temporal_patch_size"
+# Of which readers know one value: in vision_config, and beside it.
+ONLY = {
+    "gemma3": ("hidden_act", ""), "idefics3": ("hidden_act", ""), "qwen2vl": (QWEN_ONLY, ""),
+    "qwen25vl": (f"{QWEN_ONLY} window_size", ""), "qwen3vl": (QWEN_ONLY, ""), "qwen35": (QWEN_ONLY, ""),
+    "llava": (
+        "hidden_act model_type", "multimodal_projector_bias projector_hidden_act vision_feature_select_strategy",
+    ),
+    "llava16": ("hidden_act", "use_image_newline_parameter projector_hidden_act"),
+    "pixtral": ("hidden_act rope_theta", "projector_hidden_act vision_feature_layer"),
+    "mistral3": ("hidden_act rope_theta", "projector_hidden_act vision_feature_layer rms_norm_eps"),
+    "internvl": (
+        "hidden_act norm_type use_mean_pooling",
+        "projector_hidden_act vision_feature_layer vision_feature_select_strategy",
+    ),
+    "lfm2": ("hidden_act model_type", "projector_hidden_act vision_feature_layer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_other_values_than_readers_know(tmp_path, name):
+    """Each of them is named."""
+    config, folder = CHECKPOINTS[name][0], written(tmp_path, name)
+    inner, outer = (names.split() for names in ONLY[name])
+    for changes in (*(vision(name, **{key: "odd"}) for key in inner), *({key: "odd"} for key in outer)):
+        write_json(folder / "config.json", config | changes)
+        (key,) = [key for key, value in {**changes, **changes.get("vision_config", {})}.items() if value == "odd"]
+        assert f"{key} odd is not supported" in refused(folder), key
+
+
 @pytest.mark.parametrize("token", [{}, {"9": {"content": "[IMG_BREAK]"}}, {"x": 1}, [1]])
 def test_a_line_end_that_is_no_token(tmp_path, token):
     write_json(written(tmp_path, "pixtral") / "tokenizer_config.json", {"added_tokens_decoder": token})

@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from models import model
 
-from localllm.arch import architecture, llama
+from localllm.arch import ARCHITECTURES, architecture, llama
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -233,6 +236,46 @@ def test_gemma_2(model_path):
     assert h.scale == h.attention.head_dim**-0.5
     large = replace(h, layers=46)
     assert large.scale == (h.width / h.attention.heads[0]) ** -0.5
+
+
+def of_size(name: str, vocab: int = 272, **sizes) -> Any:
+    """What is read of a tiny model's metadata with the sizes of a real one; None removes a key."""
+    made = model(name)
+    changed = {f"{made.arch}.{key.replace('__', '.')}": value for key, value in sizes.items()}
+    metadata = {key: value for key, value in (made.metadata | changed).items() if value is not None}
+    module = import_module(f"localllm.arch.{ARCHITECTURES[made.arch]}")
+    return module.read(Fields(metadata, "model.gguf", vocab))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "heads", "length", "scalar"),
+    [
+        ("gemma2", 46, 4608, 32, 128, 144), ("gemma2", 42, 3584, 16, 256, 256), ("gemma2", 26, 2304, 8, 256, 256),
+        ("gemma3", 62, 5376, 32, 128, 168), ("gemma3", 48, 3840, 16, 256, 256), ("gemma3", 34, 2560, 8, 256, 256),
+    ],
+)  # fmt: skip
+def test_queries_of_published_gemmas(name, layers, width, heads, length, scalar):
+    """query_pre_attn_scalar of their config.json."""
+    shape = {"attention__key_length": length, "attention__value_length": length, "rope__dimension_count": None}
+    sizes = {"block_count": layers, "embedding_length": width, "attention__head_count": heads}
+    assert of_size(name, **sizes, **shape, attention__head_count_kv=heads // 2).scale == scalar**-0.5
+
+
+@pytest.mark.parametrize(("layers", "windows"), [(64, [4096, 4096, 4096, None] * 16), (30, [None] * 30)])
+def test_windows_of_published_exaones(layers, windows):
+    """The one of 32B has them, though its first files do not say so; the one of 1.2B has none."""
+    assert [*of_size("exaone4", block_count=layers).windows] == windows
+
+
+def test_llama_4_with_128_experts_normalizes_nothing():
+    """Maverick; Scout, with 16, does."""
+    assert [of_size("llama4", expert_count=count).normed for count in (16, 127, 128, 129)] == [True, True, False, True]
+
+
+def test_scores_of_the_first_files_of_glm():
+    """Known by the size of the vocabulary, GLM 4.7 Flash's, where nothing is said."""
+    found = [of_size("deepseek2_v3", vocab, expert_gating_func=None).routing for vocab in (154879, 154880)]
+    assert [routing.sigmoid for routing in found] == [False, True]
 
 
 def refusal(**changes) -> str:
