@@ -1,5 +1,6 @@
 """What every option comes to: each command with a stand-in for what it calls, and what that is told."""
 
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +11,7 @@ from invoked import Opened, Told, flat, told_by
 
 from localllm import api
 from localllm.cli import chat, embed, map, opening, run
-from localllm.cli.commands import params_of
+from localllm.cli.commands import COMMANDS, params_of
 from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
 
@@ -238,3 +239,15 @@ def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None
         monkeypatch.setenv("LOCALLLM_API_KEY", key)
     told = told_by((http.Endpoint, "of"), "replay", "r.json")
     assert [*told.values()] == ["http://x", given]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_defaults_are_those_that_the_help_tells(name: str):
+    """None stands for what is decided elsewhere; flags are off."""
+    for param in params_of(name):
+        if param.is_flag:
+            assert param.default is False, param.name
+        elif param.default is not None:
+            told = re.search(r"\[default: ([^\],;]*)", param.help)
+            assert told, param.name
+            assert param.converted(told[1]) == param.default, param.name

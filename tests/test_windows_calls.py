@@ -211,6 +211,71 @@ def test_a_name_is_a_mutex(windows: Windows):
     assert windows.calls[-1] == ("CloseHandle", 9)
 
 
+@pytest.mark.parametrize("descriptor", [3, "/x/y"])
+def test_the_version_of_a_file_has_its_change(windows: Windows, monkeypatch, descriptor: object):
+    """Which st_ctime is not there."""
+    state = SimpleNamespace(st_size=1, st_mtime_ns=2, st_ctime_ns=3)
+    monkeypatch.setattr(files, "change_time", lambda place: (place == descriptor) * 4)
+    monkeypatch.setattr(os, "stat", lambda place: state)
+    assert files.version_of(descriptor) == (1, 2, 4)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert files.version_of(descriptor) == (1, 2, 3)
+
+
+def test_bytes_at_a_place(windows: Windows, tmp_path):
+    """There is no pread there."""
+    (tmp_path / "x").write_bytes(b"0123456789")
+    descriptor = os.open(tmp_path / "x", os.O_RDWR)
+    assert files.write_at(descriptor, memoryview(b"ab"), 3) == 2 and files.read_at(descriptor, 4, 2) == b"2ab5"
+    os.close(descriptor)
+
+
+def test_a_new_file_with_a_name_of_its_own(windows: Windows, monkeypatch):
+    names, asked = [b"a" * 6, b"b" * 6], list[Any]()
+
+    def opened(path: str, flags: int) -> int:
+        asked.append((path, flags))
+        if len(asked) == 1:
+            raise FileExistsError
+        return 9
+
+    monkeypatch.setattr(files, "open_file", opened)
+    monkeypatch.setattr(os, "urandom", lambda count: names[len(asked)][:count])
+    assert files.temporary_file("/f", "p-") == (9, "/f/p-626262626262.tmp")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    assert asked == [("/f/p-616161616161.tmp", flags), ("/f/p-626262626262.tmp", flags)]
+
+
+@pytest.mark.parametrize(("version", "allowed"), [
+    ((10, 0, 15063), True), ((10, 0, 26100), True), ((10, 0, 14393), False), ((6, 3, 9600), False),
+])  # fmt: skip
+def test_long_paths_are_allowed(windows: Windows, monkeypatch, version: tuple[int, int, int], allowed: bool):
+    """Since the version of 2017: IsLongPathAwareProcess, the highest bit of the byte at 3."""
+    block = ctypes.create_string_buffer(bytes([1, 2, 3, 4, 5]))
+    windows.answers["RtlGetCurrentPeb"] = ctypes.addressof(block)
+    monkeypatch.setattr(sys, "getwindowsversion", lambda: (*version, 2, ""), raising=False)
+    files.allow_long_paths()
+    assert block.raw[:5] == bytes([1, 2, 3, 4 | 0x80 * allowed, 5])
+
+
+@pytest.mark.parametrize(("number", "winerror", "wanting"), [
+    (12, 0, True), (22, 8, True), (22, 14, True), (22, 1455, True), (22, 5, False), (22, 0, False),
+])  # fmt: skip
+def test_wants_of_memory(number: int, winerror: int, wanting: bool):
+    """ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
+    error = OSError(number, "x")
+    error.winerror = winerror  # type: ignore[attr-defined]
+    assert memory.is_want_of_memory(error) == wanting
+    assert not memory.is_want_of_memory(OSError(22, "x"))
+
+
+def test_memory_for_code_is_committed(windows: Windows):
+    room = ctypes.create_string_buffer(100)
+    windows.answers["VirtualAlloc"] = ctypes.addressof(room)
+    memory.code_region(100)
+    assert windows.calls[0] == ("VirtualAlloc", None, 100, 0x3000, 4)
+
+
 # ---- processes
 
 
@@ -221,9 +286,10 @@ def test_processes(windows: Windows, monkeypatch):
     monkeypatch.setenv("SYSTEMROOT", "C:\\W")
     assert processes.shell("a b") == '"C:\\W\\System32\\cmd.exe" /d /s /c "a b"'
     ran = list[Any]()
-    monkeypatch.setattr(subprocess, "run", lambda words, **more: ran.append(words))
+    monkeypatch.setattr(subprocess, "run", lambda words, **more: ran.append((words, more)))
     processes.end_with_all(process)
-    assert ran == [["taskkill", "/F", "/T", "/PID", "77"]] and windows.calls[-1] == "wait"
+    quietly = {"capture_output": True, "check": False}
+    assert ran == [(["taskkill", "/F", "/T", "/PID", "77"], quietly)] and windows.calls[-1] == "wait"
     windows.calls.clear()
     processes.on_bad_page(99)
     assert windows.calls == [("AddVectoredExceptionHandler", 1, 99)]
