@@ -14,6 +14,8 @@ import localllm
 from localllm.api import Model
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.options import EngineOptions
+from localllm.files import prefix_files
+from localllm.files.prefix_files import PrefixAbout, open_kept, write_kept
 from localllm.services.imatrix import Collector
 from localllm.services.perplexity import ChunkReader
 
@@ -71,6 +73,9 @@ def test_threads_end_with_what_they_were_for(
                 raise KeyboardInterrupt
     assert not any(team.alive for team in teams)
     made.close()  # a second time does nothing
+    if isinstance(made, ChunkReader):
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            made._pool.submit(int)
 
 
 def fake_model(events: list[str]) -> Model:
@@ -119,3 +124,32 @@ def test_a_reader_is_opened_once_and_with_the_models_options():
     others = [made._opened("embedder", "cls", make), made._opened("reranker", None, make)]
     assert len({id(each) for each in (first, *others)}) == 3
     assert [(each.threads, each.context) for each in asked] == [(3, 77)] * 3
+
+
+def test_a_file_of_a_prompt_is_closed_whatever_it_has(tmp_path, monkeypatch):
+    """One that is damaged is gone then, and so is one of another key."""
+    monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
+    opened, key, about = [], "0" * 32, PrefixAbout("m", 3, "")
+    real = open
+
+    def noted(*given, **named):
+        opened.append(real(*given, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(prefix_files, "open", noted, raising=False)
+    write_kept(key, about, {"x": np.arange(9, dtype=np.uint8), "y": np.full(5, 7, np.uint8)})
+    path, data = prefix_files.folder() / key, (prefix_files.folder() / key).read_bytes()
+    with open_kept(key) as kept:
+        assert (kept.about, kept.parts) == (about, {"x": 9, "y": 5})
+        for _ in range(2):
+            assert kept.read("y").tolist() == [7] * 5 and kept.read("x").tolist() == list(range(9))
+    head = len(data) - 9 - 5  # all bytes of which are behind a checksum, or are it
+    flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(head)]
+    for broken in (data[:-1], data + b"x", b"", *(data[:end] for end in range(0, head, 3)), *flipped):
+        path.write_bytes(broken)
+        assert open_kept(key) is None and not path.exists()
+    (prefix_files.folder() / ("1" * 32)).write_bytes(data)
+    assert open_kept("1" * 32) is None, "whole, and of another key"
+    count = len(opened)
+    assert open_kept(key) is None and len(opened) == count, "there is none"
+    assert all(file.closed for file in opened)

@@ -377,6 +377,22 @@ def test_opens_a_split_model_by_any_of_its_files(tmp_path):
         assert list(file.tensors) == ["a", "b", "c"] and file.parameters == 12
 
 
+def test_what_several_files_say_they_say_alike(tmp_path):
+    """All but the number of each: files of two models do not make one."""
+    paths = write_split(tmp_path)
+    for number, name in ((1, "m"), (2, "other")):
+        keys = [number_key("split.no", number), number_key("split.count", 3), number_key("split.tensors.count", 3)]
+        keys.append(key("general.name", STRING, text(name)))
+        paths[number].write_bytes(built(keys, [tensor("abc"[number], (4,))], weights=16 + number))
+    told = f"{paths[2]}: general.name: not as in {paths[0]}: files of different models?"
+    assert refusal(paths[0]) == refusal(paths[1]) == told
+
+
+def test_the_format_of_most_weights(tmp_path):
+    assert opened(tmp_path, built([])).main_format == "none"
+    assert opened(tmp_path, built([], [tensor("a", (4,))], weights=16)).main_format == "F32"
+
+
 def test_opens_a_merged_model(tmp_path):
     assert opened(tmp_path, built([number_key("split.count", 0)])).metadata == {"split.count": 0}
 

@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import LocalllmError
 from localllm.files import kept, models_folder, prefix_files, safe_file, written_file
-from localllm.files.origin import Origin, forget, mark_of, remember
+from localllm.files.origin import Origin, forget, mark_of, remember, remembered
 from localllm.files.prefix_files import PrefixAbout
 from localllm.files.safe_file import SafeFile
 from localllm.services import catalogue, sessions
@@ -112,6 +112,7 @@ def test_room_for_kept_prompts(lost, monkeypatch, which: int):
 
 @pytest.mark.parametrize("which", range(3))
 def test_texts_that_were_written(lost, which: int):
+    assert written_file.sizes() == [] and written_file.clear() == 0, "there is no folder"
     paths = write_texts()
     content, size = paths[which].read_bytes(), paths[0].stat().st_size
     lost(paths[which])
@@ -179,10 +180,18 @@ def test_a_file_in_the_making(tmp_path, monkeypatch):
         os.unlink(source)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(kept, "replace", vanish)
+    begun = list[str]()
+
+    def noted(source: str, target: object) -> None:
+        begun.append(source)
+        vanish(source, target)
+
+    monkeypatch.setattr(kept, "replace", noted)
     with pytest.raises(OSError, match="Input/output error"):
         kept.write_kept(tmp_path / "folder" / "x", b"content")
     assert names(tmp_path / "folder") == []
+    assert os.path.dirname(begun[0]) == str(tmp_path / "folder"), "on the same disk"
+    assert safe_file.TEMPORARY.fullmatch(os.path.basename(begun[0])), "others see that it is half written"
 
 
 def test_a_folder_that_another_has_removed(tmp_path):
@@ -211,6 +220,7 @@ def test_what_an_output_was_made_of(tmp_path):
     remember(output, Origin.of(b"questions", "q"))
     forget(output)
     assert os.path.exists(mark_of(output))
+    assert str(remembered(output)) == f"{os.path.abspath('q')} (9 bytes)" and Origin.of(b"", "").path == ""
     os.unlink(output)
     for _ in range(2):
         forget(output)

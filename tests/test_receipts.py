@@ -206,6 +206,18 @@ def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Calla
     assert is_refused(tmp_path / "link.json")
 
 
+def test_a_person_can_read_it(tmp_path: Path):
+    """A line for each field, one for all tokens, texts as they are."""
+    receipt = {"prompt": {"asked": "é\n"}, "result": {"text": "[\n1,\n2]", "tokens": [1, 22, 333], "none": []}}
+    receipts.write(tmp_path / "r.json", receipt)
+    lines = (tmp_path / "r.json").read_text(encoding="utf-8").splitlines()
+    assert [line.strip() for line in lines] == [
+        "{", '"prompt": {', '"asked": "é\\n"', "},", '"result": {', '"text": "[\\n1,\\n2]",',
+        '"tokens": [ 1, 22, 333 ],', '"none": []', "}", "}",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "r.json").read_bytes()) == receipt
+
+
 def test_options_that_json_cannot_have():
     options = GenerationOptions()
     object.__setattr__(options, "keep", object())

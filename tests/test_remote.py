@@ -52,6 +52,21 @@ def test_names_of_other_programs():
     assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: told[name] for name in [*told][1:]}}
 
 
+def test_refusals_name_the_program():
+    """By an option that each of them lacks."""
+    for dialect, option, name in (
+        (OTHER, {"top_k": 3}, "a server of OpenAI's interface"), (VLLM, {"typical": 0.5}, "vLLM"),
+        (LLAMA, {"xtc_probability": 0.1, "dry_base": 2.0}, ""),
+    ):  # fmt: skip
+        options = GenerationOptions(sampling=SamplingOptions(**option))
+        if name:
+            with pytest.raises(UsageError) as failure:
+                request_of(options, Form(), dialect)
+            assert str(failure.value) == f"{next(iter(option))} is not for this endpoint: {name} does not have it"
+        else:
+            assert request_of(options, Form(), dialect) == option and dialect.name == "llama-server"
+
+
 def test_forms():
     asked = {dialect.name: request_of(GenerationOptions(), Form(grammar="g"), dialect) for dialect in (OURS, LLAMA)}
     assert asked == {"localllm": {"grammar": "g"}, "llama-server": {"grammar": "g"}}

@@ -254,7 +254,7 @@ class OnDisk:
     files: tuple[Path, ...]
     size: int
     quantization: str
-    is_whole: bool = True
+    is_whole: bool
 
     def facts(self) -> dict[str, Any]:
         """Ready for JSON."""
