@@ -797,6 +797,7 @@ def test_nothing_is_not_the_default(tmp_path: Path):
         ("starcoder2", "model.norm.bias", "no tensor for output_norm.bias"),
         ("gpt2", "wpe.weight", "no tensor for position_embd.weight"),
         ("mamba", "backbone.layers.0.mixer.A_log", "no tensor for blk.0.ssm_a"),
+        ("apertus", "model.layers.1.mlp.act_fn.beta", "no beta of the activation of layer 1"),
     ],
 )
 def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, problem: str):
@@ -816,6 +817,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, prob
         ("deepseek3", "model.layers.3.eh_proj.weight", "has no place"),
         ("llama", "vision_tower.patch.weight", "has no place"),
         ("mamba", "backbone.layers.2.mixer.D", "has no place"),
+        ("apertus", "model.layers.0.mlp.act_fn.eps", "no eps of the activation of layer 0"),  # of this shape
     ],
 )
 def test_one_too_many_is_named(tmp_path: Path, variant: str, name: str, problem: str):
