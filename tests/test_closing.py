@@ -148,6 +148,12 @@ def test_a_file_of_a_prompt_is_closed_whatever_it_has(tmp_path, monkeypatch):
     for broken in (data[:-1], data + b"x", b"", *(data[:end] for end in range(0, head, 3)), *flipped):
         path.write_bytes(broken)
         assert open_kept(key) is None and not path.exists()
+    for at in range(head, len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with open_kept(key) as kept, pytest.raises(ValueError, match=r"[xy]: damaged"):
+            assert kept.read("x" if at >= head + 9 else "y").any(), "the other one is whole"
+            kept.read("x" if at < head + 9 else "y")
+    path.unlink()
     (prefix_files.folder() / ("1" * 32)).write_bytes(data)
     assert open_kept("1" * 32) is None, "whole, and of another key"
     count = len(opened)
