@@ -10,6 +10,7 @@ from config_changes import PATH, read, unlike, with_value
 from test_convert_families import facts, told_or_refused, written
 
 from localllm.convert import open_folder
+from localllm.convert.families.qwen_next import in_turn
 
 CHANGES = json.loads(PATH.read_text(encoding="utf-8"))
 
@@ -72,3 +73,9 @@ def test_what_belongs_to_a_checkpoint(tmp_path: Path):
     (folder / "onnx").mkdir()
     (folder / "model-Q4_K_M.gguf").write_bytes(b"")
     assert open_folder(folder).files == expected
+
+
+def test_value_heads_of_qwen_next_in_turn():
+    """Of two keys with three value heads each, of two numbers: the first of each key, the second of each, the third."""
+    rows = in_turn({"value_heads": 6, "key_heads": 2}, 2, start=10)
+    assert rows.tolist() == [10 + 2 * head + number for head in (0, 3, 1, 4, 2, 5) for number in (0, 1)]
