@@ -183,6 +183,7 @@ def test_a_file_is_locked_behind_its_end(windows: Windows, taken: int, error: in
     windows.answers["LockFileEx"] = lambda *given: place.append((given[5]._obj.low, given[5]._obj.high)) or taken
     windows.error = error
     assert files.lock(3) is locked
+    assert (ctypes.sizeof(files.Overlapped), files.Overlapped.low.offset) == (32, 16)
     assert windows.calls == [("LockFileEx", 1003, 3, 0, 1, 0, None)] and place == [(0, 0x7FFFFFFF)]
 
 
