@@ -11,7 +11,6 @@ they lose, many others can still make good. Afterwards codes change wherever tha
 (coordinate descent). Where a code names several weights, in the codebook formats, only the next 256 columns make good.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales
 
 SPAN = 256  # columns that are taken together
 SWEEPS = 4  # of coordinate descent
-ROWS = 64  # of a matrix that a thread takes at a time
+ROWS = 128  # of a matrix that a thread takes at a time
 TINY = np.finfo(np.float32).tiny
 LEAST = 1e-6  # of the mean diagonal, added to all of it: columns that meet nothing must not make M singular
 
@@ -84,13 +83,23 @@ class Feedback:
         if self._is_plain:
             importance = self._importance if self._is_known else None
             return encode(name, weights, importance, self._threads)
-        format, (rows, columns) = BY_NAME[name], weights.shape
-        out, lost = np.empty((rows, format.row_bytes(columns)), np.uint8), np.empty_like(weights)
-        parts, codes = spans(columns), []
+        out = np.empty((len(weights), BY_NAME[name].row_bytes(weights.shape[1])), np.uint8)
+
+        def some(first: int) -> None:
+            self._encode(name, weights[first : first + ROWS], out[first : first + ROWS])
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(some, range(0, len(weights), ROWS)))
+        return out
+
+    def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
+        """Some rows, to `out`."""
+        format, lost = BY_NAME[name], np.empty_like(weights)
+        parts, codes = spans(weights.shape[1]), []
         for part in parts:
             before = slice(0, part.start)
             targets = weights[:, part] + lost[:, before] @ self._unit[before, part]
-            blocks = encode(name, targets, self._importance_of(name, part), self._threads)
+            blocks = encode(name, targets, self._importance_of(name, part))
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
             if name in OPENABLE:
                 codes.append(self._chosen(name, blocks, targets, weights[:, part], part))
@@ -103,7 +112,6 @@ class Feedback:
                 lost[:, part] = chosen.lost
         for part, chosen in zip(parts, codes, strict=False):
             chosen.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
-        return out
 
     def _importance_of(self, name: str, part: slice) -> np.ndarray:
         """What errors in a span cost: in targets that errors before them move, or in weights that stay where they are.
@@ -115,7 +123,7 @@ class Feedback:
     def _chosen(
         self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
     ) -> "CodedSpan":
-        chosen = CodedSpan(name, blocks, weights, self._threads)
+        chosen = CodedSpan(name, blocks, weights)
         chosen.choose(targets, self._unit[part, part], self._order[part] - part.start)
         return chosen
 
@@ -127,9 +135,9 @@ class CodedSpan:
         lost: of the weights, float32 [rows, columns].
     """
 
-    def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray, threads: int):
+    def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
         """blocks: uint8 [rows, bytes], which say the scales; weights: float32 [rows, columns]."""
-        self._name, self._threads, self._table = name, threads, codes_of(name)
+        self._name, self._table = name, codes_of(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
         scales, offsets = scales_of(name, blocks.reshape(-1, BY_NAME[name].bytes))
@@ -138,11 +146,11 @@ class CodedSpan:
 
     def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
         """Codes one by one, feeding errors back; unit: float32 [columns, columns]; order: of the columns."""
-        self._by_rows(choose_codes, (np.ascontiguousarray(unit), order), targets, self._weights)
+        choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
         """Change codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
-        self._by_rows(improve_codes, (np.ascontiguousarray(hessian),), slopes, self._weights)
+        improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
         """Put the codes in blocks, uint8 [rows, bytes]."""
@@ -150,15 +158,9 @@ class CodedSpan:
         put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
 
-    def _by_rows(self, kernel: Callable, of_all_rows: tuple[np.ndarray, ...], *matrices: np.ndarray) -> None:
+    def _grid_and_rows(self, moved: np.ndarray) -> tuple["CodeGrid", "RowsOfSpan"]:
         grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
-
-        def some(first: int) -> None:
-            by_row = (*matrices, self._scales, self._offsets, self._codes, self.lost)
-            kernel(*of_all_rows, grid, RowsOfSpan(*(x[first : first + ROWS] for x in by_row)))
-
-        with ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(some, range(0, len(self.lost), ROWS)))
+        return grid, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
 
 
 class CodeGrid(NamedTuple):

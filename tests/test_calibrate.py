@@ -29,6 +29,7 @@ from localllm.files.record_file import RecordFile
 from localllm.files.source import map_under
 from localllm.kernels.reference import Reference, dequantize
 from localllm.kernels.remembered import Remembered
+from localllm.kernels.widen import Widener
 from localllm.quant.eight_bits import rounded
 from localllm.quant.encode import encode
 from localllm.quant.feedback import Feedback, cost, shrunk
@@ -47,7 +48,7 @@ from localllm.services.made_with import made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run, widener_of
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
-from localllm.services.sequential import Parts, Sequential
+from localllm.services.sequential import Parts, Rows, Sequential
 from localllm.services.survey import READ, Coarse, MatrixBlocks, divergence, is_free, rounding_cost
 from localllm.text.tokenizer import Tokenizer
 
@@ -318,7 +319,8 @@ class AsTheyAre:
         return dequantize(weight.tensor)[ids]
 
     def met(self, weight, inputs):
-        return dequantize(weight.tensor)
+        matrices = dequantize(weight.tensor).reshape(-1, *weight.shape[-2:])
+        return Rows(weight.shape, lambda n, first, end: matrices[n, first:end])
 
 
 FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss", "lfm2", "qwen35", "granitemoe"]
@@ -500,7 +502,8 @@ def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
     """Nothing is left of the divergence if all matrices are as they are; only what changes is encoded again."""
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)]))
     calibration, met = Calibration(plan, [str(text)]), list[str]()
-    checked = corrected.PlanCheck(calibration, widener_of(plan, None), 1, lambda done, total, name: met.append(name))
+    widener = widener_of(plan, None, ["Q8_0"])
+    checked = corrected.PlanCheck(calibration, widener, 1, lambda done, total, name: met.append(name))
     formats = {job.tensor.name: "Q4_0" for job in plan.jobs if is_free(job) and job.tensor.name != "token_embd.weight"}
     coarse = checked.divergence(formats)
     assert coarse > 0 and checked.done_by(formats.keys()) == pytest.approx(coarse, abs=1e-6)
@@ -514,9 +517,9 @@ def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
 def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     """Which is where the harm of one that makes the logits comes from, too."""
     matrix = weights(6, 256)
-    weight = SimpleNamespace(name="token_embd.weight", first_row=0)
-    ids = np.array([4, 0, 4])
-    found = Coarse({}, None, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
+    weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
+    ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
+    found = Coarse({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
     np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
 
 

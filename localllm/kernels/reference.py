@@ -132,9 +132,7 @@ class Reference(ChoiceReference, RecurrentReference):
     def linear(self, x, weight):
         if self._observer and not weight.first_row:  # other rows of the matrix meet the same
             self._observer.add(weight.name, x)
-        y = x @ self.matrix(weight).T
-        y = y * np.float32(weight.scale.number()) if weight.scale else y
-        return y + weight.bias.vector() if weight.bias else y
+        return with_bias(x @ self.matrix(weight).T, weight)
 
     def rope(self, x, rope, positions, factors=None):
         frequencies = rope.frequencies(factors.vector() if factors else None)
@@ -321,6 +319,12 @@ def divided(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """By the roots of the squares."""
     with np.errstate(invalid="ignore"):
         return groups / np.sqrt(squares)
+
+
+def with_bias(y: np.ndarray, weight) -> np.ndarray:
+    """What a matrix makes of rows, with its scale and its bias, if it has them."""
+    y = y * np.float32(weight.scale.number()) if weight.scale else y
+    return y + weight.bias.vector() if weight.bias else y
 
 
 def weighted(groups: np.ndarray, weight) -> np.ndarray:

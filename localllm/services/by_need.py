@@ -16,10 +16,10 @@ from localllm.kernels.build.library import Progress
 from localllm.quant.formats import BY_NAME
 from localllm.services.calibrate import Calibration
 from localllm.services.corrected import corrected
-from localllm.services.needs import Need, chosen, predicted, total
+from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import widener_of
 from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, make_plan
-from localllm.services.survey import OnMatrix, survey
+from localllm.services.survey import OnMatrix, is_free, survey
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 OWN = "own"  # the size that the type has
@@ -41,6 +41,11 @@ def bits_of(bits: float) -> Callable[[QuantizePlan], int]:
     if not 1 <= bits <= 32:
         raise UsageError(f"--bpw should be from 1 to 32 bits, not {bits}")
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
+
+
+def offered(plan: QuantizePlan) -> set[str]:
+    """Names of the formats that its matrices may get."""
+    return {name for job in plan.jobs if is_free(job) for name in candidates(job.tensor.shape[-1])}
 
 
 class ByNeed(NamedTuple):
@@ -68,7 +73,7 @@ def by_need(
 ) -> ByNeed:
     """Formats for a file of that size. Raises ModelError, UsageError."""
     plan = make_plan(source, request)
-    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling)
+    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling, offered(plan))
     needs = list(survey(calibration, widener, threads, on_matrix))
     if not needs:
         raise UsageError("there is no matrix whose format could be chosen")

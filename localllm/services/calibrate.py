@@ -34,12 +34,13 @@ from localllm.quant.encode import encode
 from localllm.quant.moments import SAMPLE, Moments
 from localllm.quant.opened import decoded
 from localllm.services.calibration_texts import chunks_of
+from localllm.services.finite import widened
 from localllm.services.folded import FoldedSource
 from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Sequential
+from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Rows, Sequential
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
@@ -184,7 +185,7 @@ class CalibratedMatrices(Originals):
         is_encoded = is_calibrated(job) and not job.makes_logits
         return decoded(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
-    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+    def met(self, weight: Weight, inputs: Inputs) -> Rows:
         """As of Matrices."""
         job = self.jobs[weight.name]
         if is_calibrated(job) and weight.name not in self._counted:
@@ -214,12 +215,12 @@ class CalibratedMatrices(Originals):
         return moments
 
     def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:
-        """Rows of a tensor, encoded if that has been done, float32."""
+        """Rows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._done:
-            return self.widened(tensor, first, end)
+            return widened(self._widener, tensor, first, end)
         rows = self._done.read(tensor.name, first * width, end * width).reshape(end - first, width)
-        return self._widener.widen(job.format, rows, tensor.shape[-1]).copy()
+        return self._widener.widen(job.format, rows, tensor.shape[-1])
 
 
 def is_calibrated(job: TensorJob) -> bool:

@@ -121,7 +121,7 @@ class PlanCheck:
 
     def _with(self, blocks: Mapping[str, MatrixBlocks]) -> float:
         matrices = Coarse(self._calibration.jobs, self._widener, blocks)
-        return divergence(self._base, self._calibration.logits(matrices, self._texts, self._threads))
+        return divergence(self._base, self._calibration.logits(matrices, self._texts, self._threads), self._threads)
 
 
 def held_back(calibration: Calibration) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ other than those that said what they meet.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from localllm.services.calibrate import LOGITS, Calibration, is_calibrated
 from localllm.services.folded import FoldedSource
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import QuantizeRequest, TensorJob, make_plan
-from localllm.services.sequential import FinishedError, Inputs
+from localllm.services.sequential import FinishedError, Inputs, Rows
 
 READ, TOKENS = 12, 256  # chunks, and tokens of each
 SAMPLE = 64  # rows of a matrix that tell
@@ -71,20 +72,19 @@ class FoldReader(NamedTuple):
         return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
 
 
-def scales_for(fold: Fold, readers: Sequence[FoldReader]) -> np.ndarray | None:
+def scales_for(fold: Fold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
     """The best of those that are tried, float32 [width]; None if none are better than ones."""
-    ones = np.ones(fold.width, np.float32)
-    least = GAIN * sum(reader.error(fold.read(ones)) for reader in readers)
-    best = None
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
-    for powers in product(MET, WEIGHED):
-        scales = usual(met, weighed, *powers)
-        error = sum(reader.error(fold.read(scales)) for reader in readers)
-        if error < least:
-            best, least = scales, error
-    return best
+    ones = np.ones(fold.width, np.float32)
+    tried = [usual(met, weighed, *powers) for powers in product(MET, WEIGHED)]
+    with ThreadPoolExecutor(threads) as pool:
+        alone, *errors = pool.map(
+            lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *tried]
+        )
+    best = int(np.argmin(errors))
+    return tried[best] if errors[best] < GAIN * alone else None
 
 
 def usual(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
@@ -109,15 +109,16 @@ class Watched(Originals):
         jobs: Mapping[str, TensorJob],
         widener: Widener,
         folds: Sequence[Fold],
+        threads: int,
         on_fold: Callable[[int, str], None],
     ):
         super().__init__(jobs, widener)
-        self.scales = dict[Fold, np.ndarray]()
+        self._threads, self.scales = threads, dict[Fold, np.ndarray]()
         self._folds = {name: fold for fold in folds for name in fold.multiplied}
         self._readers, self._met = dict[Fold, list[FoldReader]](), set[str]()
         self._on_fold = on_fold
 
-    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+    def met(self, weight: Weight, inputs: Inputs) -> Rows:
         """As of Matrices."""
         name, fold = weight.name, self._folds.get(weight.name)
         if fold and name not in self._met:
@@ -131,7 +132,7 @@ class Watched(Originals):
 
     def _measure(self, fold: Fold, name: str) -> None:
         readers = self._readers.pop(fold)
-        scales = scales_for(fold, readers) if readers else None
+        scales = scales_for(fold, readers, self._threads) if readers else None
         if scales is not None:
             self.scales[fold] = scales
         self._on_fold(len(self._met), name)
@@ -209,7 +210,7 @@ def measured(
 ) -> np.ndarray:
     """The scales of all folds, one behind the other, float32; ones where nothing gains. Raises ModelError."""
     total = sum(len(fold.multiplied) for fold in folds)
-    watched = Watched(calibration.jobs, widener, folds, lambda done, name: on_matrix(done, total, name))
+    watched = Watched(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:
         calibration.forward(watched, calibration.some(READ, TOKENS), threads)
     found = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]

@@ -1,7 +1,7 @@
 """A model's matrices as texts meet them (localllm.services.sequential): as they stand in the source."""
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from localllm.files.source import SourceTensor
 from localllm.kernels.widen import Widener
 from localllm.services.finite import widened
 from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import Inputs
+from localllm.services.sequential import Inputs, Rows
 
 AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
 
@@ -29,18 +29,17 @@ class Originals:
         tensor = self.jobs[weight.name].tensor
         return np.concatenate([self.widened(tensor, row, row + 1) for row in unique + weight.first_row])[places]
 
-    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+    def met(self, weight: Weight, inputs: Inputs) -> Rows:
         """As of Matrices."""
-        return self.taken(weight, lambda first, end: self.widened(self.jobs[weight.name].tensor, first, end))
+        return self.taken(weight, partial(widened, self._widener, self.jobs[weight.name].tensor))
 
-    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> Rows:
         """A weight by the rows of its tensor."""
-        tensor, (*stack, count, _) = self.jobs[weight.name].tensor, weight.shape
+        tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
             raise UnsupportedError(f"tensor {shown(tensor.name)}: experts in a tensor each cannot be calibrated")
         every, first = (1, *tensor.shape)[-2], weight.first_row
-        parts = [rows(n * every + first, n * every + first + count) for n in range(prod(stack))]
-        return np.concatenate(parts).reshape(weight.shape)
+        return Rows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
     def sampled(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
         """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import copy
@@ -227,9 +227,10 @@ def calibrated(
     return trouble
 
 
-def widener_of(plan: QuantizePlan, compiling: Progress | None) -> Widener:
-    """For the tensors of a plan, as they are and as they will be."""
-    return Widener({job.tensor.format for job in plan.jobs} | {job.format for job in plan.jobs}, compiling)
+def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
+    """For the tensors of a plan, as they are and as they will be, and may be: formats that are named."""
+    said = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
+    return Widener({job.tensor.format for job in plan.jobs} | said, compiling)
 
 
 def prefixed(error: ModelError, path: str) -> ModelError:

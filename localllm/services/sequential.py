@@ -9,18 +9,20 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.run import Span
-from localllm.kernels.reference import Reference
+from localllm.kernels.reference import Reference, with_bias
 from localllm.kernels.remembered import Remembered
 from localllm.services.last_reads import LastReads
 
 KEPT_AS = KVType.of("f16")  # keys and values
+AT_ONCE = 3 << 17  # weights that are made float32 and multiplied together: 1.5 MB
+TOGETHER = 512  # tokens of short texts
 
 
 class Parts(list[Any]):
@@ -37,8 +39,37 @@ class Matrices(Protocol):
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Rows of an embedding matrix, float32 [ids, columns]."""
 
-    def met(self, weight: Weight, inputs: "Inputs") -> np.ndarray:
-        """The matrix, or the stack of them, float32 in its shape; inputs: what it meets. Raises FinishedError."""
+    def met(self, weight: Weight, inputs: "Inputs") -> "Rows":
+        """The matrix, or the stack of them; inputs: what it meets. Raises FinishedError."""
+
+
+class Rows(NamedTuple):
+    """A matrix, or a stack of them, of which some rows at a time are made float32.
+
+    Attributes:
+        shape: [rows, columns], or with the number of matrices before.
+        of: rows of matrix n from one to another, float32 [rows, columns], good until this thread's next ones.
+    """
+
+    shape: tuple[int, ...]
+    of: Callable[[int, int, int], np.ndarray]
+
+    def places(self) -> Iterator[tuple[int, int, int]]:
+        """All of them, so many at a time that a core's cache holds them while they are multiplied."""
+        (stack, rows), step = (1, *self.shape)[-3:-1], max(AT_ONCE // self.shape[-1], 1)
+        return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
+
+    def whole(self, pool: ThreadPoolExecutor) -> np.ndarray:
+        """All in an array."""
+        out = np.empty(self.shape, np.float32)
+        by_matrix = out.reshape((-1, *self.shape[-2:]))
+
+        def put(place: tuple[int, int, int]) -> None:
+            n, first, end = place
+            by_matrix[n, first:end] = self.of(n, first, end)
+
+        list(pool.map(put, self.places()))
+        return out
 
 
 class Inputs:
@@ -140,7 +171,24 @@ class Sequential:
         return Parts(self._matrices.rows(weight, each) for each in ids)
 
     def linear(self, x: Parts, weight: Weight) -> Parts:
-        return self._product("linear", weight, Inputs(lambda n: iter(x), x), x, weight)
+        """Some rows of the matrix meet all texts before the next ones."""
+        met = self._matrices.met(weight, Inputs(lambda n: iter(x), x))
+        ended = self._read_last("linear", (x, weight), {})
+        lengths = [len(part) for part in x]
+        parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x
+        made = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
+
+        def multiply(place: tuple[int, int, int]) -> None:
+            n, first, end = place
+            rows = met.of(n, first, end)
+            for part, y in zip(parts, made, strict=True):
+                y[:, first:end] = part @ rows.T
+
+        list(self._pool.map(multiply, met.places()))
+        for each in ended:
+            each[:] = [None] * len(lengths)
+        whole = [with_bias(y, weight) for y in made]
+        return Parts(np.split(whole[0], np.cumsum(lengths)[:-1]) if len(whole) < len(lengths) else whole)
 
     def head_linear(self, x: Parts, weight: Weight) -> Parts:
         columns = weight.shape[-1]
@@ -156,7 +204,7 @@ class Sequential:
 
     def _product(self, verb: str, weight: Weight, inputs: Inputs, *given: Any) -> Parts:
         key = weight.name, weight.first_row
-        self._known[key] = self._matrices.met(weight, inputs)
+        self._known[key] = self._matrices.met(weight, inputs).whole(self._pool)
         try:
             return self._each(verb, *given)
         finally:

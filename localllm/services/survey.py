@@ -1,13 +1,14 @@
 """Measures what localllm.services.needs decides by: errors of each matrix in each format, and the harm that they do."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.files.source import row_count
+from localllm.files.source import SourceTensor, row_count
 from localllm.kernels.widen import Widener
 from localllm.quant.eight_bits import rounded
 from localllm.quant.feedback import Feedback, cost
@@ -18,7 +19,7 @@ from localllm.services.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.services.needs import Need, candidates, group_of
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Parts
+from localllm.services.sequential import FinishedError, Inputs, Parts, Rows
 
 SAMPLE = 96  # rows of a matrix that tell what its formats cost
 EXPERTS = 3  # of a stack, that stand for all
@@ -28,6 +29,7 @@ INPUTS = 512  # rows of what a matrix meets that tell what rounding them costs
 READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
 PROBES = 4
 
+T = TypeVar("T")
 OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
 
 
@@ -54,7 +56,7 @@ class Meeting(Originals):
         self._threads, self._on_matrix, self.seen = threads, on_matrix, set[str]()
         self._shared: Any = None
 
-    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+    def met(self, weight: Weight, inputs: Inputs) -> Rows:
         """As of Matrices."""
         job = self.jobs[weight.name]
         if weight.name not in self.seen and is_free(job):
@@ -74,7 +76,7 @@ class Meeting(Originals):
         if inputs.shared is None or inputs.shared is not self._shared:
             pieces = list(inputs.of(n))
             columns = pieces[0].shape[1]
-            seen, other = (mean_moments(pieces[half::2], columns) for half in (0, 1))
+            seen, other = self.each(lambda half: mean_moments(pieces[half::2], columns), (0, 1))
             if name == EMBEDDING:
                 count_themselves(seen)
                 count_themselves(other)
@@ -82,6 +84,11 @@ class Meeting(Originals):
             self._last = Feedback(seen, DAMPING, self._threads), other, met[:: max(1, len(met) // INPUTS)]
             self._shared = inputs.shared
         return self._last
+
+    def each(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
+        """What is made of each, on several threads."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(of, several))
 
     def encoded(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
         """All rows of a tensor."""
@@ -105,31 +112,38 @@ class Surveyed(Meeting):
 
     def look(self, job: TensorJob, inputs: Inputs) -> None:
         """As of Meeting."""
-        shape, tensor = job.tensor.shape, job.tensor
-        rows, columns = (1, *shape)[-2:]
-        count = row_count(shape) // rows
-        names = candidates(columns)
-        costs, whole = dict.fromkeys(names, 0.0), 0.0
-        of_inputs = dict.fromkeys((BY_NAME[name].block for name in names), 0.0)
-        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
-            feedback, moments, met = self.known(inputs, n, tensor.name)
-            some = self.sampled(tensor, n, SAMPLE)
-            whole += cost(some, moments)
-            for format in names:
-                costs[format] += cost(some - decoded(format, feedback.encode(format, some)), moments)
-            for block in of_inputs:
-                of_inputs[block] += rounding_cost(some, met, block)
-        whole = whole or 1.0
-        errors = {format: found / whole for format, found in costs.items()}
-        rounding = {block: found / whole for block, found in of_inputs.items()}
-        self.needs[tensor.name] = Need(tensor.name, prod(shape), errors, rounding)
+        tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
+        count, names = row_count(tensor.shape) // rows, candidates(columns)
+        some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
+        whole, errors, rounding = (
+            sum(found) for found in zip(*(self.costs(tensor, n, inputs) for n in some), strict=True)
+        )
+        blocks = blocks_of(names)
+        self.needs[tensor.name] = Need(
+            tensor.name,
+            prod(tensor.shape),
+            dict(zip(names, (errors / (whole or 1.0)).tolist(), strict=True)),
+            dict(zip(blocks, (rounding / (whole or 1.0)).tolist(), strict=True)),
+        )
         self.coarse[tensor.name] = self.encoded(job, inputs, next(name for name in COARSE if name in names))
+
+    def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> tuple[float, np.ndarray, np.ndarray]:
+        """Of matrix n: what it would cost to leave it out, float64 [formats], and [blocks] because of its inputs."""
+        feedback, moments, met = self.known(inputs, n, tensor.name)
+        weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
+
+        def of(format: str) -> float:
+            return cost(weights - decoded(format, feedback.encode(format, weights)), moments)
+
+        rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
+        return cost(weights, moments), np.array(self.each(of, names)), np.array(rounding)
 
 
 class Coarse(Originals):
     """Some matrices are coarse, all others as they are."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
+        """widener: for their formats, too."""
         super().__init__(jobs, widener)
         self._coarse = coarse
 
@@ -138,14 +152,20 @@ class Coarse(Originals):
         if weight.name not in self._coarse:
             return super().rows(weight, ids)
         format, blocks = self._coarse[weight.name]
-        return decoded(format, blocks[ids + weight.first_row])
+        return self._widener.widen(BY_NAME[format], blocks[ids + weight.first_row], weight.shape[-1]).copy()
 
-    def met(self, weight: Weight, inputs: Inputs) -> np.ndarray:
+    def met(self, weight: Weight, inputs: Inputs) -> Rows:
         """As of Matrices."""
         if weight.name not in self._coarse:
             return super().met(weight, inputs)
         format, blocks = self._coarse[weight.name]
-        return self.taken(weight, lambda first, end: decoded(format, blocks[first:end]))
+        columns = weight.shape[-1]
+        return self.taken(weight, lambda first, end: self._widener.widen(BY_NAME[format], blocks[first:end], columns))
+
+
+def blocks_of(formats: Sequence[str]) -> list[int]:
+    """How many weights share a scale in these formats."""
+    return sorted({BY_NAME[name].block for name in formats})
 
 
 def is_free(job: TensorJob) -> bool:
@@ -168,7 +188,8 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     for number, (name, group) in enumerate(groups.items()):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
         found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads)
-        harm = divergence(base, found) / max(sum(need.errors[coarse[need.name].format] for need in group), 1e-30)
+        error = sum(need.errors[coarse[need.name].format] for need in group)
+        harm = divergence(base, found, threads) / max(error, 1e-30)
         for need in group:
             need.harm = harm
             yield need
@@ -181,14 +202,15 @@ def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
     return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
-def divergence(base: Parts, other: Parts) -> float:
+def divergence(base: Parts, other: Parts, threads: int = 1) -> float:
     """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
-    sums, count = 0.0, 0
-    for one, another in zip(base, other, strict=True):
+
+    def of(one: np.ndarray, another: np.ndarray) -> float:
         p, q = log_softmax(one), log_softmax(another)
-        sums += float((np.exp(p) * (p - q)).sum(dtype=np.float64))
-        count += len(one)
-    return max(sums / count, 0.0)
+        return float((np.exp(p) * (p - q)).sum(dtype=np.float64))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return max(sum(pool.map(of, base, other)) / sum(map(len, base)), 0.0)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
