@@ -8,7 +8,7 @@ bytes.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -40,7 +40,7 @@ from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Rows, Sequential
+from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Past, Rows, Sequential, pasts
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
@@ -141,25 +141,34 @@ class Calibration:
         matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
-    def forward(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts | None:
+    def forward(
+        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: Past | None = None
+    ) -> Parts | None:
         """What the model makes of chunks, with such matrices: logits of all tokens, None if nobody wants them."""
-        weights, context = Weights(self._file.tensors), max(map(len, chunks))
-        last = LastReads()
-        forward = last.watching(self._model.forward)
-        said = recorded(self._file, forward, weights, self._hyperparameters, context)
-        builder = Sequential(chunks, read_again(said.operations), matrices, threads, last)
+        last, shared = self._said(chunks)
+        builder = Sequential(chunks, shared, matrices, threads, last, past)
         try:
-            return self._model.forward(builder, weights, self._hyperparameters)
+            return self._model.forward(builder, Weights(self._file.tensors), self._hyperparameters)
         except FinishedError:
             return None
         finally:
             builder.close()
 
-    def logits(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int) -> Parts:
+    def logits(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: Past | None = None) -> Parts:
         """The same with matrices that go on to the end."""
-        logits = self.forward(matrices, chunks, threads)
+        logits = self.forward(matrices, chunks, threads, past)
         assert logits is not None
         return logits
+
+    def pasts(self, chunks: Sequence[np.ndarray], groups: Sequence[Collection[str]]) -> tuple[Past, list[Past]]:
+        """See localllm.services.sequential.pasts."""
+        return pasts(*self._said(chunks), groups)
+
+    def _said(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[Any]]:
+        """Which verbs the model says, and the states whose keys and values more than one layer reads."""
+        last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
+        said = recorded(self._file, last.watching(self._model.forward), weights, self._hyperparameters, context)
+        return last, read_again(said.operations)
 
 
 def read_again(operations: Sequence[Operation]) -> set[Any]:

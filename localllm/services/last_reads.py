@@ -1,9 +1,10 @@
 """After which verbs of a model nobody reads an activation any more: what lets memory hold few of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from localllm.arch.weights import Weight
 from localllm.engine.record.operations import Activation
 
 WITHOUT = ("begin", "deepen", "enter", "ignore", "by_context")  # verbs that make nothing new
@@ -19,6 +20,7 @@ class LastReads:
     def __init__(self) -> None:
         self.verbs = list[str]()
         self._last = dict[Activation, tuple[int, Any]]()  # the number of what reads it last, and its place there
+        self._made, self._met = dict[Activation, list[int]](), dict[str, int]()  # by which verbs; weights, by the first
 
     def watching(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
         """An architecture's `forward` that is seen from here."""
@@ -38,8 +40,13 @@ class LastReads:
             for read in (x, getattr(x, "chosen", None)):  # of Scores
                 if isinstance(read, Activation):
                     self._last[read] = len(self.verbs), place if read is x else None
+            if isinstance(x, Weight):
+                self._met.setdefault(x.name, len(self.verbs))
         self.verbs.append(name)
-        return verb(*given, **named)
+        made = verb(*given, **named)
+        if isinstance(made, Activation):
+            self._made.setdefault(made, []).append(len(self.verbs) - 1)  # some give back what they are given
+        return made
 
     def places(self) -> list[set[Any]]:
         """Of each verb, the places (numbers or names) of what it reads and nobody afterwards."""
@@ -47,3 +54,12 @@ class LastReads:
         for number, place in self._last.values():
             found[number].add(place)
         return found
+
+    def first_with(self, names: Iterable[str]) -> int:
+        """The number of the first verb that one of these weights is given to."""
+        return min(self._met[name] for name in names)
+
+    def read_from(self, number: int) -> set[int]:
+        """The verbs before one whose activations are read there or afterwards."""
+        read = [activation for activation, (last, _) in self._last.items() if last >= number]
+        return {verb for activation in read for verb in self._made.get(activation, ()) if verb < number}

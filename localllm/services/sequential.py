@@ -5,9 +5,9 @@ matrix can become another one between what it meets and what it makes of that, a
 Any architecture will do.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,9 @@ TOGETHER = 512  # tokens of short texts
 
 class Parts(list[Any]):
     """An activation, or what else is one per text; Nones when nobody reads it any more."""
+
+
+SKIPPED = Parts([None])  # what nobody reads
 
 
 class FinishedError(Exception):
@@ -83,6 +86,31 @@ class Inputs:
         self.of, self.shared = of, shared
 
 
+@dataclass
+class Past:
+    """What verbs have made of texts, for those who read them again with other matrices in some places.
+
+    Attributes:
+        wanted: numbers of the verbs whose results are kept.  made: those.
+        first: number of the first verb that is computed; what ones before it have made is taken from `made`.
+    """
+
+    wanted: Container[int] = ()
+    made: dict[int, Parts] = field(default_factory=dict)
+    first: int = 0
+
+
+def pasts(last: LastReads, shared: Container[Any], groups: Sequence[Collection[str]]) -> tuple[Past, list[Past]]:
+    """One that a reading fills, and one for each group of matrices that change, by names, with what that has left.
+
+    Where verbs read keys and values that others have kept, all of them are computed again.
+    """
+    is_alone = not shared and "keep" not in last.verbs
+    starts = [last.first_with(names) if is_alone else 0 for names in groups]
+    filled = Past(set[int]().union(*map(last.read_from, starts)))
+    return filled, [Past((), filled.made, start) for start in starts]
+
+
 class Forgetful(Remembered):
     """Keeps of a sequence what a layer needs while it is computed, and keys and values that other layers share."""
 
@@ -111,14 +139,17 @@ class Sequential:
         matrices: Matrices,
         threads: int,
         last: LastReads | None = None,
+        past: Past | None = None,
     ):
         """texts: token ids, int [tokens]; shared: states whose keys and values several layers read.
 
-        last: of the same verbs; what nobody reads after them is given up. None: everything is kept.
+        last: of the same verbs; what nobody reads after them is given up. None: everything is kept. past: of the same
+        texts.
         """
         context = max(map(len, texts))
         self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
-        self._ended = iter(zip(last.verbs, last.places(), strict=True)) if last else None
+        self._last, self._places = last, last.places() if last else []
+        self._past, self._number = past or Past(), 0
         self._pool = ThreadPoolExecutor(threads)
         spans = [Span(Forgetful(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
         self._references = [Reference([span], self._known, context) for span in spans]
@@ -127,11 +158,23 @@ class Sequential:
         )
 
     def __getattr__(self, verb: str) -> Callable[..., Parts]:
-        return partial(self._each, verb)
+        return partial(self._say, verb)
 
-    def _each(self, verb: str, *given: Any, **named: Any) -> Parts:
-        """A verb for every text."""
-        ended = self._read_last(verb, given, named)
+    def _say(self, verb: str, *given: Any, **named: Any) -> Parts:
+        """A verb for every text, if it need not be what it was."""
+        number = self._number
+        self._number += 1
+        if number < self._past.first:
+            return Parts(self._past.made.get(number, SKIPPED))
+        ended = self._read_last(number, verb, given, named)
+        special = getattr(type(self), f"_{verb}", None)
+        made = special(self, ended, *given, **named) if special else self._each(ended, verb, *given, **named)
+        if number in self._past.wanted:
+            self._past.made[number] = Parts(made)
+        return made
+
+    def _each(self, ended: Sequence[Parts], verb: str, *given: Any, **named: Any) -> Parts:
+        """A verb for one text after the other; ended: what nobody reads after it."""
 
         def one(n: int) -> Any:
             mine = [part_of(x, n) for x in given]
@@ -142,11 +185,11 @@ class Sequential:
 
         return Parts(self._pool.map(one, range(len(self._references))))
 
-    def _read_last(self, verb: str, given: Sequence[Any], named: Mapping[str, Any]) -> list[Parts]:
-        """What is given to the next verb and nobody reads after it."""
-        if self._ended is None:
+    def _read_last(self, number: int, verb: str, given: Sequence[Any], named: Mapping[str, Any]) -> list[Parts]:
+        """What is given to a verb and nobody reads after it."""
+        if self._last is None:
             return []
-        said, places = next(self._ended)
+        said, places = self._last.verbs[number], self._places[number]
         assert said == verb, f"{verb} where {said} was recorded"
         return [x for place, x in (*enumerate(given), *named.items()) if place in places]
 
@@ -166,14 +209,12 @@ class Sequential:
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return self._references[0].by_context(short, long, original)
 
-    def embed(self, weight: Weight, ids: Parts) -> Parts:
-        self._read_last("embed", (), {})
+    def _embed(self, ended: Sequence[Parts], weight: Weight, ids: Parts) -> Parts:
         return Parts(self._matrices.rows(weight, each) for each in ids)
 
-    def linear(self, x: Parts, weight: Weight) -> Parts:
+    def _linear(self, ended: Sequence[Parts], x: Parts, weight: Weight) -> Parts:
         """Some rows of the matrix meet all texts before the next ones."""
         met = self._matrices.met(weight, Inputs(lambda n: iter(x), x))
-        ended = self._read_last("linear", (x, weight), {})
         lengths = [len(part) for part in x]
         parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x
         made = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
@@ -190,23 +231,23 @@ class Sequential:
         whole = [with_bias(y, weight) for y in made]
         return Parts(np.split(whole[0], np.cumsum(lengths)[:-1]) if len(whole) < len(lengths) else whole)
 
-    def head_linear(self, x: Parts, weight: Weight) -> Parts:
+    def _head_linear(self, ended: Sequence[Parts], x: Parts, weight: Weight) -> Parts:
         columns = weight.shape[-1]
         inputs = Inputs(lambda n: (part[:, n * columns : (n + 1) * columns] for part in x))
-        return self._product("head_linear", weight, inputs, x, weight)
+        return self._product(ended, "head_linear", weight, inputs, x, weight)
 
-    def expert_linear(self, x: Parts, weight: Weight, choice: Parts) -> Parts:
+    def _expert_linear(self, ended: Sequence[Parts], x: Parts, weight: Weight, choice: Parts) -> Parts:
         def of(n: int) -> Iterator[np.ndarray]:
             for part, chosen in zip(x, choice, strict=True):
                 yield part[chosen.experts.reshape(-1) == n]
 
-        return self._product("expert_linear", weight, Inputs(of), x, weight, choice)
+        return self._product(ended, "expert_linear", weight, Inputs(of), x, weight, choice)
 
-    def _product(self, verb: str, weight: Weight, inputs: Inputs, *given: Any) -> Parts:
+    def _product(self, ended: Sequence[Parts], verb: str, weight: Weight, inputs: Inputs, *given: Any) -> Parts:
         key = weight.name, weight.first_row
         self._known[key] = self._matrices.met(weight, inputs).whole(self._pool)
         try:
-            return self._each(verb, *given)
+            return self._each(ended, verb, *given)
         finally:
             del self._known[key]
 

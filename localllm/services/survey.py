@@ -181,13 +181,14 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     chunks = calibration.some(READ)
     calibration.forward(surveyed, chunks, threads)
     probes = [chunk[:TOKENS] for chunk in chunks[:: max(1, len(chunks) // PROBES)]]
-    base = calibration.logits(Originals(jobs, widener), probes, threads)
     groups: dict[str, list[Need]] = {}
     for need in surveyed.needs.values():
         groups.setdefault(group_of(need.name), []).append(need)
-    for number, (name, group) in enumerate(groups.items()):
+    filled, pasts = calibration.pasts(probes, [[need.name for need in group] for group in groups.values()])
+    base = calibration.logits(Originals(jobs, widener), probes, threads, filled)
+    for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
-        found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads)
+        found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads, past)
         error = sum(need.errors[coarse[need.name].format] for need in group)
         harm = divergence(base, found, threads) / max(error, 1e-30)
         for need in group:
