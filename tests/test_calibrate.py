@@ -48,7 +48,7 @@ from localllm.services.made_with import made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run, widener_of
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
-from localllm.services.sequential import Parts, Rows, Sequential
+from localllm.services.sequential import MatrixRows, Parts, Sequential
 from localllm.services.survey import READ, Coarse, MatrixBlocks, divergence, is_free, rounding_cost
 from localllm.text.tokenizer import Tokenizer
 
@@ -320,7 +320,7 @@ class AsTheyAre:
 
     def met(self, weight, inputs):
         matrices = dequantize(weight.tensor).reshape(-1, *weight.shape[-2:])
-        return Rows(weight.shape, lambda n, first, end: matrices[n, first:end])
+        return MatrixRows(weight.shape, lambda n, first, end: matrices[n, first:end])
 
 
 FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss", "lfm2", "qwen35", "granitemoe"]

@@ -14,7 +14,7 @@ from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import dequantize
 from localllm.services.calibrate import read_again
 from localllm.services.last_reads import LastReads
-from localllm.services.sequential import Rows, Sequential, pasts
+from localllm.services.sequential import MatrixRows, Sequential, pasts
 
 # Experts, recurrent layers, shared keys and values, latent ones, what the first layer makes for all others.
 FAMILIES = [
@@ -36,7 +36,7 @@ class Matrices:
         matrices = dequantize(weight.tensor).reshape(-1, *weight.shape[-2:]) * np.float32(
             1 + (weight.name == self.doubled)
         )
-        return Rows(weight.shape, lambda n, first, end: matrices[n, first:end])
+        return MatrixRows(weight.shape, lambda n, first, end: matrices[n, first:end])
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

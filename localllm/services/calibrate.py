@@ -40,13 +40,13 @@ from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Matrices, Parts, Past, Rows, Sequential, pasts
+from localllm.services.sequential import FinishedError, Inputs, Matrices, MatrixRows, Parts, Past, Sequential, pasts
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
 LOGITS = ("output.weight", EMBEDDING)  # what makes them
-VERSION = 4  # of what is done: part of the key of work to go on with
+VERSION = 5  # of what is done: part of the key of work to go on with
 
 
 def as_file(source: Source) -> GGUFFile:
@@ -194,7 +194,7 @@ class CalibratedMatrices(Originals):
         is_encoded = is_calibrated(job) and not job.makes_logits
         return decoded(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
-    def met(self, weight: Weight, inputs: Inputs) -> Rows:
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
         job = self.jobs[weight.name]
         if is_calibrated(job) and weight.name not in self._counted:
@@ -224,7 +224,7 @@ class CalibratedMatrices(Originals):
         return moments
 
     def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:
-        """Rows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
+        """MatrixRows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._done:
             return widened(self._widener, tensor, first, end)

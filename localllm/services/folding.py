@@ -36,7 +36,7 @@ from localllm.services.calibrate import LOGITS, Calibration, is_calibrated
 from localllm.services.folded import FoldedSource
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import QuantizeRequest, TensorJob, make_plan
-from localllm.services.sequential import FinishedError, Inputs, Rows
+from localllm.services.sequential import FinishedError, Inputs, MatrixRows
 
 READ, TOKENS = 12, 256  # chunks, and tokens of each
 SAMPLE = 64  # rows of a matrix that tell
@@ -118,7 +118,7 @@ class Watched(Originals):
         self._readers, self._met = dict[Fold, list[FoldReader]](), set[str]()
         self._on_fold = on_fold
 
-    def met(self, weight: Weight, inputs: Inputs) -> Rows:
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
         name, fold = weight.name, self._folds.get(weight.name)
         if fold and name not in self._met:

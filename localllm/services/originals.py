@@ -12,7 +12,7 @@ from localllm.files.source import SourceTensor
 from localllm.kernels.widen import Widener
 from localllm.services.finite import widened
 from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import Inputs, Rows
+from localllm.services.sequential import Inputs, MatrixRows
 
 AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
 
@@ -29,20 +29,20 @@ class Originals:
         tensor = self.jobs[weight.name].tensor
         return np.concatenate([self.widened(tensor, row, row + 1) for row in unique + weight.first_row])[places]
 
-    def met(self, weight: Weight, inputs: Inputs) -> Rows:
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
         return self.taken(weight, partial(widened, self._widener, self.jobs[weight.name].tensor))
 
-    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> Rows:
+    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
         """A weight by the rows of its tensor."""
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
             raise UnsupportedError(f"tensor {shown(tensor.name)}: experts in a tensor each cannot be calibrated")
         every, first = (1, *tensor.shape)[-2], weight.first_row
-        return Rows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
+        return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
     def sampled(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
-        """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
+        """MatrixRows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
         some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])

@@ -40,13 +40,13 @@ class Matrices(Protocol):
     """What the texts meet."""
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """Rows of an embedding matrix, float32 [ids, columns]."""
+        """MatrixRows of an embedding matrix, float32 [ids, columns]."""
 
-    def met(self, weight: Weight, inputs: "Inputs") -> "Rows":
+    def met(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
         """The matrix, or the stack of them; inputs: what it meets. Raises FinishedError."""
 
 
-class Rows(NamedTuple):
+class MatrixRows(NamedTuple):
     """A matrix, or a stack of them, of which some rows at a time are made float32.
 
     Attributes:

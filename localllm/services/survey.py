@@ -19,7 +19,7 @@ from localllm.services.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.services.needs import Need, candidates, group_of
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Parts, Rows
+from localllm.services.sequential import FinishedError, Inputs, MatrixRows, Parts
 
 SAMPLE = 96  # rows of a matrix that tell what its formats cost
 EXPERTS = 3  # of a stack, that stand for all
@@ -56,7 +56,7 @@ class Meeting(Originals):
         self._threads, self._on_matrix, self.seen = threads, on_matrix, set[str]()
         self._shared: Any = None
 
-    def met(self, weight: Weight, inputs: Inputs) -> Rows:
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
         job = self.jobs[weight.name]
         if weight.name not in self.seen and is_free(job):
@@ -115,20 +115,18 @@ class Surveyed(Meeting):
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
         count, names = row_count(tensor.shape) // rows, candidates(columns)
         some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
-        whole, errors, rounding = (
-            sum(found) for found in zip(*(self.costs(tensor, n, inputs) for n in some), strict=True)
-        )
-        blocks = blocks_of(names)
+        found, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), blocks_of(names)
+        _, *costs = (found / (found[0] or 1.0)).tolist()
         self.needs[tensor.name] = Need(
             tensor.name,
             prod(tensor.shape),
-            dict(zip(names, (errors / (whole or 1.0)).tolist(), strict=True)),
-            dict(zip(blocks, (rounding / (whole or 1.0)).tolist(), strict=True)),
+            dict(zip(names, costs[: len(names)], strict=True)),
+            dict(zip(blocks, costs[len(names) :], strict=True)),
         )
         self.coarse[tensor.name] = self.encoded(job, inputs, next(name for name in COARSE if name in names))
 
-    def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> tuple[float, np.ndarray, np.ndarray]:
-        """Of matrix n: what it would cost to leave it out, float64 [formats], and [blocks] because of its inputs."""
+    def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
+        """Of matrix n: what it would cost to leave it out, then in each format, then by the rounding of its inputs."""
         feedback, moments, met = self.known(inputs, n, tensor.name)
         weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 
@@ -136,7 +134,7 @@ class Surveyed(Meeting):
             return cost(weights - decoded(format, feedback.encode(format, weights)), moments)
 
         rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
-        return cost(weights, moments), np.array(self.each(of, names)), np.array(rounding)
+        return [cost(weights, moments), *self.each(of, names), *rounding]
 
 
 class Coarse(Originals):
@@ -154,7 +152,7 @@ class Coarse(Originals):
         format, blocks = self._coarse[weight.name]
         return self._widener.widen(BY_NAME[format], blocks[ids + weight.first_row], weight.shape[-1]).copy()
 
-    def met(self, weight: Weight, inputs: Inputs) -> Rows:
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
         if weight.name not in self._coarse:
             return super().met(weight, inputs)
