@@ -60,6 +60,16 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got - expected) ** 2).sum() / (expected**2).sum())
 
 
+def test_weights_that_go_to_the_card_are_told_byte_for_byte(card):
+    """From the first matrix to all of them: what the file has in blocks, once."""
+    told = list[tuple[int, int]]()
+    engine("cuda", "Q8_0", uploading=lambda done, total: told.append((done, total))).close()
+    matrices = {name: tensor for name, tensor in small("Q8_0").tensors.items() if len(tensor.shape) > 1}
+    sizes = sorted(tensor.nbytes for tensor in matrices.values())
+    steps = np.diff([0, *(done for done, _ in told)])
+    assert {total for _, total in told} == {told[-1][0]} and set(steps.tolist()) <= set(sizes) and (steps > 0).all()
+
+
 def test_sequences_go_their_own_ways_together(card):
     """Two prompts, a fork, a step of all three, and back: as on the CPU."""
     rows = {}

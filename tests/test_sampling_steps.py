@@ -222,6 +222,11 @@ def test_adaptive_p_prefers_what_is_at_the_target():
         assert np.argmax(steps.adaptive_p(everything(row), target).logits) == likeliest
 
 
+def test_adaptive_p_gives_nothing_to_what_is_impossible():
+    logits = steps.adaptive_p(everything(np.array([-math.inf, 0, 1], np.float32)), 0.3).logits
+    assert logits[0] == -math.inf and np.isfinite(logits[1:]).all()
+
+
 def test_biases():
     row = random_logits(50)
     sampler = Sampler(SamplingOptions(logit_bias={3: 50.0, 4: -math.inf}, temperature=0), 50)
