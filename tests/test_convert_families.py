@@ -695,6 +695,10 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("windows in other layers", "laguna", {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
     ("gating none", "laguna", {"gating": "none"}),
     ("num_attention_heads_per_layer", "laguna", {"num_attention_heads_per_layer": [4, 4]}),
+    *(
+        ("num_attention_heads_per_layer", "laguna", {"num_attention_heads_per_layer": [2, 4, 4, odd]})
+        for odd in (0, -4, True, 4.0, "4", 10**6)
+    ),
     ("moe_router_logit_softcapping 30", "laguna", {"moe_router_logit_softcapping": 30.0}),
     ("hybrid_layer_pattern should be", "mimo_v2_flash", {"hybrid_layer_pattern": [1, 1]}),
     ("swa_head_dim 32", "mimo_v2_flash", {"swa_head_dim": 32}),

@@ -20,7 +20,14 @@ from localllm.engine.record import observe
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, load_imatrix, read_imatrix, write_imatrix
+from localllm.files.imatrix_file import (
+    ImportanceMatrix,
+    Squares,
+    load_imatrix,
+    read_imatrix,
+    whole_number,
+    write_imatrix,
+)
 from localllm.files.text_file import read_text
 from localllm.services import imatrix
 from localllm.services.chunks import cut
@@ -476,3 +483,11 @@ def test_a_disk_that_refuses(monkeypatch, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(LocalllmError):
         write_imatrix(tmp_path / "out", ImportanceMatrix({"a": squares(1, 4)}))
+
+
+@pytest.mark.parametrize(
+    ("said", "read"), [(1, 1), (300, 300), (0, 512), (-3, 512), ("8", 512), (2.0, 512), (None, 512)]
+)
+def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
+    assert whole_number({"imatrix.chunk_size": said}, "imatrix.chunk_size", 512) == read
+    assert whole_number({}, "imatrix.chunk_size", 512) == 512

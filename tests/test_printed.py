@@ -366,6 +366,17 @@ def test_the_model_of_a_session(kept):
         chat_session.model_of("trip")
 
 
+def test_a_session_is_named_as_a_file_can_be(monkeypatch):
+    """A name that none can have is refused before it is asked where what is typed comes from."""
+    with pytest.raises(UsageError, match=r"\.\./trip"):
+        chat_session.session_name("../trip", False)
+    with pytest.raises(UsageError, match="leave one out"):
+        chat_session.session_name("trip", True)
+    with pytest.raises(UsageError, match="needs a terminal"):
+        chat_session.session_name("trip", False)
+    assert chat_session.session_name(None, False) is None
+
+
 @pytest.mark.parametrize(
     ("typed", "text", "asked"),
     [

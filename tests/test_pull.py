@@ -671,3 +671,10 @@ def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
     child.close()
     ((name, begun),) = there().items()
     assert child.exitstatus == 130 and name.endswith(".partial") and models[1].startswith(begun)
+
+
+def test_beginnings_of_a_file_are_no_other_ones(tmp_path: Path):
+    for name in ("a.gguf.01ab.partial", "b.gguf.01ab.partial", "a.gguf.txt", "a.gguf", "a.ggufx.01ab.partial"):
+        (tmp_path / name).touch()
+    assert partial_file.partials(tmp_path / "a.gguf") == [tmp_path / "a.gguf.01ab.partial"]
+    assert partial_file.partials(tmp_path / "none" / "a.gguf") == []

@@ -363,6 +363,7 @@ def test_no_step_hides_a_nan(options: dict, count: int):
         {"temperature": 10**400},
         {"temperature": 1j},
         {"mirostat": 3},
+        {"mirostat": 0.5},
         {"repeat_last_n": -2},
         {"dry_base": 0.5},
         {"dry_multiplier": -1},

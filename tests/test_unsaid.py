@@ -75,3 +75,11 @@ def test_tensors_that_a_file_need_not_have(tmp_path: Path, name: str):
     file, tokens = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), Golden.load(name).tokens[:READ]
     for lost, expected in UNSAID[name]["without"].items():
         np.testing.assert_allclose(last_logits(file, lost, tokens), expected, atol=NEAR, err_msg=lost)
+
+
+@pytest.mark.parametrize("tensor", ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm", "attn_norm", "ffn_norm"])
+def test_norms_that_jamba_needs(model_path, tensor: str):
+    file = GGUFFile.open(model_path("jamba"))
+    file.tensors = {name: each for name, each in file.tensors.items() if of_any_layer(name) != f"blk.{tensor}.weight"}
+    with pytest.raises(ModelError, match=tensor):
+        Engine(file, EngineOptions(1, 128, "f32", "reference"))
