@@ -20,7 +20,7 @@ from typing import Any
 
 import conversion  # llama.cpp's
 import gguf
-from record_checkpoints import AS_IT_IS, ROOT, WITH_MTP
+from record_checkpoints import AS_IT_IS, ROOT, WITH_MTP, written
 
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from checkpoint import spelled_out, write_family, write_json  # noqa: E402
@@ -47,15 +47,6 @@ def main() -> None:
             known[name] = found
         print(name, sum(map(len, found.values())), file=sys.stderr, flush=True)
     PATH.write_text(written({name: known[name] for name in models if name in known}), encoding="utf-8")
-
-
-def written(known: Mapping[str, Any]) -> str:
-    """As the file is: a line for each place."""
-    models = []
-    for name, places in known.items():
-        lines = (f"  {json.dumps(place)}: {json.dumps(cases)}" for place, cases in places.items())
-        models.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
-    return "{\n" + ",\n".join(models) + "\n}\n"
 
 
 def recorded(name: str, model: Mapping[str, Any]) -> dict[str, list[tuple[Any, Any]]]:

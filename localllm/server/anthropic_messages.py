@@ -239,12 +239,11 @@ def change_of(change: Change) -> dict[str, Any]:
 
 def content(block: Block) -> dict[str, Any]:
     """A block, as far as it is told."""
-    text = block.text
     if block.kind == THOUGHT:
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == CALL:
-        return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": given(text)}
-    return {"type": "text", "text": text}
+        return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": given(block.text)}
+    return {"type": "text", "text": block.text}
 
 
 def given(arguments: str) -> Any:

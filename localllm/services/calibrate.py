@@ -224,7 +224,7 @@ class CalibratedMatrices(Originals):
         return moments
 
     def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:
-        """MatrixRows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
+        """Rows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._done:
             return widened(self._widener, tensor, first, end)

@@ -42,7 +42,7 @@ class Originals:
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
     def sampled(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
-        """MatrixRows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
+        """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
         some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])

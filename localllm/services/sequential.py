@@ -40,7 +40,7 @@ class Matrices(Protocol):
     """What the texts meet."""
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """MatrixRows of an embedding matrix, float32 [ids, columns]."""
+        """Rows of an embedding matrix, float32 [ids, columns]."""
 
     def met(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
         """The matrix, or the stack of them; inputs: what it meets. Raises FinishedError."""
