@@ -12,6 +12,7 @@ from localllm.quant.opened import decoded
 DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # tried; the last one is no feedback
 SAMPLE = 64  # rows of a matrix that tell which one it is
 FAR = 4  # times the median: squares of inputs that count no more than that
+PANEL = 128  # columns whose moments a thread sums at a time
 KEEP = 2048  # columns up to which several of their squares are in memory at once, and kept for other matrices
 
 
@@ -31,8 +32,7 @@ class Moments:
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
         self.counts = [sum(map(len, some)) for some in both]
-        with ThreadPoolExecutor(min(threads, 2) if columns <= KEEP else 1) as pool:
-            self.halves = list(pool.map(lambda some: mean_moments(some, columns), both))
+        self.halves = [mean_moments(some, columns, threads) for some in both]
         if is_read:
             for moments in self.halves:
                 count_themselves(moments)
@@ -83,27 +83,41 @@ def count_themselves(moments: np.ndarray) -> None:
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 
-def mean_moments(pieces: Sequence[np.ndarray], columns: int) -> np.ndarray:
+def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
     """The mean of x x^T over all rows x, the far too large ones made smaller: float32 [columns, columns].
 
     A few tokens, the first one of a text above all, make some layers' inputs a thousand times as large as others (Sun
     et al. 2024, arXiv 2402.17762). A norm behind makes them small again, and they must not decide for all: squares
     count as FAR times the median one at most. Summed in float64. What is too large for a float32 is not finite.
     """
-    sums = np.zeros((columns, columns))
+    parts, count = squares_that_count(pieces), max(sum(map(len, pieces)), 1)
+    means = np.empty((columns, columns), np.float32)
+
+    def some(first: int) -> None:
+        mine, behind = slice(first, first + PANEL), slice(first, columns)
+        sums = np.zeros((len(range(columns)[mine]), columns - first))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for piece, part in zip(pieces, parts, strict=True):
+                sums += (piece[:, mine] if part is None else piece[:, mine] * part).T @ piece[:, behind]
+            means[mine, behind] = sums / count
+        means[behind, mine] = means[mine, behind].T
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(some, range(0, columns, PANEL)))
+    return means
+
+
+def squares_that_count(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Which part of the squares of each row, float32 [rows, 1]; None where it is all of all."""
     with np.errstate(over="ignore", invalid="ignore"):
-        for piece in limited(pieces):
-            sums += piece.T @ piece
-        sums /= max(sum(map(len, pieces)), 1)
-        return sums.astype(np.float32)
+        squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
+    most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
+    return [
+        (most / np.maximum(square, most))[:, None] if most > 0 and (square > most).any() else None for square in squares
+    ]
 
 
 def limited(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     """Rows, float32 [rows, columns] in each piece, none of which counts as more than FAR times the median one."""
-    squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
-    most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
-    for piece, square in zip(pieces, squares, strict=True):
-        if most > 0 and (square > most).any():
-            yield piece * np.sqrt(np.minimum(most / np.maximum(square, most), 1), dtype=np.float32)[:, None]
-        else:
-            yield piece
+    for piece, part in zip(pieces, squares_that_count(pieces), strict=True):
+        yield piece if part is None else piece * np.sqrt(part)

@@ -1,6 +1,8 @@
 """Quantizing with what matrices meet: error feedback, and calibration of a whole model."""
 
+import platform
 import re
+import subprocess
 import sys
 import tomllib
 import weakref
@@ -32,15 +34,15 @@ from localllm.kernels.remembered import Remembered
 from localllm.kernels.widen import Widener
 from localllm.quant.eight_bits import rounded
 from localllm.quant.encode import encode
-from localllm.quant.feedback import Feedback, cost, shrunk
+from localllm.quant.feedback import Feedback, cost, factor, shrunk
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import floats_at
-from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments
+from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments, squares_that_count
 from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
 from localllm.services import calibration_texts, corrected, folding, sequential
 from localllm.services.by_need import bits_of, fitting, size_of
-from localllm.services.calibrate import CalibratedMatrices, Calibration, read_again
+from localllm.services.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
 from localllm.services.corrected import as_done, held_back
 from localllm.services.last_reads import LastReads
@@ -138,15 +140,61 @@ def test_feedback_is_off_where_it_does_not_help():
     assert Moments(alike, 256).damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
 
 
-def test_a_few_inputs_do_not_decide_for_all():
+@pytest.mark.parametrize("columns", [1, 32, 255, 256, 257, 600])
+def test_a_matrix_is_factored_in_place(columns):
+    """The same for any number of threads."""
+    x = inputs(3 * columns, columns)
+    moments = (x.T.astype(float) @ x).astype("f4")
+    one, three = moments.copy(), moments.copy()
+    factor(one, 1)
+    factor(three, 3)
+    np.testing.assert_array_equal(one, three)
+    whole = np.linalg.cholesky(moments[::-1, ::-1].astype(float))[::-1, ::-1]
+    np.testing.assert_allclose(one, whole, atol=1e-4 * np.abs(whole).max())
+    assert not np.tril(one, -1).any()
+
+
+@pytest.mark.parametrize("columns", [32, 127, 128, 129, 300])
+def test_a_few_inputs_do_not_decide_for_all(columns):
     """Squares count as FAR times the median at most; a text without inputs is none."""
-    x = inputs(101, 32)
+    x = inputs(101, columns)
     x[7] *= 1e4
+    pieces = [x[:50], x[:0], x[50:]]
     squares = (x.astype(float) ** 2).sum(axis=1)
     fair = x * np.sqrt(np.minimum(1, FAR * np.median(squares) / squares))[:, None]
-    found = mean_moments([x[:50], x[:0], x[50:]], 32)
+    found = mean_moments(pieces, columns)
     np.testing.assert_allclose(found, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(found, mean_moments(pieces, columns, 3))
+    assert squares_that_count([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
+
+
+def test_without_inputs_there_are_no_moments():
+    x = inputs(101, 32)
     assert not mean_moments([x[:0]], 32).any() and not mean_moments([np.zeros_like(x)], 32).any()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="which keeps what was freed")
+def test_freed_activations_go_back_to_the_system():
+    program = """
+import platform
+import re
+from pathlib import Path
+from localllm.services.calibrate import LARGE
+from localllm.system.memory import give_back_from
+
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+give_back_from(LARGE)
+b"x" * 2 * LARGE  # what is freed once is large for glibc no more
+before, all = held(), []
+for n in range(8):
+    all += [b"x" * LARGE, b"x" * 100_000]  # in turn with what stays
+del all[::2]
+print(held() - before)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(said) < 4 * (LARGE >> 10)
 
 
 def test_without_inputs_all_columns_count_alike():

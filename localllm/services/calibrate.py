@@ -34,19 +34,20 @@ from localllm.quant.encode import encode
 from localllm.quant.moments import SAMPLE, Moments
 from localllm.quant.opened import decoded
 from localllm.services.calibration_texts import chunks_of
-from localllm.services.finite import widened
 from localllm.services.folded import FoldedSource
 from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import OnProgress, QuantizePlan, TensorJob
 from localllm.services.sequential import FinishedError, Inputs, Matrices, MatrixRows, Parts, Past, Sequential, pasts
+from localllm.system.memory import give_back_from
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
 LOGITS = ("output.weight", EMBEDDING)  # what makes them
-VERSION = 5  # of what is done: part of the key of work to go on with
+LARGE = 4 << 20  # bytes of an activation: of a model with 1.2b weights glibc would keep 1.7 GB of them between layers
+VERSION = 6  # of what is done: part of the key of work to go on with
 
 
 def as_file(source: Source) -> GGUFFile:
@@ -89,6 +90,7 @@ class Calibration:
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
         """Raises ModelError, UsageError."""
+        give_back_from(LARGE)
         self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = architecture(self._file)
         self.chunks = chunks_of(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
@@ -227,7 +229,7 @@ class CalibratedMatrices(Originals):
         """Rows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._done:
-            return widened(self._widener, tensor, first, end)
+            return self.read(tensor, first, end)
         rows = self._done.read(tensor.name, first * width, end * width).reshape(end - first, width)
         return self._widener.widen(job.format, rows, tensor.shape[-1])
 

@@ -31,7 +31,7 @@ class Originals:
 
     def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
-        return self.taken(weight, partial(widened, self._widener, self.jobs[weight.name].tensor))
+        return self.taken(weight, partial(self.read, self.jobs[weight.name].tensor))
 
     def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
         """A weight by the rows of its tensor."""
@@ -56,6 +56,12 @@ class Originals:
             end = min(first + step, (n + 1) * rows)
             yield self.widened(tensor, first, end)
             tensor.forget(first, end)
+
+    def read(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
+        """Rows, float32, good until this thread's next ones; the file's pages count as this process's no longer."""
+        rows = widened(self._widener, tensor, first, end)
+        tensor.forget(first, end)
+        return rows
 
     def widened(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
         return widened(self._widener, tensor, first, end).copy()

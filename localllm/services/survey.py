@@ -76,7 +76,7 @@ class Meeting(Originals):
         if inputs.shared is None or inputs.shared is not self._shared:
             pieces = list(inputs.of(n))
             columns = pieces[0].shape[1]
-            seen, other = self.each(lambda half: mean_moments(pieces[half::2], columns), (0, 1))
+            seen, other = (mean_moments(pieces[half::2], columns, self._threads) for half in (0, 1))
             if name == EMBEDDING:
                 count_themselves(seen)
                 count_themselves(other)

@@ -16,6 +16,7 @@ PAGE = mmap.PAGESIZE
 CONTROL_GROUP = "/sys/fs/cgroup/memory"
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: do not count it against the commit limit
 FIXED = 0x10  # MAP_FIXED: at this address, in the place of what is there
+MAPPED_FROM = -3  # glibc's M_MMAP_THRESHOLD
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
 SAMPLES = 64  # of a file, to see whether it is in memory
 # Windows: of VirtualAlloc, VirtualFree and VirtualProtect.
@@ -98,6 +99,15 @@ def virtual_free(address: int, size: int, kind: int) -> None:
 def kernel32() -> Any:
     """Windows' library."""
     return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+
+
+def give_back_from(size: int) -> None:
+    """From now on memory that is freed in pieces of `size` bytes or more goes back to the system at once.
+
+    glibc keeps pieces of up to 32 MB, for whoever asks for such ones next. Other C libraries do as they always do.
+    """
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(MAPPED_FROM, size)
 
 
 # ---- machine code
