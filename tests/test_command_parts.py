@@ -637,7 +637,10 @@ def test_titles_of_sessions():
 
 @pytest.mark.parametrize(
     ("text", "question"),
-    [("q4km", "did you mean Q4_K_M?"), ("IQ4-XS", "did you mean IQ4_XS?"), ("Q4_K_N", "did you mean"), ("model", "")],
-)
+    [
+        ("q4km", "did you mean Q4_K_M?"), ("IQ4-XS", "did you mean IQ4_XS?"), ("Q4_K_N", "did you mean Q"),
+        ("model", ""), ("q8" + "-" * 9 + "0", "did you mean Q8_0?"),
+    ],
+)  # fmt: skip
 def test_which_type_may_be_meant(text: str, question: str):
     assert meant_type(text).startswith(question) and bool(meant_type(text)) == bool(question)

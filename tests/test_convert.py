@@ -616,8 +616,12 @@ def test_special_tokens_by_text_and_by_number(tmp_path: Path):
 
 
 def test_more_ends_of_an_answer(tmp_path: Path):
-    metadata = metadata_with(tmp_path, generation_config={"eos_token_id": [2, 0, 7, 8, 9999, "x"]})
-    assert (metadata["eos_token_id"], metadata["eot_token_id"], metadata["eom_token_id"]) == (2, 7, 8)  # 0 by its text
+    metadata = metadata_with(tmp_path, generation_config={"eos_token_id": [2, 0, -1, 273, 7, "x", 272, 8, 9]})
+    assert (metadata["eos_token_id"], metadata["eot_token_id"], metadata["eom_token_id"]) == (
+        2,
+        7,
+        272,
+    )  # 0 by its text
 
 
 def test_added_tokens(tmp_path: Path):
@@ -625,6 +629,12 @@ def test_added_tokens(tmp_path: Path):
     metadata = metadata_with(tmp_path, tokenizer={"added_tokens": tokenizer()["added_tokens"] + added})
     assert metadata["tokens"][268:] == ["<tool>", "<|tool|>", "[PAD270]", "[PAD271]", "[PAD272]"]
     assert metadata["token_type"].tolist()[268:] == [4, 3, 5, 5, 5]
+
+
+@pytest.mark.parametrize("added", [None, []])
+def test_a_tokenizer_need_not_have_added_tokens(tmp_path: Path, added: list[Any] | None):
+    metadata = metadata_with(tmp_path, tokenizer={"added_tokens": added})
+    assert metadata["token_type"].tolist()[:3] == [1, 1, 1] and metadata["tokens"][0] == "<|endoftext|>"
 
 
 def test_chat_templates(tmp_path: Path):

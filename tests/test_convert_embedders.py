@@ -80,8 +80,9 @@ def test_modules_elsewhere_and_unknown_ones(tmp_path: Path):
     content = json.loads((folder / "modules.json").read_text())
     write_json(folder / "modules.json", [*content[:2], {"type": "a.WordWeights", "path": "5"}])
     assert "the module WordWeights of modules.json is left out" in open_folder(folder).warnings
-    write_json(folder / "modules.json", [*content[:1], {"type": "a.Pooling", "path": "x/../../1_Pooling"}])
-    assert "a module lies in another place" in refused(folder)
+    for place in ("x/../../1_Pooling", "..", f"{tmp_path}/model/1_Pooling"):
+        write_json(folder / "modules.json", [*content[:1], {"type": "a.Pooling", "path": place}])
+        assert f"modules.json: a module lies in another place, {place}" in refused(folder)
 
 
 @pytest.mark.parametrize("tied", [True, False])

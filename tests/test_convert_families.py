@@ -26,6 +26,7 @@ from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder, tokens
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
+from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.pretokenizer_name import pretokenizer_name
 from localllm.convert.tensors import as_float32
 from localllm.engine.options import EngineOptions
@@ -271,18 +272,26 @@ UNSAID = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+def understood(variant: str, **said: Any) -> CheckpointFacts | str:
+    """What is read from a variant's config.json with these changes (None: not said), or why it is refused."""
+    content = {name: value for name, value in (facts(variant)["config"] | said).items() if value is not None}
+    config = Config(content, Path("config.json"))
+    try:
+        family = family_of(config)
+        return family.read(config.of_text(family.defaults))
+    except ModelError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("variant", UNSAID)
-def test_what_a_config_need_not_say(tmp_path: Path, variant: str):
-    folder = written(tmp_path, variant)
+def test_what_a_config_need_not_say(variant: str):
     names = ["rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"]
-    unsaid = dict.fromkeys([*names, "rope_theta", "rope_parameters"])
-    edit_json(folder / "config.json", **unsaid)
-    metadata = {key.partition(".")[2]: value for key, value in open_folder(folder).metadata.items()}
+    h = understood(variant, **dict.fromkeys([*names, "rope_theta", "rope_parameters"]))
+    assert isinstance(h, CheckpointFacts)
     norms = [f"attention.layer_norm{kind}_epsilon" for kind in ("", "_rms")]
     epsilon, base = UNSAID[variant]
-    assert [metadata[name] for name in norms if name in metadata] == [epsilon]
-    assert metadata.get("rope.freq_base") == base
+    assert [h.metadata[name] for name in norms if name in h.metadata] == [epsilon]
+    assert h.metadata.get("rope.freq_base") == base
 
 
 @pytest.mark.parametrize(("said", "base"), [
@@ -339,20 +348,67 @@ def told_or_refused(folder: Path) -> object:
     return told(checkpoint.metadata), [(tensor.name, tensor.shape) for tensor in checkpoint.tensors]
 
 
-@pytest.mark.sampled("variant", "name")
-@pytest.mark.parametrize(
-    ("variant", "name", "value"),
-    [(variant, name, value) for variant, unsaid in ALSO_UNSAID.items() for name, value in unsaid.items()],
-)
-def test_what_is_unsaid_is_as_if_it_were_said(tmp_path: Path, variant: str, name: str, value: object):
-    """The same model comes of it, or the same refusal of what does not fit; and of another value another one."""
-    folder = written(tmp_path, variant)
-    results = []
-    for said in (None, value, 3 if not isinstance(value, bool) else not value):
-        edit_json(folder / "config.json", **{name: said})
-        results.append(told_or_refused(folder))
-    assert results[0] == results[1]
-    assert results[2] != results[1]
+@pytest.mark.parametrize("variant", ALSO_UNSAID)
+def test_what_is_unsaid_is_as_if_it_were_said(variant: str):
+    """The same is understood, or the same refusal of what does not fit; and another value is another thing."""
+    for name, value in ALSO_UNSAID[variant].items():
+        unsaid, said, other = (str(understood(variant, **{name: each})) for each in (None, value, another(value)))
+        assert unsaid == said != other, name
+
+
+def another(value: object) -> object:
+    return not value if isinstance(value, bool) else 3
+
+
+# Whose output matrix is the embedding, where nothing is said of it.
+TIED_UNSAID = {
+    *["gemma", "gemma2", "gemma3", "gemma3-vision", "smollm3", "starcoder2", "gpt2", "mamba", "gemma3-old"],
+    *["gemma3-vision-old", "ernie4_5", "bert", "bert-rank", "xlm-roberta", "xlm-roberta-rank", "modern-bert"],
+    *["modern-bert-rank", "nomic-bert", "gemma-embedding", "jina-bert", "jina-bert-code", "nomic-bert-moe"],
+    *["nomic-bert-old", "t5", "flan_t5", "mt5", "umt5", "t5encoder", "lfm2", "lfm2_as_said", "falcon", "falcon_new"],
+    *["cohere", "cohere_norms", "cohere2", "bloom", "mpt", "falcon_mamba", "ernie4_5_moe", "lfm2_moe", "gemma3n"],
+    *["gemma4", "gemma4_large", "gemma4_experts", "lfm2_vl", "cohere2_moe", "gpt_bigcode", "minicpm3", "youtu"],
+    *["minicpm", "paddleocr", "distilbert"],
+}  # fmt: skip
+
+
+def test_which_output_matrices_are_embeddings():
+    for variant in VARIANTS:
+        text = facts(variant)["config"].get("text_config")
+        without = {name: value for name, value in (text or {}).items() if name != "tie_word_embeddings"}
+        more = {"text_config": without} if text else {}
+        h = understood(variant, tie_word_embeddings=None, **more)
+        assert isinstance(h, CheckpointFacts) and h.tied is (variant in TIED_UNSAID), variant
+
+
+@pytest.mark.parametrize(("kind", "said", "tied", "scaled"), [
+    ("t5", None, True, True), ("t5", None, False, False), ("t5", True, False, True), ("t5", False, True, False),
+    (None, None, True, True), ("umt5", None, True, True), ("mt5", None, True, False), ("mt5", True, True, False),
+])  # fmt: skip
+def test_what_goes_into_t5s_output_matrix_may_be_scaled(kind: str | None, said: bool | None, tied: bool, scaled: bool):
+    h = understood("t5", model_type=kind, scale_decoder_outputs=said, tie_word_embeddings=tied)
+    assert isinstance(h, CheckpointFacts) and h.sizes["scaled"] is int(scaled)
+
+
+@pytest.mark.parametrize(("variant", "factor"), [("t5", 64**-0.5), ("mt5", 1.0)])
+def test_its_last_norm_is_scaled_instead(tmp_path: Path, variant: str, factor: float):
+    (norm,) = (
+        each for each in open_folder(written(tmp_path, variant)).tensors if each.name == "dec.output_norm.weight"
+    )
+    stored = random_tensor("decoder.final_layer_norm.weight", (64,))[1]
+    np.testing.assert_allclose(norm.rows(0, 1).view(np.float32)[0], stored * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("", ()), ("F32", (3,)), ("I64", (1, 3)), ("I64", ())])
+def test_constants_of_hashes_are_whole_numbers_in_a_row(tmp_path: Path, dtype: str, shape: tuple[int, ...]):
+    """Of Qwen 4's sequences of tokens."""
+    name = "model.layers.0.ple.ple_embedding.layer_multipliers"
+    shapes = shapes_of("qwen4_exp")
+    tensors = [(other, *random_tensor(other, tuple(its))) for other, its in shapes.items() if other != name]
+    folder = written(tmp_path, "qwen4_exp")
+    more = [(name, dtype, np.ones(shape))] if dtype else []
+    write_safetensors(folder / "model.safetensors", [*tensors, *more])
+    assert "there is no layer_multipliers of the sequences of tokens" in refused(folder)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee", "apertus", "llama4"])

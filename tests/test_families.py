@@ -343,9 +343,24 @@ def test_what_is_not_done_is_refused(golden, name, fields, problem):
     ("plm", {"attention.key_length": 16}, "4 heads of 16, 16 rotated"),
     ("plm", {"attention.head_count_kv": 2}, "4 heads of 40, 16 rotated"),
     ("qwen4exp", {"attention.indexer.key_length": 15}, "heads of 15 numbers, of which 16 turn"),
+    ("qwen4exp", {"attention.indexer.top_k": 130, "attention.compress_ratios": np.array([0, 0, 0, 65])},
+     "compress_ratios should be numbers from 0 to 64 that divide 130"),
+    ("qwen4exp", {"attention.indexer.top_k": 129, "attention.compress_ratios": np.array([0, 0, 0, 64])},
+     "that divide 129"),
+    ("glm5_next", {"hyper_connection.count": 17}, "17 streams, mixed by"),
+    ("glm5_next", {"hyper_connection.sinkhorn_iterations": 1001}, "mixed by 1001 steps, are not supported"),
 ])  # fmt: skip
 def test_sizes_that_do_not_go_together(golden, name, fields, problem):
     refused(golden(name), fields, problem)
+
+
+def test_the_largest_sizes_that_go_together(golden):
+    keys = {"attention__indexer__top_k": 128, "attention__compress_ratios": np.array([0, 0, 0, 64])}
+    blocks = architecture(change(golden("qwen4exp"), **keys))[1].blocks
+    assert (blocks.tokens, [*blocks.sizes]) == (128, [0, 0, 0, 64])
+    keys = {"hyper_connection__count": 16, "hyper_connection__sinkhorn_iterations": 1000}
+    streams = architecture(change(golden("glm5_next"), **keys))[1].streams
+    assert (streams.count, streams.iterations) == (16, 1000)
 
 
 def test_a_layer_without_a_feed_forward_network_does_nothing(golden):

@@ -3,6 +3,8 @@
 import resource
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from jinja2 import nodes
@@ -219,3 +221,128 @@ def test_joined_texts_are_measured_before_they_are_made(monkeypatch, separator, 
             limits.check_join(separator, items)
         with nullcontext() if fits else pytest.raises(LimitError, match="a value is over"):
             limits.check_method(separator, "join", (items,), {})
+
+
+SMALL = {"LENGTH": 40, "ITEMS": 6, "BITS": 16, "WIDTH": 9}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a test can reach."""
+    for module in (limits, sandbox):
+        for name, value in SMALL.items():
+            monkeypatch.setattr(module, name, value)
+
+
+LONG, MANY, LARGE = "a value is over 40 long", "a value has over 6 parts", "a number is over 16 bits long"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("source", "fits", "not_so", "problem"), [
+    ("{{ 'x' * N }}", 40, 41, LONG), ("{{ N * 'x' }}", 40, 41, LONG), ("{{ ('x' * (N - 1)) ~ 'y' }}", 40, 41, LONG),
+    ("{{ ('x' * (N - 1)) + 'y' }}", 40, 41, LONG), ("{{ ['x'] * N }}", 6, 7, MANY), ("{{ ['x'] * N }}", 6, 41, LONG),
+    ("{{ 2 ** N }}", 8, 9, LARGE), ("{{ (-2) ** N }}", 8, 9, LARGE), ("{{ 255 * N }}", 255, 256, LARGE),
+    ("{{ 1 + N }}", 65534, 65535, LARGE), ("{{ [-N] | join }}", 65535, 65536, None), ("{{ N + 1 }}", 9, 99999, LARGE),
+    ("{{ 'x' | indent(N) }}", 9, 10, "a number for the filter indent is over 9"),
+    ("{{ 'x' | indent(-N) }}", 9, 10, "a number for the filter indent is over 9"),
+    ("{{ 'x' | indent(width=N) }}", 9, 10, "a number for the filter indent is over 9"),
+    ("{{ ('\n' * (N - 1)) | indent }}", 10, 11, LONG), ("{{ ('\n' * (N - 1)) | indent('12345') }}", 8, 9, LONG),
+    ("{{ [[1] * (N - 1), 2] }}", 5, 6, MANY), ("{{ dict.fromkeys(range(N)) | length }}", 6, 7, MANY),
+    ("{{ dict.fromkeys(range(N)).values() }}", 6, 7, MANY), ("{{ ('x',) * N }}", 6, 7, MANY),
+    ("{{ [[], 'y' * N] | string | length }}", 32, 33, LONG), ("{{ [[], 'y' * N] | length }}", 40, 41, LONG),
+    ("{{ {'y' * N: 1} | length }}", 40, 41, LONG), ("{{ {1: 'y' * N} | length }}", 40, 41, LONG),
+    ("{{ range(N) | list }}", 6, 7, MANY), ("{{ range(N) | sum }}", 6, 7, MANY), ("{{ ('x' * N) | list }}", 6, 7, MANY),
+    ("{{ ('x' * N) | title }}", 6, 7, MANY), ("{{ ('x' * N) | sort }}", 6, 7, MANY),
+    ("{{ 'x'.ljust(N) }}", 9, 10, "a width is over 9"), ("{{ 'x'.rjust(N) }}", 9, 10, "a width is over 9"),
+    ("{{ 'x'.zfill(N) }}", 9, 10, "a width is over 9"),
+    ("{{ ('a' * 10).replace('a', 'b' * N) }}", 4, 5, LONG), ("{{ ('a' * 10) | replace('a', 'b' * N) }}", 4, 5, LONG),
+    ("{{ ('a' * 39 ~ 'b').replace('b', 'c' * N) }}", 1, 2, LONG),
+    ("{{ '%s|%s' % ('x' * N, 1) }}", 17, 18, LONG), ("{{ '%s|%s' | format('x' * N, 1) }}", 17, 18, LONG),
+    ("{{ '{}|{}'.format('x' * N, 1) }}", 17, 18, LONG), ("{{ '{a}|{a}'.format(a='x' * N) }}", 16, 17, LONG),
+    ("{{ '%(a)s' % {'a': 'x' * N} }}", 35, 36, LONG), ("{{ '%s' % ('x' * N) }}", 38, 39, LONG),
+    ("{{ strftime_now('x' * N) | length }}", 9, 10, "a layout of a time is over 9 characters"),
+    ("{{ [1] | tojson(separators=(':' * 8, ',' * N)) }}", 8, 9, "separators are over 16 characters"),
+    ("{{ ('é' * N) | tojson(ensure_ascii=true) }}", 4, 5, "a text to write in ASCII is over 6 long"),
+])  # fmt: skip
+def test_the_last_that_fits_and_the_first_that_does_not(source: str, fits: int, not_so: int, problem: str | None):
+    render_template(compile_template(source.replace("N", str(fits))), {})
+    with nullcontext() if problem is None else pytest.raises(LimitError, match=f"^{problem}$"):
+        render_template(compile_template(source.replace("N", str(not_so))), {})
+
+
+@pytest.mark.parametrize(("source", "problem"), [
+    ("{{ 'x' | center(3) }}", "the filter center is not supported in templates"),
+    ("{{ 'x'.encode() }}", "str.encode is not supported in templates"),
+    ("{{ (1.5).is_integer() }}", "float.is_integer is not supported in templates"),
+    ("{{ (5).bit_length() }}", "int.bit_length is not supported in templates"),
+    ("{{ [[1]] | sum(start=[]) }}", "sums of lists are not supported in templates"),
+    ("{{ '{0.x}'.format(1) }}", "parts of values in a format are not supported in templates"),
+    ("{{ '{0[0]}' | format(1) }}", "parts of values in a format are not supported in templates"),
+    ("{{ '%1000d' % 1 }}", "a width is over 999"), ("{{ '%-*d' % (3, 1) }}", "a width is over 999"),
+    ("{{ '{:1000}'.format(1) }}", "a width is over 999"), ("{{ '{:{}}'.format(1, 2) }}", "a width is over 999"),
+    ("{% for x in [1] %}{{ [loop] }}{% endfor %}", "a loop cannot be kept in a list"),
+    ("{{ [1] | tojson(indent=17) }}", "an indentation is over 16"),
+    ("{{ [1] | tojson(indent=' ' * 17) }}", "an indentation is over 16"),
+    ("{{ '%999d%%' % 1 }}{{ '{:.1f}{:999}'.format(1, 2) }}{{ [1] | tojson(indent=16) }}{{ [[1], [2]] | map('sum') }}",
+     None),
+])  # fmt: skip
+def test_what_is_not_there(source: str, problem: str | None):
+    with nullcontext() if problem is None else pytest.raises(LimitError, match=f"^{problem}$"):
+        render_template(compile_template(source), {})
+
+
+@pytest.mark.parametrize(("text", "name", "arguments", "fits"), [
+    ("a a a a a a a", "split", (" ",), True), ("a a a a a a a a", "split", (" ",), False),
+    ("x" * 13, "split", (), True), ("x" * 14, "split", (), False), ("x" * 14, "rsplit", ("y",), True),
+    ("x" * 14, "splitlines", (), False), ("x" * 14, "split", (None, 1), False), ("x" * 14, "split", ("",), False),
+    ("x" * 14, "strip", (), True),
+])  # fmt: skip
+@pytest.mark.usefixtures("small")
+def test_parts_of_a_text_are_counted_before_they_are_made(text: str, name: str, arguments: Any, fits: bool):
+    with nullcontext() if fits else pytest.raises(LimitError, match=MANY):
+        limits.check_method(text, name, arguments, {})
+
+
+@pytest.mark.parametrize(("value", "indent", "length"), [
+    ([], 3, 3), ([1, 2], 2, 6), ([[1, 2], 3], 2, 6 + 2 * 2 * 3), ({"a": [1], "b": (2,)}, 1, 3 + 2 * (2 + 2)),
+    ([[[]]], 1, 2 + 4 + 3),
+])  # fmt: skip
+def test_indented_parts_are_measured_before_they_are_written(monkeypatch, value, indent: int, length: int):
+    for limit, fits in ((length, True), (length - 1, False)):
+        monkeypatch.setattr(limits, "LENGTH", limit)
+        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over"):
+            limits.check_indented(value, indent)
+
+
+def test_an_end_by_the_clock_and_by_what_is_made(monkeypatch: pytest.MonkeyPatch):
+    now = [5.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(thread_time=lambda: now[0]))
+    limits.begin()
+    now[0] = 7.0
+    limits.tick(200_000_000)
+    limits.tick(56_000_000)
+    with pytest.raises(LimitError, match=r"^it made texts of over 256000000 bytes$"):
+        limits.tick(1)
+    limits.begin()
+    now[0] = 9.01
+    with pytest.raises(LimitError, match=r"^it ran for over 2 seconds$"):
+        limits.tick()
+    limits.begin()
+    for made, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
+        before = limits._rendering.made
+        kept = limits.limited(made)
+        assert [*kept] and limits._rendering.made - before == size
+
+
+@pytest.mark.parametrize(("source", "ticks"), [
+    ("{% for i in range(5) if i < 0 %}{% endfor %}", [0] * 5),
+    ("{% for i in range(2) %}ab{{ 'c' }}{% endfor %}", [3, 0, 3, 0]),
+    ("{% macro f() %}abc{{ 'de' }}{% endmacro %}{{ f() }}{{ f() }}", [5, 0, 5] * 2),
+    ("{{ x | select('odd') | list }}", [0, 0, 0, 0, 3]), ("{{ x | upper }}", [0, 6]), ("{{ x }}", [6]),
+])  # fmt: skip
+def test_what_counts_as_a_turn(monkeypatch: pytest.MonkeyPatch, source: str, ticks: list[int]):
+    """Also what is looked at and left out; and of what is written, how long it is."""
+    template, counted = compile_template(source), []
+    monkeypatch.setattr(sandbox, "tick", lambda made=0: counted.append(made))
+    render_template(template, {"x": [1, 2]})
+    assert counted == ticks
