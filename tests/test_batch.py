@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.reading import Stretches, most_between_steps, piece, shareable
+from localllm.generation.reading import Stretch, Stretches, most_between_steps, piece, shareable
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
@@ -330,6 +331,22 @@ def test_images_are_not_cut():
     assert piece(410, stretches.at(410), 512) == 512
     other = Stretches(prompt[:410], Runs())
     assert [shareable(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
+
+
+@pytest.mark.parametrize("precise", [True, False])
+def test_how_much_of_a_stretch_is_read(precise: bool):
+    """All of it where there is room; else to a place where the next piece comes to the same bits."""
+    for place, end, room in product((0, 16, 70, 128), (200, 300, 512), range(0, 520, 3)):
+        left, step = end - place, 16 if precise else PAGE
+        count = piece(place, Stretch(0, end, precise), room)
+        assert 0 <= count <= min(room, left) and (count == left) == (left <= room)
+        if 0 < count < left:
+            assert (place + count) % step == 0 and (precise or left - count >= PAGE)
+            more = place + count + step
+            assert more > place + room or (not precise and more > end - PAGE), "as much as there is room for"
+    assert piece(0, Stretch(0, 200, precise), 64) == 64 and piece(0, Stretch(0, 200, precise), 200) == 200
+    assert piece(0, Stretch(0, 200, precise), 199) == (192 if precise else 128)
+    assert piece(70, Stretch(0, 200, precise), 9) == 0 and piece(71, Stretch(0, 200, precise), 9) == 9 * precise
 
 
 def test_larger_models_read_less_between_steps():

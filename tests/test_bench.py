@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import weakref
+from contextlib import closing
 from itertools import count
 from math import prod
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,12 +28,13 @@ from localllm.arch.weights import Weights
 from localllm.cli.bench import Numbers, cells
 from localllm.engine.cpu import bandwidth
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.reference import Reference
 from localllm.kernels.remembered import Remembered
-from localllm.services import bench
+from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan
 from localllm.services.costs import MatrixCosts
 
@@ -201,6 +205,74 @@ def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
     assert costs.weight_bytes == builder.weight_bytes
     assert costs.per_logits == prod(tensors["token_embd.weight"].shape)
+
+
+# Models that make vectors.
+
+
+@pytest.mark.parametrize(
+    ("ahead", "fills", "no_text"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_which_models_make_no_text(ahead: bool, fills: bool, no_text: bool, monkeypatch):
+    closed: list[bool] = []
+    file = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
+    read = SimpleNamespace(looks_ahead=ahead, fills=fills)
+    monkeypatch.setattr(bench_texts, "architecture", lambda given: (None, read) if given is file else None)
+    assert bench_texts.makes_no_text("x") is no_text and closed == [True]
+
+
+class FakeReader:
+    """Reads a text of n tokens in n milliseconds the first time that it is timed, in twice as many the next time.
+
+    Attributes:
+        heard: what it was made with.  events: what is asked of it.
+    """
+
+    context, vocab_size = 64, 50
+    heard: ClassVar[list[Any]] = []
+
+    def __init__(self, *told: Any):
+        self.events, self.now, self.slow = list[Any](), 0.0, 1
+        self.heard[:] = [*told, self]
+
+    def prepare_all(self) -> None:
+        self.events.append("prepared")
+
+    def read(self, texts: list[np.ndarray]) -> None:
+        assert all(text.min() >= 0 and text.max() < 50 for text in texts)
+        self.events.append((len(texts), len(texts[0])))
+        self.now += sum(map(len, texts)) / 1000 * self.slow
+        self.slow = 1 if self.slow == 2 else 2
+
+    def close(self) -> None:
+        self.events.append("closed")
+
+
+def test_texts_of_each_length_are_timed(monkeypatch):
+    """8192 tokens at a time, after some that are not timed; of long texts one, no longer than the model reads."""
+    h, told = SimpleNamespace(pooling="mean"), []
+    monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: path))
+    monkeypatch.setattr(bench_texts, "architecture", lambda file: (None, h))
+    monkeypatch.setattr(bench_texts, "TextReader", FakeReader)
+    monkeypatch.setattr(bench_texts, "perf_counter", lambda: FakeReader.heard[-1].now)
+    found = bench_texts.measured("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
+    *made, reader = FakeReader.heard
+    assert made == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
+    assert told == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
+    assert reader.events == [
+        "prepared", (8, 16), (512, 16), (512, 16), (8, 64), (128, 64), (128, 64), (8, 3), (2730, 3), (2730, 3), "closed"
+    ]  # fmt: skip
+    assert [(one["length"], one["texts"]) for one in found] == [(16, 512), (64, 128), (3, 2730)]
+    speeds = [[500, 1000], [1000, 500], [500, 1000]]
+    for one, both in zip(found, speeds, strict=True):
+        assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
+        assert one["texts_per_second"] == pytest.approx(750 / one["length"])
+    monkeypatch.setattr(FakeReader, "context", 10_000)
+    (found,) = bench_texts.measured("m", [10_000], None, 0, told.append)
+    assert (found["texts"], found["deviation"], found["length"]) == (1, 0.0, 10_000)
+    assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
+    assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]
 
 
 # The memory.

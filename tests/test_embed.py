@@ -19,12 +19,14 @@ from localllm.cli import embed as embed_command
 from localllm.cli import vector_output
 from localllm.cli.terminal import ProgressLine
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
+from localllm.generation import reranking
 from localllm.generation.embedding import Embedder, joined, normalized
 from localllm.generation.pair_embedding import PairEmbedder
 from localllm.generation.reranking import Reranker
 from localllm.generation.roles import prompt_of
 from localllm.quant.cache import cache_folder
 from localllm.services import embed as embed_service
+from localllm.services import rerank as rerank_service
 from localllm.services.records import Record
 
 
@@ -193,6 +195,119 @@ def test_who_is_closed_ends_the_threads(kind):
     made.reader = SimpleNamespace(close=lambda: ended.append(True))
     made.close()
     assert ended
+
+
+class Letters:
+    """A tokenizer whose tokens are letters; those of a text that may have control tokens are marked.
+
+    Attributes:
+        bos_id, eos_id: tokens, or none.  marks_pairs: whether the second text of a pair is of another kind.
+    """
+
+    warning = None
+
+    def __init__(self, bos_id: str | None = "[", eos_id: str | None = "]", marks_pairs: bool = False):
+        self.bos_id, self.eos_id, self.marks_pairs = bos_id, eos_id, marks_pairs
+
+    def encode(self, text: str, special: bool = False) -> list[str]:
+        return [letter + "!" * special for letter in text]
+
+
+def scoring(
+    monkeypatch, tokenizer: Letters, decodes: bool = False, labels: object = None, context: int = 40
+) -> Reranker:
+    """A reranker whose reader hears what it is to read and scores by lengths; `heard` has that."""
+    reader = SimpleNamespace(context=context, warning="careful", heard=[])
+    reader.hyperparameters = SimpleNamespace(arch="x", looks_ahead=not decodes)
+    reader.read = lambda *told: reader.heard.append(told) or np.array([[len(ids)] for ids in told[0]], np.float32)
+    monkeypatch.setattr("localllm.engine.texts.TextReader", lambda file, pooling, options: reader)
+    monkeypatch.setattr(reranking, "require_reranker", lambda file: None)
+    metadata = {} if labels is None else {"x.classifier.output_labels": labels}
+    return Reranker(SimpleNamespace(path="/r.gguf", metadata=metadata), tokenizer, None)
+
+
+ASKED = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: why?\n<Document>: ",
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+
+
+def test_what_a_decoder_is_asked(monkeypatch):
+    """To the letter as on the model's page; what the user says has no control tokens."""
+    ranker = scoring(monkeypatch, Letters(), decodes=True, context=10_000)
+    assert list(ranker.rerank("why?", ["so", "<|im_end|>"])) == [len(ids) for ids in ranker.reader.heard[0][0]]
+    for ids, text in zip(ranker.reader.heard[0][0], ("so", "<|im_end|>"), strict=True):
+        assert ids == [*(f"{letter}!" for letter in ASKED[0]), *ASKED[1], *text, *(f"{letter}!" for letter in ASKED[2])]
+    assert ranker.reader.heard[0][1:] == (None, None) and ranker.tokens == sum(map(len, ranker.reader.heard[0][0]))
+    ranker.reader.context = ranker.context = (around := len("".join(ASKED))) + 16
+    assert len(ranker.rerank("why?", ["x" * 16])) == 1 and ranker.reader.heard[-1][0][0][-len(ASKED[2]) - 1] == "x"
+    told = f"text 1 has {around + 17} tokens with its query, the model reads {around + 16}: --overflow cut reads"
+    with pytest.raises(ContextError, match=told):
+        ranker.rerank("why?", ["x" * 17])
+    ranker.rerank("why?", ["x" * 17], cut=True)
+    assert len(ranker.reader.heard[-1][0][0]) == around + 16
+    with pytest.raises(UsageError, match=rf"the query has {around + 1} tokens with what stands around it, the model"):
+        ranker.rerank("why?!", ["x"], cut=True)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pair", "seconds"),
+    [
+        (Letters(marks_pairs=True), "[why]text]", [5]), (Letters(), "[why]]text]", None),
+        (Letters(bos_id=None), "why]]text]", None), (Letters(eos_id=None), "[whytext", None),
+    ],
+)  # fmt: skip
+def test_how_a_pair_is_written(monkeypatch, tokenizer: Letters, pair: str, seconds: list[int] | None):
+    """With one end between the texts for WordPiece's, two for others; where the second text begins is told."""
+    ranker = scoring(monkeypatch, tokenizer)
+    assert list(ranker.rerank("why", ["text"], progress=print)) == [len(pair)]
+    assert ["".join(ids) for ids in ranker.reader.heard[0][0]] == [pair]
+    assert ranker.reader.heard[0][1:] == (seconds, print)
+    around = len(pair) - 4
+    ranker.rerank("why", ["x" * (40 - around)])
+    with pytest.raises(ContextError, match="text 2 has 41 tokens with its query, the model reads 40"):
+        ranker.rerank("why", ["x", "x" * (41 - around)])
+    assert ranker.tokens == len(pair) + 40 and len(ranker.reader.heard) == 2
+    ranker.rerank("w" * (24 - around + 3), ["x" * 50], cut=True)  # 16 tokens of a text are left
+    assert len(ranker.reader.heard[-1][0][0]) == 40
+    with pytest.raises(UsageError, match="the query has 25 tokens with what stands around it, the model reads 40"):
+        ranker.rerank("w" * (25 - around + 3), ["x"])
+    short = scoring(monkeypatch, tokenizer, context=20)
+    short.rerank("w" * (10 - around + 3), ["x" * 10])
+    with pytest.raises(UsageError, match="the query has 11 tokens"):  # half of what is read
+        short.rerank("w" * (11 - around + 3), ["x"])
+
+
+def test_which_number_of_a_head_counts(monkeypatch):
+    rows = np.array([[1, 3], [90, -90], [-90, 90], [2, 2]], np.float32)
+    yes_first, no_first = (scoring(monkeypatch, Letters(), labels=labels) for labels in (["yes", "no"], ["no", "yes"]))
+    likely = [1 / (1 + np.exp(2)), 1, 0, 0.5]
+    np.testing.assert_allclose(yes_first._relevance(rows), likely, atol=1e-6)
+    np.testing.assert_allclose(no_first._relevance(rows), 1 - np.array(likely), atol=1e-6)
+    assert yes_first._relevance(rows).dtype == np.float32 and yes_first.warnings == ["careful"]
+    assert list(scoring(monkeypatch, Letters())._relevance(rows[:, 1:])) == [3, -90, 90, 2]
+    for labels, columns in ((None, 2), ("yes no", 2), (["yes", "maybe"], 2), (["yes", "no", "maybe"], 3)):
+        ranker = scoring(monkeypatch, Letters(), labels=labels)
+        assert ranker.labels == (labels if isinstance(labels, list) else [])
+        with pytest.raises(ModelError, match=f"^/r.gguf: a head of {columns} classes, none of which is relevance$"):
+            ranker._relevance(np.ones((2, columns), np.float32))
+
+
+def test_a_reranker_is_closed_whatever_happens(monkeypatch):
+    """It gets the file, its tokenizer and the options."""
+    events: list[object] = []
+    file = SimpleNamespace(metadata={"a": 1})
+    monkeypatch.setattr(rerank_service, "GGUFFile", SimpleNamespace(open=lambda path: events.append(path) or file))
+    monkeypatch.setattr(rerank_service, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata: [metadata]))
+    made = SimpleNamespace(close=lambda: events.append("closed"))
+    monkeypatch.setattr(rerank_service, "Reranker", lambda *told: events.append(told) or made)
+    with pytest.raises(KeyError), rerank_service.reranker("x.gguf", "options") as opened:
+        assert opened is made and events == ["x.gguf", (file, [{"a": 1}], "options")]
+        raise KeyError
+    assert events[2:] == ["closed"]
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
