@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files import gguf_file
+from localllm.files import gguf_file, gguf_header
 from localllm.files.gguf_file import GGUFFile
 
 F32, Q8_0 = 0, 8  # formats
@@ -287,6 +287,157 @@ def test_refuses(tmp_path, case):
     path.write_bytes(content)
     message = refusal(path)
     assert message.startswith(f"{path}: ") and expected in message
+
+
+def nested(depth: int) -> bytes:
+    """Arrays in arrays: so many, with numbers in the innermost."""
+    return array(ARRAY, 1) * (depth - 1) + array(U8, 0)
+
+
+def of_strings(name: str, *lengths: int) -> bytes:
+    return key(name, ARRAY, array(STRING, len(lengths), b"".join(text("x" * length) for length in lengths)))
+
+
+def of_arrays(*counts: int) -> bytes:
+    inner = b"".join(array(ARRAY, count, array(U8, 0) * count) for count in counts)
+    return key("a", ARRAY, array(ARRAY, len(counts), inner))
+
+
+def number(value: int) -> bytes:
+    return key(ALIGNMENT, U32, struct.pack("<I", value))
+
+
+TOKENS = "tokenizer.ggml.tokens"
+LAST_THAT_FIT = {  # a limit, what just fits, what does not, and why
+    "tensors": ("MAX_TENSORS", 2, built(tensors=[tensor("a"), tensor("b", offset=32)], weights=64),
+                built(tensors=[tensor(name) for name in "abc"]),
+                "tensor count: 3 is not believable; expected at most 2"),
+    "keys": ("MAX_KEYS", 2, built([key(name, U8, b"1") for name in "ab"]),
+             built([key(name, U8, b"1") for name in "abc"]),
+             "metadata key count: 3 is not believable; expected at most 2"),
+    "strings": ("MAX_ITEMS", 3, built([of_strings("a", 1, 1), of_strings("b", 1)]),
+                built([of_strings("a", 1, 1), of_strings("b", 1, 1)]),
+                "b: more than 3 strings in the metadata's arrays are not believable"),
+    "arrays": ("MAX_ARRAYS", 5, built([of_arrays(1, 2)]), built([of_arrays(1, 3)]),
+               "a: more than 5 arrays in the metadata's arrays are not believable"),
+    "depth": ("MAX_DEPTH", 4, built([key("a", ARRAY, nested(4))]), built([key("a", ARRAY, nested(5))]),
+              "a: arrays nested more than 4 deep"),
+    "a string": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings("a", 1, 65536)]), built([of_strings("a", 1, 65537)]),
+                 "a: string 1 of the array has 65537 bytes; expected at most 65536"),
+    "a token": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings(TOKENS, 1, 65536)]),
+                built([of_strings(TOKENS, 1, 65537)]),
+                f"{TOKENS}: string 1 of the array has 65537 bytes; expected at most 65536"),
+    "the last token": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings(TOKENS, 65536)])[: 24 + 8 + 21 + 16 + 8 + 65536],
+                       built([of_strings(TOKENS, 65537)])[:-64],
+                       f"{TOKENS}: the file ends at byte 65568 but this needs 65614 bytes: download incomplete?"),
+    "a key": ("MAX_KEY_BYTES", 65535, built([key("a" * 65535, U8, b"1")]), built([key("a" * 65536, U8, b"1")]),
+              "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
+    "no key": ("MAX_KEY_BYTES", 65535, built([key("a", U8, b"1")]), built([key("", U8, b"1")]),
+               "metadata key 0: a name of 0 bytes; expected 1 to 65535"),
+    "a name": ("MAX_NAME_BYTES", 63, built(tensors=[tensor("x" * 63)], weights=32), built(tensors=[tensor("x" * 64)]),
+               "name of tensor 0: a name of 64 bytes; expected 1 to 63"),
+    "dimensions": ("MAX_DIMENSIONS", 4, built(tensors=[tensor(dimensions=(2, 1, 1, 4))], weights=32),
+                   built(tensors=[tensor(dimensions=(2, 1, 1, 1, 4))]), "tensor w: 5 dimensions; expected 1 to 4"),
+    "small alignment": ("MOST_ALIGNMENT", 65536, built([number(8)], alignment=8), built([number(4)], alignment=4),
+                        f"{ALIGNMENT}: expected a power of two from 8 to 65536, found 4"),
+    "large alignment": ("MOST_ALIGNMENT", 65536, built([number(65536)], alignment=65536),
+                        built([number(131072)], alignment=131072),
+                        f"{ALIGNMENT}: expected a power of two from 8 to 65536, found 131072"),
+    "a bool": ("BOOL", 7, built([key("a", BOOL, b"\1"), key("b", ARRAY, array(BOOL, 2, b"\0\1"))]),
+               built([key("b", ARRAY, array(BOOL, 2, b"\0\2"))]), "b: a bool must be 0 or 1; found 2"),
+    "a type": ("STRING", 8, built([key("a", 12, bytes(8))]), built([key("a", 2**32 - 1, bytes(8))]),
+               "a: value type 4294967295 is unknown; expected 0 to 12"),
+    "tensors in the file": ("MAX_TENSORS", 1 << 17, built(tensors=[tensor("w" * 8)], weights=16),
+                            b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + bytes(63),
+                            "tensor count: the file ends at byte 87 but this needs 88 bytes: download incomplete?"),
+    "keys in the file": ("MAX_KEYS", 1 << 16, built([key("a", U8, b"1")])[:38],
+                         b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + bytes(25),
+                         "metadata key count: the file ends at byte 49 but this needs 50 bytes: download incomplete?"),
+    "strings in the file": ("MAX_ITEMS", 1 << 22, built([of_strings("a", 0, 0)])[: 24 + 9 + 16 + 16],
+                            built([key("a", ARRAY, array(STRING, 2))])[:49] + bytes(15),
+                            "a: the file ends at byte 64 but this needs 65 bytes: download incomplete?"),
+    "a string in the file": ("MAX_ITEMS", 1 << 22, built([of_strings("a", 3)])[: 24 + 9 + 16 + 11],
+                             built([of_strings("a", 3)])[: 24 + 9 + 16 + 10],
+                             "a: the file ends at byte 59 but this needs 60 bytes: download incomplete?"),
+    "a length in the file": ("MAX_ITEMS", 1 << 22, built([of_strings("a", 4, 0)])[: 24 + 9 + 16 + 20],
+                             built([of_strings("a", 4, 0)])[: 24 + 9 + 16 + 19],
+                             "a: the file ends at byte 68 but this needs 69 bytes: download incomplete?"),
+    "a gap": ("DEFAULT_ALIGNMENT", 32, built(tensors=[tensor("a", (9,)), tensor("b", offset=64)], weights=80),
+              built(tensors=[tensor("a", (8,)), tensor("b", offset=64)], weights=80),
+              "tensor b: offset 64 leaves a gap; the data before it ends at 32"),
+    "the end": ("DEFAULT_ALIGNMENT", 32, built(tensors=[tensor("a", (9,))], weights=64),
+                built(tensors=[tensor("a", (9,))], weights=65),
+                "tensor count: the data of 1 tensors end at byte 128, the file at byte 129"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAST_THAT_FIT)
+def test_limits(tmp_path, monkeypatch, case: str):
+    name, limit, fitting, refused, message = LAST_THAT_FIT[case]
+    usual = {"MAX_TENSORS": 1 << 17, "MAX_KEYS": 1 << 16, "MAX_ITEMS": 1 << 22, "MAX_ARRAYS": 1 << 16}
+    assert getattr(gguf_header, name) == usual.get(name, limit)
+    monkeypatch.setattr(gguf_header, name, limit)
+    assert opened(tmp_path, fitting)
+    (tmp_path / "model.gguf").write_bytes(refused)
+    assert refusal(tmp_path / "model.gguf") == f"{tmp_path / 'model.gguf'}: {message}"
+
+
+def test_the_longest_text(tmp_path, monkeypatch):
+    """One that is longer is refused when somebody reads it."""
+    assert gguf_header.MAX_TEXT_BYTES == 1 << 22
+    monkeypatch.setattr(gguf_header, "MAX_TEXT_BYTES", 5)
+    metadata = opened(
+        tmp_path, built([key("a.b", STRING, text("12345")), key("long", STRING, text("123456"))])
+    ).metadata
+    assert metadata["a.b"] == "12345" and metadata.is_text("long")
+    for _ in range(2):
+        with pytest.raises(ModelError) as failure:
+            metadata["long"]
+        assert str(failure.value) == f"{tmp_path / 'model.gguf'}: long: a text of 6 bytes; expected at most 5"
+
+
+def test_long_names_in_messages(tmp_path):
+    path = tmp_path / "model.gguf"
+    for length, name in ((100, "a" * 100), (101, "a" * 100 + "…")):
+        path.write_bytes(built([key("a" * length, U8, b"1")] * 2))
+        assert refusal(path) == f"{path}: {name}: this metadata key is in the file twice"
+        path.write_bytes(built([key(b"\xff" * length, U8, b"1")]))
+        found = repr(b"\xff" * 100)
+        assert refusal(path).startswith(f"{path}: metadata key 0: the name {found} has other characters than ASCII's")
+    for odd in ("a b", "a\x7f", "é"):
+        path.write_bytes(built(tensors=[tensor(odd)]))
+        assert f"the name {odd.encode()!r} has other characters than" in refusal(path)
+    texts = ("a" * 100, "a" * 101, "", "a\n", "a" * 99 + "\n", "a" * 100 + "\n")
+    told = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
+    assert [gguf_header.shown(each) for each in texts] == told and gguf_header.shown("abcd", 3) == "abc…"
+
+
+def test_what_is_known_without_decoding(tmp_path):
+    """How many strings there are, and whether a value is a text: the same before somebody reads it and afterwards."""
+    numbers, nested = (
+        key("n", ARRAY, array(U8, 2, b"12")),
+        key("a", ARRAY, array(ARRAY, 1, array(STRING, 1, text("x")))),
+    )
+    keys = [of_strings(TOKENS, 1, 2, 3), of_strings("three", 1, 2, 3), of_strings("none"), numbers, nested]
+    metadata = opened(tmp_path, built([*keys, key("t", STRING, text("")), key("u", U8, b"1")])).metadata
+    for is_read in (False, True):
+        counts = {name: metadata.strings(name) for name in (TOKENS, "three", "none", "n", "t", "u", "missing")}
+        assert counts == {TOKENS: 3, "three": 3, "none": 0, "n": None, "t": None, "u": None, "missing": None}
+        assert [name for name in (*metadata.data, "missing") if metadata.is_text(name)] == ["t"]
+        assert isinstance(metadata.data["three"], list) == is_read
+        assert metadata["three"] == ["x", "xx", "xxx"] and metadata["none"] == [] and metadata["a"] == [["x"]]
+
+
+def test_metadata_that_is_changed_is_no_longer_as_in_the_file(tmp_path):
+    content = built([key("a", U8, b"1"), key("b", U8, b"2"), of_strings(TOKENS, 1)])
+    for change in (lambda metadata: metadata.__setitem__("a", 7), lambda metadata: metadata.__delitem__("a")):
+        metadata = opened(tmp_path, content).metadata
+        metadata.kept["x"] = None
+        assert metadata.places.keys() == {"a", "b", TOKENS} and metadata.fingerprint("a", "b")
+        change(metadata)
+        assert metadata.get("a") in (7, None) and metadata["b"] == ord("2")
+        assert metadata.places == metadata.kept == {} and metadata.fingerprint("b") is None
+    assert gguf_header.Metadata({"a": 1}) == {"a": 1}
 
 
 def test_refuses_more_strings_than_memory_can_hold(tmp_path):

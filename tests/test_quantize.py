@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ from localllm.cli.terminal import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_writer import Output, write_gguf
+from localllm.files.record_file import RecordFile
 from localllm.files.safe_file import SafeFile
 from localllm.files.source import map_under, row_count
 from localllm.kernels.widen import Widener, can_widen
@@ -218,6 +220,77 @@ def test_quantized_files_only_if_asked(model: Path, tmp_path: Path):
     original = values(GGUFFile.open(tmp_path / "q8.gguf"))["blk.0.attn_v.weight"]
     np.testing.assert_array_equal(again.tensors["blk.0.attn_v.weight"].data, encode("Q4_0", original))
     quantized(tmp_path / "q8.gguf", tmp_path / "y.gguf", "Q8_0")  # nothing to do but to copy
+
+
+# ---- what is searched ahead
+
+
+def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, monkeypatch):
+    """Its bytes are taken as they were kept, in pieces, too; how far the work is counts them from the beginning."""
+    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    plan, told = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"])), []
+    known = {
+        job.tensor.name: job for job in plan.jobs if job.tensor.name in ("blk.1.ffn_gate_exps.weight", "output.weight")
+    }
+    kept = {
+        name: np.random.default_rng(3).integers(
+            0, 256, row_count(job.tensor.shape) * job.format.row_bytes(256), np.uint8
+        )
+        for name, job in known.items()
+    }
+    assert all(len(list(job.ranges())) > 1 for job in known.values())
+    with RecordFile(tmp_path / "records", "key") as done:
+        for name, data in kept.items():
+            done.add(name, data)
+        service.write(plan, [str(tmp_path / "x.gguf")], 2, lambda count, name: told.append((count, name)), None, done)
+    usual, file = quantized(model, tmp_path / "usual.gguf", "Q8_0"), GGUFFile.open(tmp_path / "x.gguf")
+    for name, tensor in file.tensors.items():
+        expected = kept.get(name, usual.tensors[name].data.reshape(-1))
+        np.testing.assert_array_equal(tensor.data.reshape(-1), expected)
+    count, expected = sum(row_count(SHAPES[name]) * 256 for name in known), []
+    for job in plan.jobs:
+        for first, last in job.ranges():
+            count += 0 if job.tensor.name in known else (last - first) * job.tensor.shape[-1]
+            expected.append((count, job.tensor.name))
+    assert told == expected and count == sum(row_count(shape) * shape[-1] for shape in SHAPES.values())
+
+
+class AtOnce:
+    """Does what is submitted at once, and counts it."""
+
+    def __init__(self, threads: int, name: str):
+        self.told, self.count, self.ended = (threads, name), 0, None
+
+    def submit(self, task: Callable[[], object]) -> "Future[object]":
+        self.count += 1
+        future = Future()
+        future.set_result(task())
+        return future
+
+    def shutdown(self, **how: bool) -> None:
+        self.ended = how
+
+
+def test_how_far_ahead_is_searched(model: Path, monkeypatch):
+    """Two chunks more than there are threads, over the borders of tensors; a page is forgotten when it is written, and
+    what is not begun is not begun any more when the writer has gone."""
+    monkeypatch.setattr(service, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    jobs, forgotten = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["F32"])).jobs, []
+    monkeypatch.setattr(type(jobs[0].tensor), "forget", lambda tensor, *rows: forgotten.append((tensor.name, *rows)))
+    monkeypatch.setattr(
+        service, "new_rows", lambda widener, job, importance, first, last: (job.tensor.name, first, last)
+    )
+    expected = [(job.tensor.name, *rows) for job in jobs for rows in job.ranges()]
+    with service.SearchAhead(jobs, None, 3) as pipeline:
+        pool, got = pipeline._executor, []
+        assert (pool.told, pool.count) == ((3, "quantize"), 0)
+        for job in jobs:
+            for piece in pipeline.pieces(job, lambda count, name: None):
+                got.append(piece)
+                assert pool.count == min(len(got) + 4, len(expected)) and forgotten == expected[: len(got) - 1]
+        assert got == forgotten == expected
+    assert pool.ended == {"wait": True, "cancel_futures": True}
 
 
 QUICK = ("F32", "F16", "BF16", "Q8_0")  # kernels for all formats take a while to compile

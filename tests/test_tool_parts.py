@@ -5,8 +5,10 @@ import json
 import os
 import stat
 import sys
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -407,3 +409,118 @@ def test_names_of_a_servers_tools():
     long = servers._offered("my server", None, {"name": "a.b" + "c" * 80, "inputSchema": {"type": "object"}})
     assert long.tool.name == "my_server__a_b" + "c" * 50 and long.tool.description == ""
     assert servers._offered("s", None, {"name": "t", "description": "d"}).tool == Tool("s__t", "d")
+
+
+class Portal:
+    """Runs coroutines at once; `events` has what begins and ends, and calls."""
+
+    def __init__(self, events: list[Any]):
+        self.events = events
+
+    def __enter__(self) -> "Portal":
+        self.events.append("portal begins")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.events.append("portal ends")
+
+    def wrap_async_context_manager(self, session: Any) -> Any:
+        return session
+
+    def start_task_soon(self, function: Any, *arguments: Any) -> "Future[Any]":
+        future = Future[Any]()
+        try:
+            future.set_result(asyncio.run(function(*arguments)))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Server(Session):
+    """One that is open between two events, and has a tool."""
+
+    def __init__(self, events: list[Any], command: str, log: Any):
+        super().__init__(1)
+        self.events, self.command, self.log = events, command, log
+
+    def __enter__(self) -> "Server":
+        if self.command == "silent":
+            raise ExceptionGroup("several", [TimeoutError("it took\nlong")])
+        if self.command == "broken":
+            self.log.write("first\n  no key " + "y" * 300 + " \n\n")
+            raise ValueError("it ended")
+        self.events.append(f"{self.command} begins")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.events.append((f"{self.command} ends", self.log.closed))
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Page:
+        self.events.append((name, arguments))
+        return Page(content=[{"type": "text", "text": f"of {self.command}"}])
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Opens servers of such commands, without programs; what happened, and all logs."""
+    events, logs = list[Any](), list[Any]()
+    anyio = SimpleNamespace(from_thread=SimpleNamespace(start_blocking_portal=lambda: Portal(events)))
+    monkeypatch.setitem(sys.modules, "anyio", anyio)
+    monkeypatch.setitem(sys.modules, "anyio.from_thread", anyio.from_thread)
+    monkeypatch.setattr(mcp, "find_spec", lambda name: name == "mcp" or None)
+    monkeypatch.setattr(mcp, "talking", lambda given, log: logs.append(log) or Server(events, given["command"], log))
+
+    def opened(*commands: str) -> mcp.McpServers:
+        named = {f"s{number}": {"command": command} for number, command in enumerate(commands)}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": named}))
+        return mcp.McpServers(str(tmp_path / "mcp.json"))
+
+    return opened, events, logs
+
+
+def test_servers_end_when_they_are_closed(servers: Any):
+    """The last one first, then the loop they are spoken with in; and their logs are gone."""
+    opened, events, logs = servers
+    with opened("a", "b") as both:
+        assert [each.tool.name for each in both.offered] == [*["s0__x"] * 300, *["s1__x"] * 300]
+        assert both.offered[-1].perform({"n": 1}) == "of b" and both.offered[0].perform({}) == "of a"
+        assert [log.closed for log in logs] == [False, False]
+        assert events[:3] == ["portal begins", "a begins", "b begins"]
+        del events[:]
+    assert events == [("b ends", False), ("a ends", False), "portal ends"]
+    assert [log.closed for log in logs] == [True, True]
+
+
+@pytest.mark.parametrize(("command", "reason"), [("silent", "it took long"), ("broken", "no key " + "y" * 193)])
+def test_a_server_that_does_not_answer_ends_all(servers: Any, command: str, reason: str):
+    """The last line that it has written says why, or what came of waiting."""
+    opened, events, logs = servers
+    with pytest.raises(LocalllmError) as failure:
+        opened("a", command, "b")
+    assert str(failure.value) == f"the MCP server 's1' does not answer: {reason}"
+    assert events == ["portal begins", "a begins", ("a ends", False), "portal ends"]
+    assert [log.closed for log in logs] == [True, True]
+
+
+def test_servers_need_a_package(servers: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mcp, "find_spec", lambda name: None)
+    with pytest.raises(LocalllmError, match=r"^--mcp needs the package mcp: pip install 'localllm\[mcp\]'$"):
+        servers[0]("a")
+
+
+@pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, OSError])
+def test_who_waits_for_a_server_no_longer_cancels_it(error: type[BaseException]):
+    waited, cancelled = list[float](), list[bool]()
+
+    def result(seconds: float) -> None:
+        waited.append(seconds)
+        raise error
+
+    future = SimpleNamespace(result=result, cancel=lambda: cancelled.append(True))
+    servers = object.__new__(mcp.McpServers)
+    servers._portal = SimpleNamespace(start_task_soon=lambda *told: told == (mcp.called, "s", "t", {"a": 1}) and future)
+    call = servers._offered("x", "s", {"name": "t"}).perform
+    with pytest.raises(ToolError if error is TimeoutError else error) as failure:
+        call({"a": 1})
+    assert error is not TimeoutError or str(failure.value) == "there was no answer for 120 seconds"
+    assert waited == [120.0] and cancelled == [True]
