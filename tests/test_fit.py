@@ -8,7 +8,7 @@ import pytest
 
 from localllm.arch.states import Paged, cache_bytes
 from localllm.arch.storage import KVType
-from localllm.errors import UsageError
+from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 from localllm.services import fit
@@ -94,3 +94,37 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
         for odd in (0, facts["context"] + 1):
             with pytest.raises(UsageError, match=f"context should be from 1 to {facts['context']}"):
                 of_file(file, told.append, odd)
+
+
+def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch):
+    """It keeps nothing of a text but one layer's keys: one type, its longest text only, and no tokens a second."""
+    monkeypatch.setattr(fit, "measured_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
+    with GGUFFile.open(model_path("bert")) as file:
+        for context in (None, 5):
+            facts = of_file(file, lambda what: None, context)
+            assert [(row["context"], row["kv_type"], row["tokens_per_s"]) for row in facts["rows"]] == [
+                (facts["context"], "f16", None)
+            ]
+            assert [*facts["longest"]] == ["f16"] and facts["projector_bytes"] == 0
+        file.tensors.clear()
+        with pytest.raises(ModelError, match=f"^{file.path}: the file has a vocabulary only$"):
+            of_file(file, lambda what: None, None)
+
+
+def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("localllm.engine.cpu.bandwidth.read_bandwidth", lambda threads: threads * 1e9)
+    monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
+    assert fit.measured_bandwidth() == 3e9
+
+
+def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is fetched; a projector beside it counts."""
+    path, told = str(model_path("llama")), []
+    monkeypatch.setattr(fit, "resolve", lambda model: path)
+    monkeypatch.setattr(fit, "projector_bytes", lambda given: 7 if given == path else 0)
+    monkeypatch.setattr(fit, "of_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
+    hears = told.append
+    assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
+    assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7) and told[1][2:] == (None, 7)
+    assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))

@@ -3,6 +3,7 @@
 import base64
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -143,6 +144,10 @@ def test_sources_that_are_none(tmp_path, monkeypatch):
         (7, "should be a path"),
         (np.zeros((2, 2), np.uint8), "uint8"),
         (np.zeros((0, 2, 3), np.uint8), "uint8"),
+        (np.zeros((2, 2, 4), np.uint8), "uint8"),
+        (np.zeros((2, 2, 1), np.uint8), "uint8"),
+        (np.zeros((1, 2, 2, 3), np.uint8), "uint8"),
+        (np.zeros((2, 2, 3), np.int8), "uint8"),
     ):
         with pytest.raises(UsageError, match=message):
             opened_image(source)
@@ -293,6 +298,70 @@ def test_what_stands_beside_images():
             marked([{"content": "x", "images": wrong}])
 
 
+def test_messages_without_images_stay_as_they_are():
+    given = [
+        {"role": "user", "content": f"a{IMAGE}"},
+        {"role": "user", "content": ["b", {"type": "text", "text": "c"}]},
+    ]
+    messages, images = marked(given)
+    assert messages == given and messages is not given and not images
+    assert all(one is other for one, other in zip(messages, given, strict=True))
+    assert [texts_of(content) for content in ("a", None, ["a", {"type": "text"}, "b"])] == ["a", None, "a\n\nb"]
+    with pytest.raises(UsageError) as error:
+        marked([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
+    said = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
+    assert str(error.value) == 'a part of a content should be {"type": "text", "text": ...}' + said
+
+
+# ---- Pillow
+
+
+def test_formats_are_those_that_people_have(monkeypatch):
+    """Of the others of Pillow none is tried, though their readers may be there; one that is missing is no trouble."""
+    asked = []
+
+    def imported(name: str) -> None:
+        asked.append(name)
+        if "Avif" in name:
+            raise ImportError
+
+    monkeypatch.setattr(opening, "import_module", imported)
+    assert opened_image(saved(PICTURE, "PNG")).size == (9, 6)
+    kinds = ["Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"]
+    assert asked == [f"PIL.{kind}ImagePlugin" for kind in kinds]
+    for format in ("PPM", "TGA", "PCX", "ICO"):
+        told = "the image: not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)"
+        assert refusal(saved(PICTURE, format)) == told
+
+
+def test_what_pillow_says_of_large_images_is_not_shown(monkeypatch, recwarn):
+    """Neither as a warning nor as its error; and what the program hears of other warnings stays."""
+    warnings.simplefilter("always")
+    filters = list(warnings.filters)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    assert opened_image(saved(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 26)
+    assert refusal(saved(PICTURE, "PNG")) == "the image: an image of more than 100000000 pixels"
+    assert warnings.filters == filters
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "there is not enough memory for this image"), (OSError("a\n  b"), "a damaged image (a b)"),
+        (KeyError(), "a damaged image (KeyError)"), (ValueError("a\x1b[2Jb"), "a damaged image (a�[2Jb)"),
+        (RuntimeError("x" * 101), f"a damaged image ({'x' * 100})"),
+        (OSError("ö " * 60), f"a damaged image ({'ö ' * 50})"),
+    ],
+)  # fmt: skip
+def test_whatever_pillow_raises_is_a_line(monkeypatch, error: Exception, told: str):
+    def load(image: Image.Image) -> None:
+        raise error
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
+    assert refusal(saved(PICTURE, "PNG")) == f"the image: {told}"
+
+
 # ---- limits
 
 
@@ -305,6 +374,8 @@ def refusal(source) -> str:
 def test_the_largest_image(monkeypatch):
     for columns, rows in ((200, 1), (1, 200), (400, 2)):
         assert opened_image(Image.new("L", (columns, rows))).size == (columns, rows)
+    for none in ((0, 5), (5, 0), (0, 0)):
+        assert refusal(Image.new("L", none)) == "the image: an image without pixels"
     told = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
     assert refusal(Image.new("L", (201, 1))) == told
     assert "one side more than 200 times" in refusal(Image.new("L", (1, 201)))
