@@ -7,12 +7,15 @@ import mmap
 import ntpath
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import llvmlite.binding as llvm
 import pytest
@@ -21,7 +24,7 @@ from test_layers import SOURCES
 from localllm.cli import chat_commands, options
 from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
-from localllm.system import cpu, files, memory, terminal
+from localllm.system import cpu, files, memory, processes, terminal
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
@@ -336,3 +339,195 @@ def test_a_console_of_windows_has_a_mode(monkeypatch: pytest.MonkeyPatch):
             there.setattr(sys, "platform", "win32")
             is_console = terminal.is_console(sys.stdout)
         assert is_console == (mode is not None)
+
+
+@pytest.mark.parametrize(("system", "name", "problem"), [
+    ("win32", "a?", "no name for a file has '?' on Windows"),
+    ("win32", "aux.txt", "on Windows this is the name of a device"),
+    ("win32", "a ", "no name for a file ends in a dot or a space on Windows"),
+    ("win32", "n" * 256, "a name for a file has at most 255 characters"), ("win32", "n" * 255, None),
+    ("win32", "\U0001f600" * 127, None), ("linux", "n" * 255, None), ("linux", "ü" * 127, None),
+    ("linux", "ü" * 128, "a name for a file has at most 255 bytes"),
+    ("darwin", "n" * 256, "a name for a file has at most 255 bytes"), ("linux", "aux", None),
+])  # fmt: skip
+def test_why_no_file_has_a_name(monkeypatch: pytest.MonkeyPatch, system: str, name: str, problem: str | None):
+    monkeypatch.setattr(sys, "platform", system)
+    assert files.name_problem(name) == problem
+
+
+@pytest.mark.parametrize(("system", "fails", "there", "slept", "problem"), [
+    ("linux", 0, True, 0, None), ("linux", 1, True, 0, "not permitted"), ("win32", 3, True, 3, None),
+    ("win32", 99, True, 20, "another program, or this one, has the file open"),
+    ("win32", 99, False, 20, "not permitted"),
+])  # fmt: skip
+def test_windows_is_asked_again_to_replace_a_file(monkeypatch, system, fails, there, slept, problem):
+    """For a second. A twentieth of it lies between two times."""
+    now, refusals = [0.0], [PermissionError(errno.EACCES, "not permitted", "x")] * fails
+
+    def replace(path: str, target: str) -> None:
+        assert (path, target) == ("a", "b")
+        if refusals:
+            raise refusals.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", system)
+        path = SimpleNamespace(exists=lambda path: there and path == "b")
+        patch.setattr(files, "os", SimpleNamespace(replace=replace, path=path, fspath=str))
+        sleep = lambda seconds: now.append(now[-1] + seconds)  # noqa: E731
+        patch.setattr(files, "time", SimpleNamespace(monotonic=lambda: round(now[-1], 6), sleep=sleep))
+        if problem is None:
+            files.replace("a", "b")
+        else:
+            with pytest.raises(PermissionError, match=problem) as caught:
+                files.replace("a", "b")
+            assert caught.value.filename == ("b" if problem.startswith("another") else "x")
+    assert len(now) - 1 == slept
+
+
+@posix
+def test_files_of_posix(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """How they are opened, and what a user may still write to the disk."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError):
+        files.open_own(tmp_path / "link", os.O_RDONLY)
+    os.close(files.open_own(tmp_path / "pipe", os.O_RDONLY))  # at once, though nobody writes to it
+    descriptor = files.open_file(tmp_path / "link", os.O_RDWR)
+    try:
+        assert not os.get_inheritable(descriptor)
+        assert files.read_at(descriptor, 3, 4) == b"456" and files.write_at(descriptor, memoryview(b"ab"), 8) == 2
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0 and os.read(descriptor, 99) == b"01234567ab"
+    finally:
+        os.close(descriptor)
+    room = SimpleNamespace(f_bsize=1000, f_frsize=7, f_blocks=99, f_bfree=50, f_bavail=30)
+    monkeypatch.setattr(files.os, "statvfs", lambda folder: room)
+    assert files.free_bytes(tmp_path) == 210
+
+
+@posix
+def test_new_files_are_as_everybodys(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    mask = os.umask(0o027)
+    try:
+        descriptor, path = files.temporary_file(str(tmp_path), ".part-")
+        os.close(descriptor)
+        assert os.stat(path).st_mode & 0o777 == 0o640 and os.umask(0o027) == 0o027
+    finally:
+        os.umask(mask)
+    assert re.fullmatch(r"\.part-.+\.tmp", os.path.basename(path)) and os.path.dirname(path) == str(tmp_path)
+    closed = []
+    monkeypatch.setattr(files.os, "close", closed.append)
+    monkeypatch.setattr(files.os, "open", lambda path, flags: 77)
+    for call, arguments in ((files.sync_folder, ["/f"]), (files.give_name, [5, "/f/x"])):
+        with pytest.raises(OSError):  # the number is of no folder
+            call(*arguments)
+    assert closed == [77, 77]
+
+
+@posix
+def test_locks_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
+    for error, locked in ((None, True), (BlockingIOError(), False), (OSError(), True)):
+
+        def flock(descriptor: int, how: int, error: OSError | None = error) -> None:
+            assert (descriptor, how) == (3, 2 | 4)  # LOCK_EX and LOCK_NB
+            if error:
+                raise error
+
+        monkeypatch.setattr("fcntl.flock", flock)
+        assert files.lock(3) is locked
+
+
+@posix
+def test_a_name_where_nobody_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Everybody has it."""
+    (tmp_path / "localllm").write_bytes(b"")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for claim in (files.Claim("a"), files.Claim("a")):
+        claim.close()
+        claim.close()
+
+
+@posix
+@pytest.mark.parametrize(("pages", "soft", "allowed"), [
+    (b"10 5 1", -1, True), (b"10 5 1", 10 * 4096 + 300, True), (b"10 5 1", 10 * 4096 + 299, False), (b"", 5, True),
+])  # fmt: skip
+def test_what_a_trial_may_take(monkeypatch: pytest.MonkeyPatch, pages: bytes, soft: int, allowed: bool):
+    """The processor's time and the memory that the process has, and so much more."""
+    import resource
+    from io import BytesIO
+
+    asked: list[Any] = []
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_utime=1.7, ru_stime=0.6))
+    monkeypatch.setattr(resource, "getpagesize", lambda: 4096)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY if soft < 0 else soft, 1 << 40))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: asked.append(limit))
+    monkeypatch.setattr(processes, "open", lambda path, mode: BytesIO(pages), raising=False)
+    assert processes.limit_this(2, 300) is allowed
+    usual = [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_CPU, (5, 5))]
+    memory_too = [(resource.RLIMIT_AS, (10 * 4096 + 300, 1 << 40))] if allowed and pages else []
+    assert asked == usual + memory_too
+
+
+@posix
+def test_how_a_forked_process_ended():
+    ends = [signal.SIGXCPU, signal.SIGKILL, signal.SIGSEGV, 0, int(signal.SIGKILL) << 8]  # the last two by themselves
+    assert [processes.was_stopped(int(status)) for status in ends] == [True, True, False, False, False]
+
+
+@posix
+def test_other_processes(monkeypatch: pytest.MonkeyPatch):
+    """One that has ended is no error."""
+    asked: list[Any] = []
+    process = SimpleNamespace(pid=12, wait=lambda: asked.append("wait"))
+    for error in (None, ProcessLookupError()):
+
+        def ask(*arguments: object, error: OSError | None = error) -> None:
+            asked.append(arguments)
+            if error:
+                raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "setpriority", ask)
+            patch.setattr(os, "killpg", ask)
+            processes.give_way(process)
+            processes.end_with_all(process)
+        assert asked == [(os.PRIO_PROCESS, 12, 10), (12, signal.SIGKILL), "wait"]
+        asked.clear()
+    monkeypatch.setattr(signal, "pthread_kill", lambda *arguments: asked.append(arguments))
+    processes.interrupt_main()
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: asked.append(calls))
+    processes.after_fork(print)
+    assert asked == [(threading.main_thread().ident, signal.SIGINT), {"after_in_child": print}]
+    assert processes.shell("a b") == ["/bin/sh", "-c", "a b"] and processes.apart() == {"process_group": 0}
+    assert processes.can_fork() and processes.can_handle_in_loop() and processes.may_reuse_address()
+
+
+@posix
+def test_keys_of_a_terminal_wait():
+    """They are not shown, come as they are, and are as before in the end; what was typed can be forgotten."""
+    import pty
+    import termios
+
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "rb", buffering=0) as keyboard:
+        before = termios.tcgetattr(slave)
+        with pytest.raises(ZeroDivisionError), terminal.keys_wait(keyboard) as can:
+            now = termios.tcgetattr(slave)
+            expected = [*before]
+            expected[0] &= ~(termios.ICRNL | termios.INLCR)
+            expected[3] &= ~(termios.ECHO | termios.ICANON)
+            assert can and now[:6] == expected[:6] and expected[0] != before[0] and expected[3] != before[3]
+            os.write(master, b"\r")
+            assert os.read(slave, 9) == b"\r"
+            os.write(master, b"t")
+            select.select([slave], [], [])
+            terminal.forget_typed(keyboard)
+            os.write(master, b"x")
+            assert os.read(slave, 9) == b"x"
+            raise ZeroDivisionError
+        assert termios.tcgetattr(slave) == before
+    os.close(master)
+    with open(os.devnull, "rb") as nothing, terminal.keys_wait(nothing) as can:
+        assert not can
+        terminal.forget_typed(nothing)
