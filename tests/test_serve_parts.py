@@ -1,23 +1,29 @@
 """The parts of the server, without one: fields, errors by their numbers, who may ask, streams, what is counted."""
 
 import asyncio
+import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 
+import h11
+
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
-from localllm.server import wire
+from localllm.server import shelf, wire, worker
 from localllm.server.anthropic_messages import question_of
 from localllm.server.asking import (
     biases,
@@ -33,14 +39,14 @@ from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listening import tcp_socket
+from localllm.server.listening import Patient, tcp_socket, unix_socket
 from localllm.server.messages import conversation
-from localllm.server.metrics import Histogram
+from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import IGNORED, ignored
 from localllm.server.openai_responses import question_of as question_of_responses
 from localllm.server.page import with_what_is_known
 from localllm.server.service import in_time, merged
-from localllm.server.shelf import UnknownModelError
+from localllm.server.shelf import Book, Shelf, UnknownModelError
 from localllm.server.texts import MOST, in_turn, texts_of
 from localllm.server.wire import (
     EventStream,
@@ -57,7 +63,7 @@ from localllm.server.wire import (
     status_of,
     unless_gone,
 )
-from localllm.server.worker import StoppedError
+from localllm.server.worker import StoppedError, Worker, chosen
 
 # ---- fields
 
@@ -604,6 +610,63 @@ def test_addresses_where_nobody_can_listen():
         tcp_socket("127.0.0.1", 99999)
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
+def test_a_socket_at_a_path(tmp_path):
+    """What a server that was killed has left goes; nothing else does."""
+    path = str(tmp_path / "s")
+    mask = os.umask(0o022)
+    try:
+        for _ in range(2):
+            with unix_socket(path) as found:
+                assert os.stat(path).st_mode & 0o777 == 0o600
+                found.listen()
+                with pytest.raises(LocalllmError, match=r"s: another server listens there$"), unix_socket(path):
+                    pass
+            assert not os.path.exists(path)
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(path)
+        os.unlink(path)
+        (tmp_path / "s").write_bytes(b"notes")
+        with pytest.raises(UsageError, match=r"s is there, and is no socket$"), unix_socket(path):
+            pass
+        assert (tmp_path / "s").read_bytes() == b"notes"
+        with (
+            pytest.raises(LocalllmError, match=r"cannot listen at .*x/s: No such file"),
+            unix_socket(f"{tmp_path}/x/s"),
+        ):
+            pass
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(mask)
+
+
+@pytest.mark.parametrize(("state", "idle"), [(None, True), (True, True), (False, False)])
+def test_patience_with_a_connection(monkeypatch, state: bool | None, idle: bool):
+    """Ten seconds for a request, one for the rest of a body that nobody wants; an answer in the making takes longer."""
+    calls: list[Any] = []
+
+    class Timer:
+        def __init__(self, seconds: float, call: Any):
+            calls.append(seconds)
+            self.call, self.cancel = call, lambda: calls.append("cancel")
+
+    connection: Any = Patient.__new__(Patient)
+    connection._timer, connection.loop = None, SimpleNamespace(call_later=Timer)
+    connection.conn, connection.transport = SimpleNamespace(), SimpleNamespace(abort=lambda: calls.append("abort"))
+    connection.cycle = None if state is None else SimpleNamespace(response_complete=state)
+    for name in ("connection_made", "connection_lost", "on_response_complete"):
+        monkeypatch.setattr(Patient.__base__, name, lambda *given, name=name: calls.append(name))
+    connection.connection_made(None)
+    for connection.conn.their_state in (h11.DONE, h11.SEND_BODY):
+        connection.on_response_complete()
+    connection._timer.call()
+    connection.connection_lost(None)
+    assert calls == [
+        *["connection_made", 10.0, "on_response_complete", "cancel", 10.0, "on_response_complete", "cancel", 1.0],
+        *(["abort"] if idle else []), "cancel", "connection_lost",
+    ]  # fmt: skip
+
+
 # ---- blocks and counts
 
 
@@ -640,6 +703,36 @@ def test_histograms():
     assert (lines["x_sum"], lines["x_count"]) == ("121.011100", "5")
 
 
+def test_what_is_counted_of_requests():
+    """Nothing of those that had not begun but that they ended."""
+    metrics = Metrics()
+    answers = [SimpleNamespace(tokens=[1, 2]), SimpleNamespace(tokens=[3])]
+    for begun in (True, False):
+        request: Any = SimpleNamespace(begun=begun, prompt=[0] * 9, cached=4, answers=answers)
+        metrics.finished(request)
+        metrics.left(request)
+        metrics.left(request)
+    metrics.answered.update({("/b", 200): 2, ("/a", 404): 1})
+    lines = metrics.text(7, 8, {"memory_held_bytes": 5e9}).splitlines()
+    told = dict(
+        line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
+    )
+    assert told == {
+        'http_requests_total{path="/a",status="404"}': "1", 'http_requests_total{path="/b",status="200"}': "2",
+        "answers_running": "7", "requests_waiting": "8", "requests_finished_total": "2", "requests_left_total": "4",
+        "prompt_tokens_read_total": "15", "prompt_tokens_cached_total": "12", "tokens_written_total": "9",
+        "memory_held_bytes": "5e+09",
+    }  # fmt: skip
+    kinds = {line.split()[2].removeprefix("localllm_"): line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert {name for name, kind in kinds.items() if kind == "gauge"} == {
+        "answers_running", "requests_waiting", "memory_held_bytes",
+    }  # fmt: skip
+    assert {name for name, kind in kinds.items() if kind == "histogram"} == {
+        "first_token_seconds", "between_tokens_seconds",
+    }  # fmt: skip
+    assert "# HELP localllm_memory_held_bytes Memory held bytes." in lines and len(kinds) == 11
+
+
 def test_vectors_are_made_in_turn():
     """By whoever asks: a model's memory is that of one."""
     inside, most = 0, 0
@@ -669,3 +762,244 @@ def test_what_is_known_of_messages_that_stay(texts: str, known: str):
     found = with_what_is_known(old, new)
     assert [message["content"] for message in found] == [*texts]
     assert "".join(message["content"] for message in found if "tokens" in message) == known
+
+
+# ---- models by name
+
+TAKES = {"a": 1, "b": 2, "c": 3, "huge": 9}  # times WORKING, which is a part of it
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a shelf of models that take so much, and what happens to them."""
+    happened: list[Any] = []
+
+    def opened(path: str) -> Any:
+        happened.append(f"open {path}")
+        weights = (TAKES[path] - 1) * shelf.WORKING
+        return SimpleNamespace(
+            file=SimpleNamespace(nbytes=weights - 5), sight=SimpleNamespace(nbytes=5), path=path,
+            engine=SimpleNamespace(places=lambda: (0, 99), place_bytes=100),
+            close=lambda: happened.append(f"close {path}"),
+        )  # fmt: skip
+
+    def working(model: Any, metrics: Metrics, parallel: int | None, room: int | None) -> Any:
+        happened.append((model.path, parallel, room))
+        end = lambda: happened.append(f"end {model.path}")  # noqa: E731
+        return SimpleNamespace(model=model, close=end, running=2, waiting=3)
+
+    def make(memory: int | None, parallel: int | None = None) -> tuple[Shelf, list[Any]]:
+        return Shelf({name: name for name in TAKES}, opened, Metrics(), memory, parallel), happened
+
+    monkeypatch.setattr(shelf, "Worker", working)
+    monkeypatch.setattr(Book, "needed_bytes", property(lambda book: TAKES[book.path] * shelf.WORKING))
+    return make
+
+
+def test_models_that_were_used_longest_ago_are_put_away(library):
+    made, happened = library(5 * shelf.WORKING, 7)
+
+    async def use() -> None:
+        for name in ("a", "b", "a", "c"):  # the last needs all of what b has
+            async with made.use(name) as it:
+                assert it.model.path == name and made.book(name).readers == 1
+            await asyncio.sleep(0.001)
+        assert made.counts() == (4, 6) and made.book("b").model is None and made.book("b").held_bytes == 0
+        held = 4.0 * shelf.WORKING
+        assert await made.measures() == {
+            "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * shelf.WORKING,
+        }  # fmt: skip
+        made.book("a").model.engine.places = lambda: (3, 99)
+        assert (await made.measures())["memory_held_bytes"] == held + 300
+        with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, and the server may take 1\.5 GB$"):
+            async with made.use("huge"):
+                pass
+        assert made.book("huge").readers == 0
+        await made.close()
+
+    asyncio.run(use())
+    room = {name: (5 - TAKES[name]) * shelf.WORKING for name in TAKES}
+    assert happened == [
+        *["open a", ("a", 7, room["a"]), "open b", ("b", 7, room["b"]), "end b", "close b"],
+        *["open c", ("c", 7, room["c"]), "end a", "close a", "end c", "close c"],
+    ]
+
+
+def test_a_model_waits_until_nobody_reads_another_one(library):
+    made, happened = library(3 * shelf.WORKING)
+
+    async def use() -> None:
+        async def third() -> str:
+            async with made.use("c") as it:
+                return it.model.path
+
+        async with made.use("b"):
+            waiting = asyncio.ensure_future(third())
+            while not made._waits:
+                await asyncio.sleep(0.001)
+            assert made.book("c").worker is None
+        assert await asyncio.wait_for(waiting, 60) == "c" and made._waits == 0
+
+    asyncio.run(use())
+    assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
+
+
+def test_a_shelf_without_a_limit(library, tmp_path):
+    made, happened = library(None)
+
+    async def use() -> None:
+        async with made.use(None), made.use("huge"):
+            assert await made.measures() == {"models_open": 2.0, "memory_held_bytes": 10.0 * shelf.WORKING}
+
+    asyncio.run(use())
+    assert happened[1] == ("a", None, None) and made.book(None) is made.books["a"]
+    with pytest.raises(UnknownModelError, match=rf"^there is no model '{'x' * 100}' here; there are: a, b, c, huge$"):
+        made.book("x" * 101)
+    (tmp_path / "m").write_bytes(b"")
+    os.utime(tmp_path / "m", (5, 77.9))
+    assert (
+        Book("m", str(tmp_path / "m")).created == 77 and abs(Book("n", str(tmp_path / "n")).created - time.time()) < 99
+    )
+
+
+# ---- the thread that answers, without one
+
+
+class Loop:
+    """An event loop of somebody who listens; closed: nobody does any more."""
+
+    def __init__(self, closed: bool = False):
+        self.calls, self.closed = list[int](), closed
+
+    def time(self) -> float:
+        return 10.0
+
+    def call_soon_threadsafe(self, call: Any, told: list[Any]) -> None:
+        if self.closed:
+            raise RuntimeError("Event loop is closed")
+        self.calls.append(len(told))
+        call(told)
+
+
+def hearer(loop: Loop, most_likely: int | None = None) -> Any:
+    heard: list[Any] = []
+    request = SimpleNamespace(listener=None, answers=[SimpleNamespace()], error=None)
+    return SimpleNamespace(
+        request=request, loop=loop, most_likely=most_likely, begin=7.5, heard=heard, tell=heard.append
+    )
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker whose thread does nothing, and all its batches."""
+    batches: list[Any] = []
+
+    def begin(source: Any, parallel: int | None, *, live: bool, memory: int | None) -> Any:
+        assert (parallel, live, memory) == (4, True, 99)
+        batch = SimpleNamespace(waiting=[1], running=[1, 2], dropped=[], closed=0)
+        batch.drop = batch.dropped.append
+        batch.close = lambda: setattr(batch, "closed", batch.closed + 1)
+        batches.append(batch)
+        return batch
+
+    no_thread = SimpleNamespace(start=lambda: None, join=lambda: None)
+    stand_in = SimpleNamespace(Condition=threading.Condition, Thread=lambda **_: no_thread)
+    counted: list[Any] = []
+    count = {name: lambda each, name=name: counted.append((name, each)) for name in ("finished", "left")}
+    histogram = {name: SimpleNamespace(add=lambda each, name=name: counted.append((name, each)))
+                 for name in ("first_token", "between_tokens")}  # fmt: skip
+    monkeypatch.setattr(worker, "threading", stand_in)
+    model: Any = SimpleNamespace(batch=begin)
+    metrics: Any = SimpleNamespace(**count, **histogram)
+    return Worker(model, metrics, 4, 99), batches, counted
+
+
+def test_who_asks_and_who_leaves(answers):
+    it, batches, counted = answers
+    here, there, closed = Loop(), Loop(), Loop(closed=True)
+    first, second, third, gone, alone = (hearer(loop) for loop in (here, here, there, here, closed))
+    for each in (first, second, third, gone, alone):
+        it.ask(each)
+    it.leave(gone)  # which the batch has not taken
+    assert (it.waiting, it.running) == (5, 2) and iter(it) is it
+    assert [next(it) for _ in range(4)] == [each.request for each in (first, second, third, alone)]
+    assert next(it, None) is None and it.waiting == 1
+    it.leave(second)
+    it.leave(gone)
+    it._times[id(second.request.answers[0])] = 1.0
+    second.request.listener = first.request.listener = print
+    third.request.error = "broken"
+    it._after_turn([first.request, third.request, alone.request, gone.request])
+    assert (first.heard, third.heard, second.heard, alone.heard) == ([None], ["broken"], [], [])
+    assert (here.calls, there.calls) == ([1], [1]) and batches[0].dropped == [second.request] and not it._times
+    assert counted == [*(("finished", each.request) for each in (first, third, alone)), ("left", second.request)]
+    assert first.request.listener is None and second.request.listener is None
+    assert not it._hearing and not it._left
+    it.leave(first)
+    assert not it._left
+
+
+def test_how_many_may_wait(answers, monkeypatch):
+    it, batches, _ = answers
+    monkeypatch.setattr(it, "_most", 2)
+    it.ask(hearer(Loop()))
+    it.ask(hearer(Loop()))
+    with pytest.raises(StoppedError, match=r"^2 requests are waiting already; try again later$"):
+        it.ask(hearer(Loop()))
+    assert it._is_wanted() and worker.MOST_WAITING == 256
+    it.close()
+    assert batches[0].closed == 1 and not it._is_wanted()
+    with pytest.raises(StoppedError, match=r"^the server is stopping$"):
+        it.ask(hearer(Loop()))
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (ModelError("the file"), "the file"), (KeyError("a secret"), "internal error: KeyError"),
+    (MemoryError(), "not enough memory"),
+])  # fmt: skip
+def test_all_are_told_what_broke(answers, error: Exception, told: str):
+    """And who asks then is answered by a new batch."""
+    it, batches, _ = answers
+    both = [hearer(Loop()), hearer(Loop())]
+    for each in both:
+        it.ask(each)
+    assert next(it) and not it._times.update({1: 1.0})
+    it._fail(error)
+    assert [str(each.heard[0]) for each in both] == [told, told] and not it._asked and not it._hearing and not it._times
+    assert isinstance(both[0].heard[0], MemoryLimitError) == isinstance(error, MemoryError)
+    assert [batch.closed for batch in batches] == [1, 0] and it._batch is batches[1]
+    it._closing = True
+    it._fail(error)
+    assert [batch.closed for batch in batches] == [1, 1]
+
+
+def test_what_is_heard_of_a_token(answers, monkeypatch):
+    it, _, counted = answers
+    now = [1.0]
+    monkeypatch.setattr(worker, "monotonic", lambda: now[0])
+    row, loop = np.log(np.array([0.5, 0.125, 0.375], np.float32)), Loop()
+    guide = SimpleNamespace(transcript=SimpleNamespace(kind=ANSWER))
+    answering: Any = SimpleNamespace(number=3, guide=guide, finish_reason=None)
+    parts, told = [TextPart(ANSWER, "x")], []
+    for likely, token, kind, reason in (
+        (2, 1, ANSWER, None), (None, 1, ANSWER, None), (2, None, ANSWER, None), (2, 1, THOUGHT, "stop"),
+    ):  # fmt: skip
+        guide.transcript.kind, answering.finish_reason = kind, reason
+        it._heard(hearer(loop, likely), answering, token, parts, row)
+        now[0] += 0.25
+        told.append(it._told[-1][1])
+    assert [(each.number, each.parts, each.finish_reason) for each in told] == [(3, (*parts,), None)] * 3 + [
+        (3, (*parts,), "stop")
+    ]
+    assert [each.logprob is None for each in told] == [False, True, True, True]
+    assert counted == [("first_token", 2.5), *[("between_tokens", 0.25)] * 3] and not it._times
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_the_likeliest_tokens(count: int):
+    """The likeliest first, and of logits that mean the same another row is the same."""
+    for shift in (0.0, 5.0):
+        found = chosen(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
+        assert [each.token for each in found.likeliest] == [2, 0, 1][:count]
+        told = [np.exp(each.logprob) for each in (found.chosen, *found.likeliest)]
+        assert found.chosen.token == 1 and told == pytest.approx([0.125, 0.625, 0.25, 0.125][: count + 1], rel=1e-5)
