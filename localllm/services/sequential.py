@@ -22,6 +22,7 @@ from localllm.services.last_reads import LastReads
 
 KEPT_AS = KVType.of("f16")  # keys and values
 AT_ONCE = 3 << 17  # weights that are made float32 and multiplied together: 1.5 MB
+SHARES = 4  # of a small matrix
 TOGETHER = 512  # tokens of short texts
 
 
@@ -58,8 +59,9 @@ class MatrixRows(NamedTuple):
     of: Callable[[int, int, int], np.ndarray]
 
     def places(self) -> Iterator[tuple[int, int, int]]:
-        """All of them, so many at a time that a core's cache holds them while they are multiplied."""
-        (stack, rows), step = (1, *self.shape)[-3:-1], max(AT_ONCE // self.shape[-1], 1)
+        """All of them, so many at a time that a core's cache holds them while they meet texts, and several at least."""
+        stack, rows = (1, *self.shape)[-3:-1]
+        step = max(min(AT_ONCE // self.shape[-1], -(-rows // SHARES)), 1)
         return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
 
     def whole(self, pool: ThreadPoolExecutor) -> np.ndarray:

@@ -19,6 +19,8 @@ from localllm.services.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.services.needs import Need, candidates, group_of
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
+from localllm.services.scores import divergence as of_token
+from localllm.services.scores import log_sum_exp
 from localllm.services.sequential import FinishedError, Inputs, MatrixRows, Parts
 
 SAMPLE = 96  # rows of a matrix that tell what its formats cost
@@ -71,19 +73,18 @@ class Meeting(Originals):
         """At the matrix, or the stack of them, of a tensor."""
         raise NotImplementedError
 
-    def known(self, inputs: Inputs, n: int, name: str) -> tuple[Feedback, np.ndarray, np.ndarray]:
-        """By what matrix n meets in every second chunk, and the second moments of the others, and some of them."""
+    def known(self, inputs: Inputs, n: int, name: str) -> Feedback:
+        """By what matrix n meets in every second chunk."""
         if inputs.shared is None or inputs.shared is not self._shared:
-            pieces = list(inputs.of(n))
-            columns = pieces[0].shape[1]
-            seen, other = (mean_moments(pieces[half::2], columns, self._threads) for half in (0, 1))
-            if name == EMBEDDING:
-                count_themselves(seen)
-                count_themselves(other)
-            met = np.concatenate(list(limited(pieces[1::2])))
-            self._last = Feedback(seen, DAMPING, self._threads), other, met[:: max(1, len(met) // INPUTS)]
+            self._feedback = Feedback(self._moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
             self._shared = inputs.shared
-        return self._last
+        return self._feedback
+
+    def _moments(self, pieces: list[np.ndarray], name: str) -> np.ndarray:
+        moments = mean_moments(pieces, pieces[0].shape[1], self._threads)
+        if name == EMBEDDING:
+            count_themselves(moments)
+        return moments
 
     def each(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
         """What is made of each, on several threads."""
@@ -94,7 +95,7 @@ class Meeting(Originals):
         """All rows of a tensor."""
         shape, pieces = job.tensor.shape, []
         for n in range(row_count(shape) // (1, *shape)[-2]):
-            feedback, _, _ = self.known(inputs, n, job.tensor.name)
+            feedback = self.known(inputs, n, job.tensor.name)
             pieces += [feedback.encode(format, some) for some in self.in_pieces(job.tensor, n)]
         return MatrixBlocks(format, np.concatenate(pieces))
 
@@ -109,6 +110,7 @@ class Surveyed(Meeting):
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener, threads, on_matrix)
         self.needs, self.coarse = dict[str, Need](), dict[str, MatrixBlocks]()
+        self._shared_others: Any = None
 
     def look(self, job: TensorJob, inputs: Inputs) -> None:
         """As of Meeting."""
@@ -127,7 +129,7 @@ class Surveyed(Meeting):
 
     def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
         """Of matrix n: what it would cost to leave it out, then in each format, then by the rounding of its inputs."""
-        feedback, moments, met = self.known(inputs, n, tensor.name)
+        feedback, (moments, met) = self.known(inputs, n, tensor.name), self._others(inputs, n, tensor.name)
         weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 
         def of(format: str) -> float:
@@ -135,6 +137,15 @@ class Surveyed(Meeting):
 
         rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
         return [cost(weights, moments), *self.each(of, names), *rounding]
+
+    def _others(self, inputs: Inputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Second moments of what matrix n meets in the chunks that `known` leaves out, and some of that."""
+        if inputs.shared is None or inputs.shared is not self._shared_others:
+            pieces = list(inputs.of(n))[1::2]
+            met = np.concatenate(list(limited(pieces)))
+            self._last_others = self._moments(pieces, name), met[:: max(1, len(met) // INPUTS)]
+            self._shared_others = inputs.shared
+        return self._last_others
 
 
 class Coarse(Originals):
@@ -205,14 +216,11 @@ def divergence(base: Parts, other: Parts, threads: int = 1) -> float:
     """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
 
     def of(one: np.ndarray, another: np.ndarray) -> float:
-        p, q = log_softmax(one), log_softmax(another)
-        return float((np.exp(p) * (p - q)).sum(dtype=np.float64))
+        total, (scratch, known) = 0.0, np.empty((2, one.shape[1]), np.float32)
+        for p, q in zip(one, another, strict=True):
+            np.subtract(p, np.float32(log_sum_exp(p, scratch)), out=known)
+            total += of_token(known, q, log_sum_exp(q, scratch), scratch)
+        return total
 
     with ThreadPoolExecutor(threads) as pool:
         return max(sum(pool.map(of, base, other)) / sum(map(len, base)), 0.0)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Of each row, float32."""
-    moved = logits - logits.max(axis=1, keepdims=True)
-    return moved - np.log(np.exp(moved).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
