@@ -4,6 +4,7 @@ import io
 import json
 import mmap
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
 from localllm.cli.options import layers
-from localllm.cli.quantize import meant_type
+from localllm.cli.quantize import meant_type, needed, sizing, understood, with_texts
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
@@ -644,3 +645,102 @@ def test_titles_of_sessions():
 )  # fmt: skip
 def test_which_type_may_be_meant(text: str, question: str):
     assert meant_type(text).startswith(question) and bool(meant_type(text)) == bool(question)
+
+
+NO_TYPE = "is no type; localllm quantize --help lists them"
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    ("in Q4_0", ("in", None, "Q4_0", None)), ("in out q8_0", ("in", "out", "Q8_0", None)),
+    ("in Q4_0 8", ("in", None, "Q4_0", 8)), ("in out Q4_0 8", ("in", "out", "Q4_0", 8)),
+    ("in Q4_0 Q8_0", ("in", "Q4_0", "Q8_0", None)), ("in 2 7", ("in", None, "Q4_0", 7)),
+    ("in Q4_0 x", f"x {NO_TYPE}"), ("in model.gguf", f"model.gguf {NO_TYPE}"), ("in Q4-K-M9", "did you mean Q4_K_M"),
+    *((words, "expected IN [OUT] TYPE") for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")),
+])  # fmt: skip
+def test_what_quantize_is_told(words: str, found: tuple[Any, ...] | str):
+    if isinstance(found, str):
+        with pytest.raises(UsageError, match=re.escape(found)):
+            understood(tuple(words.split()))
+    else:
+        source, target, recipe, threads = understood(tuple(words.split()))
+        assert (source, target, recipe.name, threads) == found
+
+
+@pytest.mark.parametrize(("words", "before", "texts"), [
+    ("in Q4_0 a b", "in Q4_0", "a b"), ("in out Q4_0 a", "in out Q4_0", "a"), ("in out Q4_0", "in out Q4_0", ""),
+    ("in Q4_0 Q8_0", "in Q4_0", "Q8_0"), ("in out x y", "in out x y", ""), ("in", "in", ""),
+])  # fmt: skip
+def test_which_words_are_texts(words: str, before: str, texts: str):
+    assert with_texts(tuple(words.split())) == (tuple(before.split()), tuple(texts.split()))
+
+
+def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The file of the plan is not replaced by mistake, and nothing is measured then."""
+    from localllm.services import by_need, folding
+
+    asked: list[Any] = []
+    chosen = SimpleNamespace(predicted=0.12345, usual=0.2, found=0.1, formats={"a": "Q8_0"})
+
+    def folded(source: Any, request: Any, count: int, show: Any, compiling: Any) -> str:
+        asked.append((source.path, count))
+        return "the scaled one"
+
+    def by(source: Any, request: Any, size: Any, count: int, show: Any, check: Any, compiling: Any) -> Any:
+        asked.append((source, size, count))
+        return chosen
+
+    monkeypatch.setattr(folding, "folded", folded)
+    monkeypatch.setattr(by_need, "by_need", by)
+    source: Any = SimpleNamespace(path="m", files=[str(tmp_path / "m")])
+    request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
+    with pytest.raises(UsageError, match="--size and --bpw go with --calibrate"):
+        needed(source, QuantizeRequest(RECIPES["Q4_0"]), len, path, 3, False)
+    (tmp_path / "plan.toml").write_text("")
+    with pytest.raises(UsageError, match=r"plan\.toml: this file exists; without --size it is the plan, and --force"):
+        needed(source, request, len, path, 3, False)
+    assert not asked
+    for at, force in ((path, True), (None, False), (f"{path}2", False)):
+        new, made = needed(source, request, len, at, 3, force)
+        assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
+        assert at is None or read_formats(at, SimpleNamespace(tensors=[SimpleNamespace(name="a")])) == {"a": "Q8_0"}
+    assert asked == [("m", 3), ("the scaled one", len, 3)] * 3
+    line = "predicted divergence 0.1235, 0.2000 with the formats of Q4_0; of weights alone, in texts held back, 0.1000"
+    assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
+    with pytest.raises(UsageError, match="--size and --bpw say the same: give one"):
+        sizing("1GB", 4.0)
+    plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=1000))])
+    assert sizing("12k", None)(plan) == 12_000 and sizing(None, 4.0)(plan) == 400
+
+
+def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from localllm.cli import quantize as command
+    from localllm.services import quantize as service
+
+    asked: list[Any] = []
+    plan: Any = SimpleNamespace(
+        paths=lambda target: [f"{target}-1", f"{target}-2"], source=SimpleNamespace(path="in"), nbytes=10,
+        nbytes_before=20, bits_per_weight=4.5, bits_per_weight_before=16.0, weights=9,
+    )  # fmt: skip
+
+    def run(plan: Any, target: str, request: Any, threads: int, on_progress: Any, compiling: Any, told: Any) -> None:
+        asked.append((target, threads))
+        on_progress(3, "name")
+        told.append("odd")
+
+    monkeypatch.setattr(service, "check_output", lambda plan, target, request: asked.append(("check", target)))
+    monkeypatch.setattr(service, "run", run)
+    target, request = str(tmp_path / "out"), QuantizeRequest(RECIPES["Q4_0"])
+    for threads in (0, 1025):
+        with pytest.raises(UsageError, match=f"threads should be from 1 to 1024, not {threads}"):
+            command.execute(plan, target, request, threads, False)
+    (tmp_path / "out-2").write_bytes(b"notes")
+    with pytest.raises(UsageError, match="out-2: this file exists, and is no model"):
+        command.execute(plan, target, request, 1, False)
+    asked.clear()
+    monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46] * 2).__next__)
+    for threads in (1, 1024):
+        command.execute(plan, target, request, threads, True)
+    assert asked == [("check", target), (target, 1), ("check", target), (target, 1024)]
+    out, err = capsys.readouterr()
+    said = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"
+    assert out.splitlines() == [said] * 2 and err.splitlines() == ["localllm: warning: odd"] * 2
