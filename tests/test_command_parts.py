@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,8 @@ from localllm.files.checked import Checked
 from localllm.files.folders import make_private
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.projectors import projector_among
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.said_call import SaidCall
 from localllm.quant.recipes import RECIPES
 from localllm.services import outputs, pull
 from localllm.services.by_need import bits_of, read_formats, size_of, with_formats, write_formats
@@ -74,6 +77,184 @@ def test_what_is_told_of_a_call(monkeypatch: pytest.MonkeyPatch, outcome: Outcom
     monkeypatch.setattr(tool_calls, "dim", told.append)
     tool_calls.tell(outcome)
     assert told == [shown]
+
+
+class Box:
+    """Tools of these names, which do what they are called."""
+
+    def __init__(self, *names: str, most: int = 50_000):
+        self.names, self.most, self.use = [*names], most, "these tools"
+
+    def perform(self, call: SaidCall) -> Outcome:
+        return Outcome(f"did {call.name}")
+
+    def without(self, names: list[str]) -> "Box":
+        return Box(*(name for name in self.names if name not in names), most=self.most)
+
+
+class Keys:
+    """A keyboard on which somebody gives these answers."""
+
+    def __init__(self, *answers: str):
+        self.answers, self.asked, self.closed = [*answers], list[str](), 0
+
+    def ask(self, question: str) -> str:
+        self.asked.append(question)
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def tools(*answers: str, yes: tuple[str, ...] = (), most: int = 9, keyboard: bool = True, **more: Any) -> Any:
+    """Of three tools, and the keyboard."""
+    keys = Keys(*answers)
+    box: Any = Box("read", "write", "run")
+    return tool_calls.ToolCalls(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
+
+
+def call(name: str, pieces: str = '{"a": "ü"}') -> SaidCall:
+    return SaidCall(name, [pieces] if pieces else [], "id")
+
+
+REFUSED = "error: the user does not allow this call"
+
+
+@pytest.mark.parametrize(("answers", "allowed", "done"), [
+    (["y", "yes", "n"], ["asked", "asked", "no"], [True, True, False]), (["a"], ["always"] * 3, [True] * 3),
+    (["always"], ["always"] * 3, [True] * 3), (["x", "", "a"], ["no", "no", "always"], [False, False, True]),
+])  # fmt: skip
+def test_the_user_allows_calls(
+    monkeypatch: pytest.MonkeyPatch, answers: list[str], allowed: list[str], done: list[bool]
+):
+    it, keys = tools(*answers)
+    noted: list[Any] = []
+    monkeypatch.setattr(it, "_transcript", SimpleNamespace(add=noted.append))
+    monkeypatch.setattr(tool_calls, "perf_counter", iter([1.0, 1.25049] * 3).__next__)
+    results = [it.results([call("run")])[0] for _ in range(3)]
+    assert [result["content"] for result in results] == ["did run" if yes else REFUSED for yes in done]
+    assert results[0] == {"role": "tool", "tool_call_id": "id", "name": "run", "content": results[0]["content"]}
+    assert [each["allowed"] for each in noted] == allowed and [each["failed"] for each in noted] == [
+        not x for x in done
+    ]
+    assert noted[0]["seconds"] == 0.25 and not keys.answers
+    assert keys.asked[0] == 'tool: run {"a": "ü"}\nallow it? [y]es, [n]o, [a]lways run: '
+
+
+def test_calls_that_nobody_is_asked_about(capsys: pytest.CaptureFixture[str]):
+    """Of tools that are named, and of those that there are not: the model is told so. A call that was cut has no
+    arguments."""
+    it, keys = tools("n", yes=("read",))
+    names = [result["content"] for result in it.results([call("read"), call("none"), call("run", "")])]
+    assert names == ["did read", "did none", REFUSED] and keys.asked[0].startswith("tool: run {}\n")
+    said = [line for line in capsys.readouterr().err.splitlines() if "tool: " in line]
+    assert said == ['localllm: tool: read {"a": "ü"}', 'localllm: tool: none {"a": "ü"}']
+    nobody, _ = tools(yes=("read",), keyboard=False)
+    assert [each["content"] for each in nobody.results([call("read"), call("run")])] == ["did read", REFUSED]
+
+
+def test_steps_are_counted_anew_for_each_question():
+    it, _ = tools(yes=("run",), most=2)
+    for _ in range(2):
+        it.asked([])
+        it.results([call("run"), call("run"), call("run")])
+        it.results([])
+        with pytest.raises(LocalllmError, match="has called tools 2 times without an answer; see --max-steps"):
+            it.results([call("run")])
+
+
+def test_whom_one_can_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    opened: list[Any] = []
+    monkeypatch.setattr(tool_calls.Keyboard, "opened", lambda: opened[-1])
+
+    def of(*yes: str, keyboard: Keys | None = None) -> Any:
+        opened.append(keyboard)
+        box: Any = Box("read", "run")
+        with ExitStack() as stack:
+            return tool_calls.ToolCalls.of(box, yes, 3, None, stack)
+
+    keys = Keys()
+    assert of("read", "run", keyboard=keys)._keyboard is None and not keys.closed
+    assert of("read", keyboard=keys)._keyboard is keys and keys.closed == 1
+    assert capsys.readouterr().err == ""
+    assert of("read").box.names == ["read"]
+    said = "localllm: there is no terminal to ask on, so these are not offered: run\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(UsageError, match="there is no terminal to ask on: --yes read,run allows all calls of these"):
+        of()
+    with pytest.raises(UsageError, match="yes names 'rum', which is none of the tools: read, run"):
+        of("read", "rum")
+
+
+@pytest.mark.parametrize(("context", "most", "expected"), [
+    (4096, 50_000, 4096), (None, 50_000, 50_000), (500, 50_000, 1000), (4096, 700, 700),
+])  # fmt: skip
+def test_tools_begin_with_a_model(tmp_path: Path, context: int | None, most: int, expected: int):
+    """What they return fits it; the transcript is one, whatever models follow."""
+    path = tmp_path / "transcript"
+    it, _ = tools(transcript=str(path))
+    it.box.most = most
+    model: Any = SimpleNamespace(context=context, name="", path="m.gguf")
+    with ExitStack() as stack:
+        for _ in range(2):
+            assert it.begin(model, GenerationOptions(), stack).tools == "these tools" and it.box.most == expected
+        it.asked([{"role": "user", "content": "Hi"}])
+        it.note({"role": "assistant", "content": "Ho"}, finish="stop")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["model"] == "m.gguf" and lines[1:] == [
+        {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "finish": "stop"},
+    ]  # fmt: skip
+
+
+def test_a_keyboard(monkeypatch: pytest.MonkeyPatch):
+    """What was typed before the question is no answer; who sends nothing says no."""
+    did: list[Any] = []
+
+    class Typed(io.StringIO):
+        def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+            line = super().readline()
+            if line == "^C\n":
+                raise KeyboardInterrupt
+            return line
+
+    class Screen(io.StringIO):
+        def flush(self) -> None:
+            did.append(self.getvalue())
+
+        def close(self) -> None:
+            did.append("closed")
+            raise OSError
+
+    monkeypatch.setattr(tool_calls, "forget_typed", lambda keys: did.append("forget"))
+    keys, screen = Typed(" Yes \n\n^C\n"), Screen()
+    keyboard = tool_calls.Keyboard(keys, screen)
+    assert [keyboard.ask("\x1b[2Jrun? ") for _ in range(4)] == ["yes", "n", "n", "n"]
+    assert did[:2] == ["forget", "\ufffd[2Jrun? "] and screen.getvalue() == "\ufffd[2Jrun? " * 3 + "\n\ufffd[2Jrun? "
+    keyboard.close()
+    assert keys.closed and did[-1] == "closed"
+
+
+@pytest.mark.parametrize(("terminal_there", "silent", "out"), [
+    (True, False, ""), (False, False, "at last\n"), (False, True, ""), (True, True, ""),
+])  # fmt: skip
+def test_the_answer_behind_all_calls(monkeypatch: pytest.MonkeyPatch, terminal_there: bool, silent: bool, out: str):
+    """A file gets what is said last, and nothing that was said before a call."""
+    written, began, streamed = [], list[Any](), list[Any]()
+    said = [("first", [call("run")]), ("at last", [])]
+    answers = iter([SimpleNamespace(text=text, calls=calls, finish_reason="stop", thinking="",
+                                    message=lambda text=text: {"role": "assistant", "content": text})
+                    for text, calls in said])  # fmt: skip
+    monkeypatch.setattr(tool_calls, "begin", lambda model, messages, chosen: began.append([*messages]) or next(answers))
+    monkeypatch.setattr(tool_calls, "stream", lambda answer, line, holds, thoughts: streamed.append((holds, thoughts)))
+    monkeypatch.setattr(tool_calls, "is_terminal", lambda stream: terminal_there)
+    monkeypatch.setattr(tool_calls, "write", written.append)
+    it, _ = tools(yes=("run",))
+    asked: Any = [{"role": "user", "content": "Hi"}]
+    answer, messages, interrupted = tool_calls.answered(None, asked, None, it, None, silent, False)  # type: ignore[arg-type]
+    assert (answer.text, interrupted, "".join(written)) == ("at last", None, out)
+    assert [each["content"] for each in messages] == ["first", "did run", "at last"] and asked == began[0]
+    assert began[1] == [*asked, *messages[:2]]
+    assert streamed == [(silent or not terminal_there, False)] * 2
 
 
 # ---- opening
