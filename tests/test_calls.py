@@ -6,17 +6,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_model
 from conftest import ROOT
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.call_format import GENERIC, HARMONY, ID, IDS, TOLD, CallFormat, call_format, common_form
-from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
+from localllm.generation.call_format import (
+    GENERIC,
+    HARMONY,
+    ID,
+    IDS,
+    TOLD,
+    CallFormat,
+    ParameterMarks,
+    call_format,
+    common_form,
+)
+from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader, is_text
 from localllm.generation.calls import Calls, Tool, ToolUse
 from localllm.generation.either import Either
-from localllm.generation.thinking import ANSWER
+from localllm.generation.thinking import ANSWER, SIGN, Thinking
 from localllm.generation.tool_messages import PROBE, as_data, with_arguments
 from localllm.text.templates import ChatTemplate
 
@@ -148,6 +159,11 @@ def guide():
         yield model
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory):
+    return api.open_tokenizer(tiny_model.write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
 FORMATS = {
     "generic": GENERIC, "hermes": format_of(QWEN)[1], **TOLD,
     "coder": None, "deepseek": None, "mistral": None, "glm": None, "gemma": None, "llama": None,
@@ -257,3 +273,242 @@ def test_nothing_is_expected_of_what_may_be_two_things():
     assert either.expected() == [2]
     either.form, either.calls = form, None
     assert either.expected() == [1]
+
+
+class Follower:
+    """Says words, as tokens; whether it was told of what came."""
+
+    def __init__(self, *words: list[int]):
+        self.words, self.said, self.unfinished = words, list[int](), lambda thinking: (thinking, self)
+
+    def copy(self) -> "Follower":
+        twin = Follower(*self.words)
+        twin.said = [*self.said]
+        return twin
+
+    def allowed(self) -> np.ndarray:
+        size = len(self.said)
+        nexts = {word[size] for word in self.words if word[:size] == self.said and len(word) > size}
+        return np.isin(np.arange(6), [*nexts])
+
+    def accept(self, token: int) -> None:
+        assert self.allowed()[token]
+        self.said.append(token)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.said in self.words
+
+
+def test_one_of_two_things():
+    """As long as both go on alike, both follow; then one does, and before that there may be a thought for the form."""
+    form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
+    either: Any = Either(form, calls)  # type: ignore[arg-type]
+    other, thinking = either.copy(), Thinking()
+    assert np.flatnonzero(either.allowed()).tolist() == [1, 4]
+    either.accept(1)
+    only_form = either.copy()
+    only_form.calls = None
+    assert (either.is_complete, form.is_complete) == (False, True)  # a call may still come
+    for token in (2, 3):
+        assert np.flatnonzero(either.allowed()).tolist() == [token]
+        either.accept(token)
+    assert (form.said, calls.said, either.is_complete, either.form) == ([1, 2], [1, 2, 3], False, None)
+    twin = either.copy()
+    assert np.flatnonzero(either.allowed()).tolist() == [5]
+    either.accept(5)
+    assert (calls.said, either.is_complete, twin.is_complete) == ([1, 2, 3, 5], True, False)
+    assert either.unfinished(thinking) == (thinking, form)
+    assert other.form.said == other.calls.said == []
+    other.accept(4)
+    assert (other.form, other.is_complete, form.said) == (None, True, [1, 2])
+    only_form.copy().accept(2)
+    only_form.accept(2)
+    assert (only_form.form.said, only_form.is_complete) == ([1, 2], True)
+
+
+CODER = CallFormat(
+    "\n<tool_call>\n<function=", ">\n", "</function>\n</tool_call>\n<tool_call>\n<function=",
+    "</function>\n</tool_call>",
+    ParameterMarks("<parameter=", "<parameter=", (">\n", "\n</parameter>\n"), (">\n", "\n</parameter>\n")),
+)  # fmt: skip
+LFM2 = TOLD["<|tool_call_start|>"]
+TOOLS = {tool.name: tool.parameters for tool in (WEATHER, TIME)}
+
+
+def parts_of(reader: CallReader, pieces: list[str]) -> list[tuple[str, str]]:
+    return [(kind, text) for piece in pieces for kind, text in reader.push(piece)]
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (CODER, "<tool_call>\n<function=get_weather>\n<parameter=city>\nSão \"Paulo\"\n<b>\n</parameter>\n"
+         "<parameter=days>\n31\n</parameter>\n<parameter=unit>\nC\n</parameter>\n"
+         '<parameter=tags>\n["}", "a"]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time.now>\n'
+         "</function>\n</tool_call>"),
+        (LFM2, '<|tool_call_start|>[get_weather(city="São \\"Paulo\\"\n<b>", days=31, unit="C", tags=["}", "a"]), '
+         "time.now()]<|tool_call_end|>"),
+    ],
+    ids=["tags", "words"],
+)  # fmt: skip
+def test_parameters_with_marks_come_one_by_one(format: CallFormat, text: str):
+    """Each when it is whole: a number is when something else comes, and all are when the mark of their end does."""
+    text = text.replace('\\"', "'") if format is LFM2 else text
+    city = "São 'Paulo'\n<b>" if format is LFM2 else 'São "Paulo"\n<b>'
+    expected = [
+        (ANSWER, "Well."), (CALL, "get_weather"),
+        (ARGUMENTS, f'{{"city": {json.dumps(city, ensure_ascii=False)}'), (ARGUMENTS, ', "days": 31'),
+        (ARGUMENTS, ', "unit": "C"'), (ARGUMENTS, ', "tags": ["}", "a"]'), (ARGUMENTS, "}"),
+        (CALL, "time.now"), (ARGUMENTS, "{}"),
+    ]  # fmt: skip
+    text = f"Well.\n{text}"
+    assert parts_of(CallReader(format, TOOLS), [text]) == expected
+    reader, said = CallReader(format, TOOLS), list[tuple[str, str]]()
+    for place, character in enumerate(text):
+        more = parts_of(reader, [character])
+        before = "".join(piece for _, piece in said)
+        if (ARGUMENTS, ', "days": 31') in more:
+            assert text[: place + 1].partition("31")[2] == ("\n</parameter>\n" if format is CODER else ",")
+        assert reader.in_call == (format.trigger in text[: place + 1]), before
+        said += more
+    merged = [(ANSWER, "".join(piece for kind, piece in said if kind == ANSWER))]
+    assert merged + [part for part in said if part[0] != ANSWER] == expected
+    assert reader.flush() == []
+
+
+def test_marks_that_are_tokens_within_a_text():
+    """They are shown as any text, and no end of it."""
+    reader = CallReader(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
+    text = f"{SIGN}<tool_call>\n<function=time.now>\n<parameter=zone>\na {SIGN}</tool_call>\n</parameter>\n</function>"
+    assert parts_of(reader, [text])[1:] == [(ARGUMENTS, '{"zone": "a </tool_call>"')]
+    assert parts_of(reader, [f"\n{SIGN}</tool_call>"]) == [(ARGUMENTS, "}")]
+    assert parts_of(reader, ["more"]) == []
+
+
+def test_a_reader_goes_on_by_itself():
+    """Whatever its copy reads; and what looked like a call may be none after all."""
+    reader = CallReader(GENERIC, TOOLS)
+    assert parts_of(reader, ['{"name": "time.now", "arguments": {"zone": "a']) == [
+        (CALL, "time.now"), (ARGUMENTS, '{"zone": "a'),
+    ]  # fmt: skip
+    twin = reader.copy()
+    assert parts_of(twin, ['}"}}', "{"]) == [(ARGUMENTS, '}"}')]
+    assert parts_of(reader, ['\\"}", "b": [{}]}}']) == [(ARGUMENTS, '\\"}", "b": [{}]}')]
+    assert (twin.flush(), reader.flush()) == ([], [])
+    wrong = CallReader(GENERIC, TOOLS)
+    assert (parts_of(wrong, ['{"name": "', "no"]), wrong.in_call, wrong.pending) == ([], True, "")
+    assert wrong.give_up() == [(ANSWER, '{"name": "no')]
+    assert (parts_of(wrong, ['{"name": "time.now'])) == [(ANSWER, '{"name": "time.now')]
+    assert (wrong.in_call, wrong.flush(), wrong.give_up()) == (False, [], [])
+    bidden = CallReader(GENERIC, TOOLS)
+    bidden.begin()
+    assert parts_of(bidden, ['{"name": "time.now", "arguments": {}', "}"]) == [(CALL, "time.now"), (ARGUMENTS, "{}")]
+
+
+def test_white_space_waits_for_what_comes_behind_it():
+    """In front of a call it is no part of what was said; nor is it an answer alone."""
+    reader = CallReader(CODER, TOOLS)
+    said = [parts_of(reader, [piece]) for piece in (" ", "a ", "\n", "b", "\n\n", "<tool_call>\n")]
+    assert said == [[], [(ANSWER, " a")], [], [(ANSWER, " \nb")], [], []]
+    assert (reader.in_call, reader.pending) == (True, "\n")
+    assert reader.give_up() == [(ANSWER, "<tool_call>\n")]
+
+
+@pytest.mark.parametrize(
+    ("format", "marks", "text", "is_call"),
+    [
+        (CODER, "", "Well.\n  <tool_call>", True), (CODER, "", "Well. <tool_call>", False),
+        (CODER, "", "\n <tool_call>", True),
+        (CODER, "<tool_call>", f"Well. {SIGN}<tool_call>", True), (CODER, "<tool_call>", "Well.\n<tool_call>", False),
+        (GENERIC, "", '{"name": "', True), (GENERIC, "", 'Well.\n{"name": "', False),
+        (GENERIC, "", '\n\n{"name": "', True),
+        (HARMONY, "", "<|channel|>commentary to=functions.", True), (HARMONY, "", "assistant to=functions.", True),
+    ],
+)  # fmt: skip
+def test_where_a_call_may_begin(format: CallFormat, marks: str, text: str, is_call: bool):
+    """A tag where a line does, a token anywhere, what is neither in the very beginning; harmony's in a head."""
+    for pieces in ([text], [*text]):
+        reader = CallReader(format, TOOLS, frozenset(filter(None, [marks])))
+        parts_of(reader, pieces)
+        assert reader.in_call == is_call
+
+
+def test_a_head_of_harmony_is_not_said():
+    marks = frozenset({"<|channel|>", "<|message|>", "<|constrain|>"})
+    reader = CallReader(HARMONY, TOOLS, marks)
+    head = f"{SIGN}<|channel|>commentary", " to=functions.time.now ", f"{SIGN}<|constrain|>json"
+    assert [parts_of(reader, [piece]) for piece in head] == [[], [], []]
+    assert parts_of(reader, [f"{SIGN}<|message|>", '{"zone": "}"}']) == [
+        (CALL, "time.now"),
+        (ARGUMENTS, '{"zone": "}"}'),
+    ]
+    assert parts_of(CallReader(HARMONY, TOOLS, marks), ["Well", ", so"]) == [(ANSWER, "Well"), (ANSWER, ", so")]
+
+
+def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
+    tools = {"now": {"type": "object"}, "now_then": {"type": "object", "properties": None}}
+    for format, text in (
+        (CODER, "<tool_call>\n<function=%s>\n</function>\n</tool_call>"),
+        (LFM2, "<|tool_call_start|>[%s(), "),
+    ):
+        for name in tools:
+            assert parts_of(CallReader(format, tools), [text % name]) == [(CALL, name), (ARGUMENTS, "{}")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, True), ({"enum": ["a", "b"]}, True), ({"enum": ["a", 1]}, False), ({"enum": []}, False),
+        ({"type": "integer"}, False), ({}, False), (True, False),
+    ],
+)  # fmt: skip
+def test_which_parameters_are_texts(schema: object, expected: bool):
+    assert is_text(schema) == expected
+
+
+PLACES = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 4},
+        "days": {"type": "integer", "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+        "tags": {"$ref": "#/$defs/tags"},
+    },
+    "required": ["days"],
+    "$defs": {"tags": {"type": "array", "items": {"type": "boolean"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("inside", "is_whole"),
+    [
+        ("days=3", True), ('city="Oslo", days=3', True), ('days=3, unit="C"', True), ("days=3, tags=[true]", True),
+        ('city="O", days=3, unit="F", tags=[]', True), ('city="Paris", days=3', False), ('city="", days=3', False),
+        ("days=10", False), ('days="3"', False), ("", False), ('city="Oslo"', False), ('unit="C", days=3', False),
+        ('days=3, unit="K"', False), ("days=3, tags=3", False), ("days=3, days=3", False), ("days=3,", False),
+        (", days=3", False), ("days=3, more=1", False), ("days=3), places(days=4", True), ("days=3), now(", True),
+    ],
+)  # fmt: skip
+def test_the_grammar_of_parameters_with_marks(tokenizer, inside: str, is_whole: bool):
+    """In their order, each at most once, those that are required always, by a schema that may be elsewhere."""
+    calls = Calls(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
+    matcher = calls.matcher(tokenizer.vocab_size)
+    assert matcher.accept_text(f"<|tool_call_start|>[places({inside})]<|tool_call_end|>") == is_whole
+    if is_whole:
+        assert not matcher.accept_text(" ")
+
+
+def test_grammars_of_several_calls(tokenizer):
+    """Behind the trigger, or with it; and one call only where that is asked."""
+    tools = [Tool("places", "", PLACES), Tool("now")]
+    two = "[now(), now()]<|tool_call_end|>"
+    for use, whole, text, is_allowed in (
+        (ToolUse(tools), False, two, True),
+        (ToolUse(tools, parallel=False), False, two, False),
+        (ToolUse(tools), True, f"<|tool_call_start|>{two}", True),
+        (ToolUse(tools), True, two, False),
+        (ToolUse(tools, "places"), True, f"<|tool_call_start|>{two}", False),
+    ):
+        calls = Calls(use, LFM2, tokenizer)
+        assert calls.matcher(tokenizer.vocab_size, whole).accept_text(text) == is_allowed, (use, text)

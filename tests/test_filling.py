@@ -31,8 +31,10 @@ from localllm.generation.filling import (
     filled,
     filling_model,
     how_many,
+    logits_for,
     plan,
     probabilities,
+    require_room,
 )
 
 MASK, VOCAB = 9, 10
@@ -137,14 +139,121 @@ def test_how_sure_a_place_is():
     assert (surest[ENTROPY] < 0).all()
 
 
+def test_by_time_the_last_step_fills_what_is_left():
+    """A step fills the share of what is masked by which the time that is left shrinks, down to epsilon."""
+    states = list(filled(certain([0] * 101), [0], FillingOptions(100, 4, 0.5)))
+    assert [state.count(MASK) for state in states] == [88, 76, 64, 0]
+
+
+def test_nothing_is_read_for_steps_that_have_no_place_to_fill():
+    known, reads = certain([0] * 6), []
+    counting = known._replace(read=lambda tokens: reads.append(tokens) or known.read(tokens))
+    states = list(filled(counting, [0, 0], FillingOptions(4, 8, block_length=2)))
+    assert [state.count(MASK) for state in states] == [3, 2, 2, 2, 1, 0, 0, 0]
+    assert len(reads) == 4
+
+
+def test_logits_of_a_place_with_and_without_the_prompt():
+    """To the number: guidance, and a first place that nothing is in front of."""
+    plain = FillingModel(lambda tokens: np.outer(tokens, [1.0, 2.0]).astype(np.float32), MASK, False)
+    tokens = np.array([1, 2, MASK])
+    for guidance, first in ((0.0, [1, 2]), (0.5, [MASK - 1.5 * (MASK - 1), 2 * (MASK - 1.5 * (MASK - 1))])):
+        options = FillingOptions(1, 1, 0.1, guidance=guidance)
+        rows = logits_for(plain, tokens, 1, options)
+        assert rows.tolist() == [first, [2, 4], [MASK, 2 * MASK]]
+        assert logits_for(plain._replace(is_shifted=True), tokens, 1, options).tolist() == [first, first, [2, 4]]
+    assert tokens.tolist() == [1, 2, MASK]
+
+
+def test_places_in_any_order():
+    """By chance alone each place has its chance; a warm choice prefers the sure ones, a cold one takes them."""
+    origin = next(filled(certain([0] * 1001), [0], FillingOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
+    assert abs(origin.count(0) - 125) < 40
+    assert 0 < origin[:500].count(0) < origin.count(0)
+    for algorithm, temperature, expected in (
+        (RANDOM, 0.0, 500), (CONFIDENCE, 100.0, 500), (CONFIDENCE, 1.0, 500), (CONFIDENCE, 1e-6, 1000),
+    ):  # fmt: skip
+        options = FillingOptions(1000, 4, 0.5, algorithm=algorithm, algorithm_temperature=temperature, seed=1)
+        sure = certain([0] * 1001)._replace(read=certain([0] * 1001, surer=1e-3).read)
+        chosen = np.flatnonzero(np.array(next(filled(sure, [0], options))) == 0)
+        assert len(chosen) == 125
+        assert abs(chosen.mean() - (expected if expected == 500 else 999 - 62)) < (60 if expected == 500 else 1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_noise_is_as_large_as_the_temperature(temperature):
+    """Two draws with one temperature: the chance of four to one becomes 4 * (4 - log 4 - 1) / 9."""
+    tokens, rows = np.full(4000, MASK), np.tile(temperature * np.log([4.0, 1.0]), (4000, 1))
+    for has_noise, chance in ((False, 0.8), (True, 4 * (3 - np.log(4)) / 9)):
+        options = FillingOptions(temperature=temperature, has_noise=has_noise)
+        filling.fill(tokens, np.arange(4000), rows, 4000, options, np.random.default_rng(2))
+        assert abs((tokens == 0).mean() - chance) < 0.02
+    cold = FillingOptions(has_noise=True)
+    filling.fill(tokens, np.arange(4000), rows, 4000, cold, np.random.default_rng(2))
+    assert not tokens.any()
+
+
+def test_limits_of_what_may_be_drawn():
+    rows = np.log([[4.0, 1.0, 1.0, 2.0]])
+    for options, expected in (
+        (FillingOptions(top_k=1), [1, 0, 0, 0]),
+        (FillingOptions(top_k=3), [0.5, 0.125, 0.125, 0.25]),  # two are equally likely
+        (FillingOptions(top_k=4), [0.5, 0.125, 0.125, 0.25]),
+        (FillingOptions(top_k=5), [0.5, 0.125, 0.125, 0.25]),
+        (FillingOptions(temperature=0.5), [16 / 22, 1 / 22, 1 / 22, 4 / 22]),
+        (FillingOptions(top_p=0.7), [2 / 3, 0, 0, 1 / 3]),
+        (FillingOptions(top_p=0.8), [4 / 7, 1 / 7, 0, 2 / 7]),
+    ):
+        np.testing.assert_allclose(probabilities(rows, options)[0], expected)
+    assert probabilities(np.zeros((1, 2)), FillingOptions(top_p=0.5)).tolist() == [[1, 0]]  # a half is enough
+    many = np.random.default_rng(3).permutation(1000)[None] * 0.01
+    assert (
+        np.flatnonzero(probabilities(many, FillingOptions(top_k=7))).tolist() == np.flatnonzero(many >= 9.93).tolist()
+    )
+    assert probabilities(np.array([[1000.0, 0.0]]), FillingOptions()).tolist() == [[1, 0]]
+
+
+def test_nothing_is_chosen_for_the_user_but_how_many():
+    assert FillingOptions() == FillingOptions(128, 128, 0.0, 0, CONFIDENCE, 0.0, 0.0, 0.0, 0, 1.0, None, False)
+
+
 @pytest.mark.parametrize("wrong", [
-    {"algorithm": 5, "epsilon": 0.1}, {"length": 0, "epsilon": 0.1}, {"steps": 0, "epsilon": 0.1}, {}, {"epsilon": 1.0},
-    {"epsilon": 0.1, "block_length": 4}, {"length": 10, "steps": 5, "block_length": 4},
-    {"length": 8, "steps": 5, "block_length": 4},
+    {"algorithm": 5, "epsilon": 0.1}, {"algorithm": -1, "epsilon": 0.1}, {"length": 0, "epsilon": 0.1},
+    {"steps": 0, "epsilon": 0.1}, {"steps": 10_001, "epsilon": 0.1}, {}, {"epsilon": 1.0}, {"block_length": -1},
+    {"epsilon": 0.1, "block_length": -1}, {"epsilon": 0.1, "block_length": 4},
+    {"length": 10, "steps": 5, "block_length": 4}, {"length": 8, "steps": 5, "block_length": 4},
 ])  # fmt: skip
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError):
         next(filled(certain([0] * 200), [1], FillingOptions(**wrong)))
+
+
+@pytest.mark.parametrize("sensible", [
+    {"algorithm": ORIGIN, "epsilon": 0.1}, {"length": 1, "steps": 1, "epsilon": 0.99},
+    {"steps": 10_000, "epsilon": 0.1}, {"block_length": 128, "steps": 1}, {"block_length": 1},
+])  # fmt: skip
+def test_options_that_just_make_sense(sensible):
+    next(filled(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), FillingOptions(**sensible)))
+
+
+def test_room_for_a_prompt_and_its_places():
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        next(filled(certain([0]), [], FillingOptions(1, 1, 0.1)))
+    require_room(512, 512)
+    with pytest.raises(ContextError, match="513 tokens, of the prompt and of places to fill, do not fit 512"):
+        require_room(513, 512)
+
+
+def test_what_a_file_says_of_its_mask():
+    def of(mask: object, **more: object) -> FillingModel:
+        engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, read_whole=len)
+        return filling_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
+
+    assert of(0) == FillingModel(len, 0, True)
+    assert of(np.uint32(9), **{"diffusion.shift_logits": False}) == FillingModel(len, 9, False)
+    for mask, more in ((-1, {}), (10, {}), (None, {}), ("5", {}), (5, {"diffusion.shift_logits": 1})):
+        with pytest.raises(UsageError, match="has no tokenizer"):
+            of(mask, **more)
 
 
 def test_other_models_have_no_places_to_fill(model_path):

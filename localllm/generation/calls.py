@@ -186,7 +186,7 @@ class Calls:
         assert marks
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         for number, (key, one) in enumerate(properties.items()):
-            rules += self._parameter(f"{rule}_{number}", key, {**schema, **one} if "$ref" in one else one, schema)
+            rules += self._parameter(f"{rule}_{number}", key, one, schema)
             for place, mark in (("a", marks.first), ("b", marks.next)):
                 then = f"{rule}_b{number + 1}"
                 given = f"{self._literal(mark)} {rule}_{number} {then}"
