@@ -18,15 +18,21 @@ from localllm.arch.apertus import read_by_layer
 from localllm.cli import (
     chat_commands,
     drawing,
+    embed,
+    endpoint,
     fit,
+    inspect,
     opening,
+    options,
     pulling,
     report,
     serve,
     session_list,
     terminal,
     tool_calls,
+    vector_output,
 )
+from localllm.cli import map as map_command
 from localllm.cli import pull as pull_command
 from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
@@ -34,9 +40,10 @@ from localllm.cli.images import ImageGroup
 from localllm.cli.options import layers
 from localllm.cli.quantize import meant_type, needed, sizing, understood, with_texts
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
+from localllm.cli.vector_output import output_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
-from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files import ahead, hollow
 from localllm.files.checked import Checked
 from localllm.files.folders import make_private
@@ -50,6 +57,7 @@ from localllm.services.by_need import bits_of, read_formats, size_of, with_forma
 from localllm.services.catalogue import HubReference
 from localllm.services.pull import Pulled
 from localllm.services.quantize_plan import QuantizeRequest
+from localllm.services.records import Record
 from localllm.services.tools.box import Outcome
 
 
@@ -925,3 +933,213 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     out, err = capsys.readouterr()
     said = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"
     assert out.splitlines() == [said] * 2 and err.splitlines() == ["localllm: warning: odd"] * 2
+
+
+# ---- vectors and where they go
+
+
+def vectors_of(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32).reshape(-1, 2)
+
+
+def test_vectors_as_lines(capsysbinary: pytest.CaptureFixture[bytes]):
+    records = [Record(1, "a"), Record("ü", "b")]
+    lines = vector_output.Lines(None, plain=False)
+    lines.put(records, vectors_of(0.1, -2.0, 1 / 3, 1e-20))
+    lines.fail(Record("ü", ""), UsageError("no text"))
+    out = capsysbinary.readouterr().out.decode().splitlines()
+    assert out[0] == '{"id": 1, "embedding": [0.100000001, -2]}' and out[2] == '{"id": "ü", "error": "no text"}'
+    assert out[1] == '{"id": "ü", "embedding": [0.333333343, 9.99999968e-21]}'
+    plain = vector_output.Lines(None, plain=True)
+    plain.put(records, vectors_of(0.1, -2.0, 3.0, 4.0))
+    assert capsysbinary.readouterr().out == b"0.100000001 -2\n3 4\n"
+    with pytest.raises(UsageError, match=r"^no text; plain numbers have no place for that$"):
+        plain.fail(records[0], UsageError("no text"))
+    rows = vector_output.AllRows()
+    assert rows.left(records) is records
+    with pytest.raises(UsageError, match=r"^no text; an array of vectors has no place for that$"):
+        rows.fail(records[0], UsageError("no text"))
+
+
+def test_vectors_that_are_there_are_not_made_again(tmp_path: Path):
+    """But for errors, which are tried again; of another input nothing may be there."""
+    path, model = tmp_path / "v.jsonl", str(tmp_path / "m.gguf")
+    records = [Record(1, "a"), Record(2, "b"), Record(3, "", "broken"), Record(4, "d")]
+    with output_of("jsonl", str(path), model, records) as out:
+        assert out.left(records) == records
+        out.put(records[:1], vectors_of(1, 2))
+        out.fail(records[1], UsageError("no"))
+        out.put(records[2:3], vectors_of(3, 4))
+    with output_of("jsonl", str(path), model, records) as out:
+        assert out.left(records) == records[1:]
+    problem = r"v\.jsonl: the record 1 is not in this input; give another name"
+    with pytest.raises(UsageError, match=problem), output_of("jsonl", str(path), model, records[1:]):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["plain", "npy"])
+def test_vectors_in_a_file(tmp_path: Path, kind: str):
+    """It appears when it is complete, and is not the model's."""
+    path, model = str(tmp_path / "v"), str(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf").write_bytes(b"model")
+    with output_of(kind, path, model, []) as out:
+        out.put([Record(1, "a")], vectors_of(1, 2))
+        out.put([Record(2, "b")], vectors_of(3, 4))
+        assert not os.path.exists(path)
+    found = np.loadtxt(path) if kind == "plain" else np.load(path)
+    assert found.tolist() == [[1, 2], [3, 4]] and (kind == "plain" or found.dtype == np.float32)
+    with pytest.raises(LocalllmError), output_of(kind, model, model, []) as out:
+        out.put([Record(1, "a")], vectors_of(1, 2))
+    assert (tmp_path / "m.gguf").read_bytes() == b"model"
+
+
+def test_an_array_for_a_terminal_or_a_pipe(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]):
+    with output_of("npy", None, "m", []):
+        pass
+    assert np.load(io.BytesIO(capsysbinary.readouterr().out)).shape == (0, 0)
+    monkeypatch.setattr(vector_output, "is_terminal", lambda stream: True)
+    problem = r"a NumPy file is nothing for a terminal: -o FILE\.npy, or a pipe"
+    with pytest.raises(UsageError, match=problem), output_of("npy", None, "m", []):
+        pass
+
+
+@pytest.mark.parametrize(("format", "output", "kind"), [
+    (None, "v.npy", "npy"), ("plain", "v.npy", "plain"), (None, "v", "jsonl"), (None, None, "jsonl"),
+])  # fmt: skip
+def test_how_vectors_are_written(format: str | None, output: str | None, kind: str):
+    assert embed.kind_of(format, output) == kind
+
+
+def test_what_is_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Lines of a file or of stdin, files, images; and INPUT may be a text where there are images."""
+    (tmp_path / "lines").write_text("a\n")
+    (tmp_path / "b.txt").write_text("bee")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xff\0")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped\n")))
+
+    def ids(*given: Any) -> list[tuple[Any, bool]]:
+        return [(record.id, bool(record.error)) for record in embed.records_of(*given)]
+
+    lines, picture = str(tmp_path / "lines"), "x.png"
+    assert ids(lines, None) == [(1, False)] and ids(lines, None, [picture]) == [(1, False), (picture, False)]
+    assert ids("a cat", None, [picture]) == [("a cat", False), (picture, False)]
+    assert ids(None, None, [picture]) == [(picture, False)] and ids(None, None) == [(1, False)]
+    both = [str(tmp_path / "b.txt"), str(tmp_path / "c.txt")]
+    assert ids(None, both, [picture]) == [(picture, False), (both[0], False), (both[1], True)]
+
+
+# ---- servers and models, in words
+
+
+@pytest.mark.parametrize(("text", "number"), [
+    ("500M", 500_000_000), ("8g", 8 * 10**9), (" 1.5k ", 1500), ("12", 12), ("7B", 7), ("2kb", 2000), ("0.0015K", 1),
+])  # fmt: skip
+def test_amounts(text: str, number: int):
+    assert serve.amount(text) == number
+    for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
+        with pytest.raises(ValueError, match="is no size, as 500M or 8G"):
+            serve.amount(odd)
+
+
+@pytest.mark.parametrize(("more", "left"), [
+    ({}, []), ({"context": 5}, ["-c"]), ({"threads": 5}, ["-t"]), ({"device": "cpu"}, ["--device"]),
+    ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.Cache(keys="f32")}, ["--kv-type"]),
+    ({"context": 5, "threads": 1, "cache": options.Cache(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
+])  # fmt: skip
+def test_what_a_server_decides_itself(more: dict[str, Any], left: list[str]):
+    assert endpoint.about_weights(options.EngineGroup(**{"cache": options.Cache(), **more})) == left
+
+
+def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
+    (tmp_path / "key").write_text(" k \n")
+    (tmp_path / "none").write_text(" \n")
+    group = endpoint.EndpointGroup
+    assert group().place() is None and group()._key() is None
+    assert group(endpoint="http://x", api_key_file=str(tmp_path / "key"))._key() == "k"
+    with pytest.raises(UsageError, match="api_key_file is for --endpoint, which is missing"):
+        group(api_key_file=str(tmp_path / "key")).place()
+    with pytest.raises(UsageError, match="none is empty: it should have the key"):
+        group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
+    for said, known in (("k", "k"), ("", None)):
+        monkeypatch.setenv("LOCALLLM_API_KEY", said)
+        assert group()._key() == known
+    with pytest.raises(UsageError, match="fast is not for an endpoint: the server has its own"):
+        endpoint.opened(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("layers", "used", "said"), [
+    (0, True, ""), (1, True, "1 layer, 5 B, used"), (1, False, "1 layer, 5 B, not used"),
+    (2, True, "2 layers, 5 B, one is used"), (2, False, "2 layers, 5 B, not used"),
+])  # fmt: skip
+def test_layers_that_guess_in_words(layers: int, used: bool, said: str):
+    assert inspect.guessing({"layers": layers, "bytes": 5, "used": used}) == said
+
+
+def test_what_a_model_sees_by():
+    eye = {"side": 224, "patch": 14, "width": 512, "type": "clip"}
+    told = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 numbers"
+    assert inspect.sees({"sees": eye}) == told
+    told = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
+    assert inspect.sees({"sees": eye | {"type": "mlp"}}) == told
+    assert inspect.sees({"sees": None, "projector": {"path": "p", "bytes": 7}}) == "images, by p (7 B)"
+    assert inspect.sees({"sees": None, "projector": None}) == ""
+    assert inspect.advice(("top_k", "min_p")) == "top_k;min_p" and inspect.advice(0.5) == "0.5"
+
+
+FACTS = {
+    "vocabulary": {"size": 9, "kind": "gpt2"}, "supported": True, "chat_template": None, "layers": 2, "width": None,
+    "heads": 4, "kv_heads": None, "path": "/m.gguf", "name": "", "architecture": "llama", "reason": "odd",
+    "parameters": 1500, "tensors": [1, 2], "weight_bytes": 3000, "bits_per_weight": 4.504, "made_with": "a\n b",
+    "context": 0, "reads": "", "guessing": {"layers": 0, "bytes": 0, "used": False}, "sees": None, "projector": None,
+    "sampling": {"top_k": 5, "samplers": ("a", "b")},
+}  # fmt: skip
+
+
+def test_facts_of_a_file():
+    """What it does not tell is left out."""
+    lines = {line[:14].strip(): line[14:] for line in inspect.summary(FACTS)}
+    assert lines == {
+        "file": "/m.gguf", "architecture": "llama", "parameters": "1.5 k in 2 tensors",
+        "weights": "3.0 kB, 4.50 bits per weight", "made with": "a b", "shape": "2 layers, 4 heads",
+        "vocabulary": "9 tokens, gpt2", "chat template": "no", "sampling": "top_k 5, samplers a;b",
+    }  # fmt: skip
+    other = FACTS | {"supported": False, "context": 7, "chat_template": "x", "name": "n", "reads": "text"}
+    lines = {line[:14].strip(): line[14:] for line in inspect.summary(other)}
+    assert lines["architecture"] == "llama (not usable: odd)" and lines["context"] == "7 tokens"
+    assert (lines["name"], lines["chat template"], lines["makes"]) == ("n", "yes", "text")
+    eye = {"side": 2, "patch": 1, "width": 5, "type": "clip"}
+    assert "chat template" not in {line[:14].strip() for line in inspect.summary(FACTS | {"sees": eye})}
+
+
+# ---- many prompts
+
+
+def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    shown: list[str] = []
+    now = [100.0]
+    line = SimpleNamespace(show=shown.append, clear=lambda: shown.append(""))
+    monkeypatch.setattr(map_command, "ProgressLine", lambda: line)
+    monkeypatch.setattr(map_command, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(map_command, "dim", lambda text: shown.append(f"dim {text}"))
+    progress = map_command.Progress(5, 3)
+    now[0] = 110.0
+    with progress:  # from which on time counts
+        now[0] = 112.0
+        progress.show(SimpleNamespace(written=30, done=0))  # type: ignore[arg-type]
+        progress.count({"id": 1})
+        progress.count({"id": 2, "error": "no"})
+        progress.show(SimpleNamespace(written=50, done=2))  # type: ignore[arg-type]
+    expected = ["3 of 8 answered, 15.0 tokens/s", "", "", "5 of 8 answered, 25.0 tokens/s, 3 s left", ""]
+    assert shown == expected
+    with pytest.raises(KeyboardInterrupt):
+        progress.end(False)
+    assert shown[5:] == ["dim 2 records in 2 s, 25.0 tokens/s, 1 failed"]
+    for _ in range(3):
+        progress.count({"id": 3})
+    with pytest.raises(RecordsError, match=r"^1 of 5 records failed; their lines tell why$"):
+        progress.end(True)
+    said = "5 records in 2 s, 50 tokens written, 25.0 tokens/s, 1 failed"
+    assert capsys.readouterr().err == f"{said}\n"
+    progress._failed = 0
+    progress.end(False)
