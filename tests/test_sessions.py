@@ -3,11 +3,15 @@
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from hypothesis import example, given
@@ -20,9 +24,12 @@ from localllm.cli.chat_commands import COMMANDS
 from localllm.cli.drawing import Wrapper, blocks, clusters
 from localllm.cli.line_editor import LineEditor, is_open, without_quotes
 from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf_file import Tensor
 from localllm.generation.generate import GenerationOptions
+from localllm.quant.formats import BY_NAME
 from localllm.services import sessions
 from localllm.services.sessions import SessionFile
+from localllm.system.files import open_file
 
 TURN = [{"role": "user", "content": "Hi \N{SLICE OF PIZZA}\nyou"}, {"role": "assistant", "content": "Hello! «ü»"}]
 OTHER = [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "Yes.", "finish": "stop", "tokens": 9}]
@@ -198,6 +205,164 @@ def test_without_sessions(monkeypatch, tmp_path: Path):
     with pytest.raises(LocalllmError, match="cannot be made"):
         SessionFile("x")
 
+
+def test_whoever_closes_a_session_gives_it_back():
+    """Also one that could not be opened; held objects (and an error's frames) keep nothing."""
+    path = written("a", TURN)
+    first = SessionFile("a")
+    first.close()
+    with SessionFile("a") as second:
+        assert not second.is_new
+        with pytest.raises(UsageError, match=r"^the session 'a' is open in another chat$"):
+            SessionFile("a")
+        with pytest.raises(UsageError, match=r"^the session 'a' is open in another chat$"):
+            sessions.remove("a")
+        assert path.is_file()
+    whole = path.read_bytes()
+    path.write_bytes(b"{}\n")
+    with pytest.raises(UsageError, match="is damaged") as failure:
+        SessionFile("a")
+    path.write_bytes(whole)
+    with SessionFile("a") as third:
+        assert third.chat == second.chat == first.chat and failure
+    sessions.remove("a")
+    assert not path.exists() and third
+
+
+def test_opening_changes_nothing_but_the_time(monkeypatch):
+    """What an editor has cut off is put back; the next turn is appended."""
+    path, calls = written("a", TURN), SystemCalls(monkeypatch)
+    written("b", TURN)
+    whole = path.read_bytes()
+    os.utime(path, (1, 1))
+    assert sessions.latest() == "b"
+    for content, is_changed in ((whole, False), (whole.removesuffix(b"\n"), True)):
+        path.write_bytes(content)
+        os.utime(path, (1, 1))
+        calls.clear()
+        with SessionFile("a") as file:
+            assert not file.lost and not file.is_new and file.chat.messages == TURN
+            assert path.read_bytes() == whole and calls.of(path) == SAFE * is_changed
+            assert sessions.latest() == "a"
+            calls.clear()
+            file.write([*TURN, *OTHER])
+            assert calls.of(path) == ["write", "fsync"]
+        assert sessions.read("a").messages == [*TURN, *OTHER]
+
+    def refuse(path: Path) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    with SessionFile("a") as file:
+        assert file.chat.messages == [*TURN, *OTHER]
+
+
+def test_what_could_not_be_replaced_is_replaced_the_next_time(monkeypatch, folder: Path):
+    """Not appended to what was there before; and a folder that has gone is made again."""
+    written("a", TURN)
+
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with SessionFile("a") as file:
+        with monkeypatch.context() as patch, pytest.raises(LocalllmError, match="No space left"):
+            patch.setattr(os, "write", full)
+            file.write(OTHER)
+        assert sessions.read("a").messages == TURN
+        file.write([*OTHER, *TURN])
+        assert sessions.read("a").messages == [*OTHER, *TURN]
+        shutil.rmtree(folder)
+        file.write([*OTHER, *TURN, *OTHER])
+    assert sessions.read("a").messages == [*OTHER, *TURN, *OTHER]
+
+
+def test_no_file_stays_open_behind_a_turn(monkeypatch):
+    opened = []
+
+    def noted(*arguments: object) -> int:
+        opened.append(open_file(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(sessions, "open_file", noted)
+    with SessionFile("a") as file:
+        file.write(TURN)
+        file.write([*TURN, *OTHER])
+        (descriptor,) = opened
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+
+
+def test_what_a_list_has():
+    """The latest first, with what a file says, or why it cannot be read."""
+    for number, name in enumerate(("b", "a", "c")):
+        with SessionFile(name) as file:
+            file.chat.trunk, file.chat.settings = "t", {"top_k": number}
+            file.write(TURN)
+        os.utime(sessions.path_of(name), (100 + number, 100 + number))
+    sessions.path_of("a").write_text("")
+    os.utime(sessions.path_of("a"), (101, 101))
+    listed = sessions.listed()
+    assert [(one.name, one.used) for one in listed] == [("c", 102), ("a", 101), ("b", 100)]
+    assert [one.damage for one in listed] == [
+        "", "the session 'a' is damaged: line 1 does not say what it is of", ""
+    ]  # fmt: skip
+    assert [(one.chat.trunk, one.chat.settings, one.chat.messages) for one in listed] == [
+        ("t", {"top_k": 2}, TURN), ("", {}, []), ("t", {"top_k": 0}, TURN)
+    ]  # fmt: skip
+    assert listed[0].chat == sessions.read("c") and sessions.branches("a") == ["a"]
+    header = json.loads(sessions.path_of("c").read_text(encoding="utf-8").splitlines()[0])
+    assert header.pop("created") == sessions.read("c").created
+    assert header == {"session": 1, "model": {"name": "", "path": "", "fingerprint": ""}, "settings": {"top_k": 2},
+                      "trunk": "t"}  # fmt: skip
+
+
+def test_names_that_no_file_can_have(monkeypatch):
+    monkeypatch.setattr(sessions, "name_problem", lambda name: f"{name} is a device")
+    with pytest.raises(UsageError, match=r"^'con' is no name for a session: con.jsonl is a device$"):
+        sessions.path_of("con")
+
+
+def test_a_message_may_have_images():
+    for images, is_good in ((["a.png", "b"], True), ([], True), ("a.png", False), (["a", 1], False), (None, False)):
+        assert sessions.are_paths(images) is is_good
+        with SessionFile("a") as file:
+            file.write([{"role": "user", "content": "What?", "images": images}, TURN[1]])
+        if is_good:
+            assert sessions.read("a").messages[0]["images"] == images
+        else:
+            with pytest.raises(UsageError, match=r"^the session 'a' is damaged: line 2 is no message$"):
+                sessions.read("a")
+        sessions.remove("a")
+
+
+def test_what_models_and_people_see_of_a_message():
+    call = {"id": "1", "function": {"name": "list", "arguments": '{"path": "."}'}}
+    line = {"finish": "stop", "role": "assistant", "content": "", "tool_calls": [call, call], "tokens": 3}
+    told = {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list", "seconds": 0.1}
+    assert sessions.plain([line, told, {"images": ["x"], "reasoning_content": "y"}]) == [
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list"},
+        {"reasoning_content": "y", "images": ["x"]},
+    ]
+    assert sessions.shown(line) == 'assistant: list {"path": "."}\nlist {"path": "."}'
+    assert sessions.shown({**line, "content": "Look:", "tool_calls": [call]}) == 'assistant: Look:\nlist {"path": "."}'
+    assert sessions.shown(told) == "tool: a" and sessions.shown({"role": "user", "content": ""}) == "user: "
+
+
+def test_a_model_is_known_by_its_tensors():
+    """By their names, formats, shapes and weights, wherever the file lies."""
+
+    def printed(name: str = "a", format: str = "F32", shape: tuple[int, ...] = (2, 4), last: int = 7) -> str:
+        data = np.arange(32, dtype=np.uint8)
+        data[-1] = last
+        tensors = {name: Tensor(name, BY_NAME[format], shape, data.reshape(shape[0], -1)), "z": VECTOR}
+        return sessions.fingerprint(SimpleNamespace(tensors=tensors))
+
+    found = {printed(), printed("b"), printed(format="I32"), printed(shape=(4, 2)), printed(last=8)}
+    assert len(found) == 5 and printed() == printed() and all(re.fullmatch("[0-9a-f]{16}", one) for one in found)
+
+
+VECTOR = Tensor("z", BY_NAME["F32"], (4,), np.zeros(16, np.uint8))
 
 # ---- what was typed -------------------------------------------------------------------------------------------------
 
