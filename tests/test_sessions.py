@@ -316,6 +316,32 @@ def test_what_a_list_has():
                       "trunk": "t"}  # fmt: skip
 
 
+def test_what_is_whole():
+    """A conversation may begin with a system message, and only begin so; or there is nothing but the first line."""
+    system = {"role": "system", "content": "Be brief."}
+    with SessionFile("a") as file:
+        assert file.is_new and not file.lost
+        file.write([system, *TURN])
+    data = sessions.path_of("a").read_bytes()
+    assert sessions.read("a").messages == [system, *TURN]
+    header, *lines = data.splitlines(keepends=True)
+    for content, messages, whole in (
+        (header, [], len(header)), (header[:-1], [], len(header) - 1),
+        (header + lines[0], [system], len(header + lines[0])),
+        (data, [system, *TURN], len(data)), (data[:-1], [system, *TURN], len(data) - 1),
+        (header + lines[1], [], len(header)), (header + lines[1][:-1], [], len(header)),
+        (data + lines[1] + lines[2][:9], [system, *TURN], len(data)), (data + b'{"role', [system, *TURN], len(data)),
+    ):  # fmt: skip
+        assert (sessions.parsed(content, "it")[0].messages, sessions.parsed(content, "it")[1]) == (messages, whole)
+    other = header.replace(b'"session": 1', b'"session": 2')
+    for content in (other, other + lines[0], b"", b"\n"):
+        with pytest.raises(UsageError, match=r"^it is damaged: line 1 does not say what it is of$"):
+            sessions.parsed(content, "it")
+    for content, number in ((header + lines[1] + lines[0], 3), (header + b"\n" + lines[0], 2)):
+        with pytest.raises(UsageError, match=f"^it is damaged: line {number} is no message$"):
+            sessions.parsed(content, "it")
+
+
 def test_names_that_no_file_can_have(monkeypatch):
     monkeypatch.setattr(sessions, "name_problem", lambda name: f"{name} is a device")
     with pytest.raises(UsageError, match=r"^'con' is no name for a session: con.jsonl is a device$"):
