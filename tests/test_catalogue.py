@@ -11,7 +11,7 @@ from conftest import ROOT
 from localllm.arch import ARCHITECTURES
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
-from localllm.files.models_folder import QUANTIZATION, model_files, models_folder, normal
+from localllm.files.models_folder import QUANTIZATION, ModelFile, model_files, models_folder, normal, size_of
 from localllm.services import catalogue
 from localllm.services.catalogue import (
     REPOSITORY,
@@ -212,6 +212,19 @@ def test_names_that_no_repository_has(name):
         resolve(name)
 
 
+def test_what_a_reference_says():
+    assert referred("a/b") == HubReference("hf:a/b", "a/b") == HubReference("hf:a/b", "a/b", "*", "", "Q4_K_M", 0)
+    assert referred("hf:a/b/x[1]*?.gguf") == HubReference("hf:a/b/x[1]*?.gguf", "a/b", "x[[]1][*][?].gguf")
+    assert referred("hf:a/b:q8_0") == HubReference("hf:a/b:q8_0", "a/b", "*", "q8_0")
+    known = KNOWN["qwen3-4b"]
+    for text, quantization, megabytes in (
+        ("Qwen3-4B", "", known.megabytes), ("qwen3-4b:q4_k_m", "q4_k_m", known.megabytes), ("qwen3-4b:Q8_0", "Q8_0", 0)
+    ):  # fmt: skip
+        expected = HubReference(text, known.repository, known.file, quantization, known.quantization, megabytes)
+        assert referred(text) == expected
+    assert referred("guide") is referred("nothing") is referred("models/x.gguf") is None
+
+
 # ---- which file of a repository
 
 
@@ -232,6 +245,11 @@ def test_which_file_is_meant():
         ("hf:a/b", files[1:3], "several quantizations; there are Q8_0, UD-Q3_K_XL"),
         ("hf:a/b:Q5_0", files[:2], "no Q5_0; there are Q4_K_M, Q8_0"),
         ("hf:a/b:Q8_0", ["A-Q8_0.gguf", "B-Q8_0.gguf"], "several files; there are A-Q8_0.gguf, B-Q8_0.gguf"),
+        (
+            "hf:a/b",
+            ["A.gguf", "B-Q8_0.gguf", "C-Q6_K.gguf", "D-Q6_K.gguf"],
+            "several quantizations; there are A.gguf, Q8_0, C-Q6_K.gguf, D-Q6_K.gguf",
+        ),
         ("hf:a/b/M-[Q]8_0.gguf", files, "no such GGUF file"),
         ("hf:a/b", ["README.md"], "no such GGUF file"),
         ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
@@ -284,6 +302,45 @@ def test_what_can_be_removed(folder, tmp_path):
     for name in ("qwen3-8b", "nothing"):
         with pytest.raises(ModelError, match="not in the folder of models"):
             removable(name)
+
+
+def test_removing_by_other_names(folder, tmp_path):
+    """In any case, by an alias, by a path; the last model of a repository's folder takes its projectors along."""
+    config = tmp_path / "config/localllm/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[aliases]\nsmall = "MINE"\n')
+    put(folder, "mine.gguf", "a/b/x-Q8_0.gguf", "a/b/y-Q8_0.gguf", "a/b/mmproj-x.gguf", "a/b/mmproj-y.gguf.0f.partial")
+    put(folder, "a/b/sub/z.gguf", "mmproj-none.gguf", "a/lone.gguf", "a/mmproj-a.gguf")
+    assert removable("MINE") == removable("small") == removable("mine")
+    assert removable("mine").files == (folder / "mine.gguf",), "the folder itself is no repository's"
+    assert removable("a/lone").files == (folder / "a/lone.gguf",)
+    assert removable("hf:a/b/x-Q8_0.gguf").files == (folder / "a/b/x-Q8_0.gguf",)
+    assert removable(str(folder / "a/b/sub/z.gguf")).files == (folder / "a/b/sub/z.gguf",)
+    (folder / "a/b/x-Q8_0.gguf").unlink()
+    last = removable("HF:A/B:q8_0")
+    assert set(last.files) == {folder / "a/b" / n for n in ("y-Q8_0.gguf", "mmproj-x.gguf", "mmproj-y.gguf.0f.partial")}
+    assert last.files[0] == last.path == folder / "a/b/y-Q8_0.gguf"
+    assert last.size == len("a/b/y-Q8_0.gguf" + "a/b/mmproj-x.gguf" + "a/b/mmproj-y.gguf.0f.partial")
+    assert last.facts() == {
+        "name": "hf:a/b:Q8_0", "path": str(last.path), "bytes": last.size, "quantization": "Q8_0",
+        "files": [str(path) for path in last.files], "complete": True,
+    }  # fmt: skip
+    assert removable("mine").facts()["quantization"] is None
+
+
+def test_names_in_the_folder(folder):
+    """The shortest ones: of what others have in their repositories, too, and of files of the same quantization."""
+    put(folder, "me/Mine/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "me/Two/x.gguf", "z/y.gguf")
+    put(folder, "me/Split/s-Q8_0-00002-of-00002.gguf", "me/Split/s-Q8_0-00001-of-00002.gguf.0f.partial")
+    names = ["hf:me/Mine:Q4_K_M", "hf:me/Split:Q8_0", "hf:me/Two/x.gguf", "qwen3-4b", "z/y"]
+    assert [model.name for model in models_on_disk()] == names
+    assert [model.is_whole for model in models_on_disk()] == [True, False, True, True, True]
+    split = models_on_disk()[1]
+    assert [path.name for path in split.files] == [
+        "s-Q8_0-00002-of-00002.gguf",
+        "s-Q8_0-00001-of-00002.gguf.0f.partial",
+    ]
+    assert size_of(folder / "none") == 0 and ModelFile("Q4_0/Model-Q8_0", (), True).quantization == "Q8_0"
 
 
 def test_sizes_for_people():
