@@ -178,7 +178,7 @@ def test_files_that_were_put_into_the_folder(folder):
         resolve("sub/big")
 
 
-def test_users_own_names(folder, tmp_path):
+def test_users_own_names(folder, tmp_path, monkeypatch):
     config = tmp_path / "config/localllm/config.toml"
     config.parent.mkdir(parents=True)
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
@@ -186,6 +186,10 @@ def test_users_own_names(folder, tmp_path):
     assert resolve("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
     with pytest.raises(ModelError, match=f"{folder}/x.gguf: there is no such file"):
         resolve("file")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").touch()
+    assert resolve("big") == "big", "what is there"
+    (tmp_path / "big").unlink()
     with pytest.raises(ModelError, match="big: there is no such file"):  # one name does not stand for another one
         resolve("qwen3-8b")
 
@@ -198,6 +202,8 @@ def test_users_own_names(folder, tmp_path):
         ("models/qwen3-4b.gguf", "models/qwen3-4b.gguf: there is no such file$"),
         ("../evil", "../evil: there is no such file$"),
         ("", ": there is no such file$"),
+        ("qwen3-4.gguf", "qwen3-4.gguf: there is no such file$"),
+        ("Why is it", "Why is it: there is no such file; a text to answer stands behind the model, or behind -p$"),
     ],
 )
 def test_names_that_mean_nothing(name, message):
@@ -250,6 +256,7 @@ def test_which_file_is_meant():
             ["A.gguf", "B-Q8_0.gguf", "C-Q6_K.gguf", "D-Q6_K.gguf"],
             "several quantizations; there are A.gguf, Q8_0, C-Q6_K.gguf, D-Q6_K.gguf",
         ),
+        ("hf:a/b:Q3_K_S", ["A-UD-Q3_K_S.gguf", "B-UD-Q3_K_S.gguf"], "several files; there are A-UD-Q3_K_S.gguf, B-UD"),
         ("hf:a/b/M-[Q]8_0.gguf", files, "no such GGUF file"),
         ("hf:a/b", ["README.md"], "no such GGUF file"),
         ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
@@ -331,11 +338,19 @@ def test_removing_by_other_names(folder, tmp_path):
 def test_names_in_the_folder(folder):
     """The shortest ones: of what others have in their repositories, too, and of files of the same quantization."""
     put(folder, "me/Mine/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "me/Two/x.gguf", "z/y.gguf")
+    put(folder, "Qwen/Qwen3-4B-GGUF/Other-Q4_K_M.gguf")
     put(folder, "me/Split/s-Q8_0-00002-of-00002.gguf", "me/Split/s-Q8_0-00001-of-00002.gguf.0f.partial")
-    names = ["hf:me/Mine:Q4_K_M", "hf:me/Split:Q8_0", "hf:me/Two/x.gguf", "qwen3-4b", "z/y"]
+    names = [
+        "hf:Qwen/Qwen3-4B-GGUF/Other-Q4_K_M.gguf",
+        "hf:me/Mine:Q4_K_M",
+        "hf:me/Split:Q8_0",
+        "hf:me/Two/x.gguf",
+        "qwen3-4b",
+        "z/y",
+    ]
     assert [model.name for model in models_on_disk()] == names
-    assert [model.is_whole for model in models_on_disk()] == [True, False, True, True, True]
-    split = models_on_disk()[1]
+    assert [model.is_whole for model in models_on_disk()] == [True, True, False, True, True, True]
+    split = models_on_disk()[2]
     assert [path.name for path in split.files] == [
         "s-Q8_0-00002-of-00002.gguf",
         "s-Q8_0-00001-of-00002.gguf.0f.partial",
