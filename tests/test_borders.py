@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from localllm.files import file_hash, known, logits_file, prefix_files
 from localllm.files.logits_file import LogitsWriter, row_numbers, scored
 from localllm.generation.thinking import overlap
 from localllm.services import bench, quantize, receipts
-from localllm.services.scores import mean, of_logarithm, statistics
+from localllm.services.scores import Comparison, mean, of_logarithm, statistics
 from localllm.system import cpu
 
 
@@ -43,6 +44,23 @@ def test_a_hash_is_remembered(tmp_path, cache):
         assert file_hash.sha256_of(path, lambda *told: heard.append(told)) == right
     assert heard == [(3, 3)]
     assert (cache / "sha256").stat().st_mode & 0o777 == 0o700
+
+
+def test_how_far_a_hash_is(tmp_path, cache, monkeypatch):
+    """Piece by piece; a cache that cannot be written costs nothing but time, and one that is there is good."""
+    path, heard = tmp_path / "x", []
+    path.write_bytes(b"0123456789")
+    monkeypatch.setattr(file_hash, "PIECE", 4)
+    cache.write_bytes(b"no folder")
+    for _ in range(2):
+        found = file_hash.sha256_of(path, lambda *told: heard.append(told))
+        assert found == hashlib.sha256(b"0123456789").hexdigest()
+    assert heard == [(4, 10), (8, 10), (10, 10)] * 2
+    cache.unlink()
+    for name in ("x", "y"):
+        (tmp_path / name).write_bytes(name.encode())
+        assert file_hash.sha256_of(tmp_path / name) == hashlib.sha256(name.encode()).hexdigest()
+    assert len(list((cache / "sha256").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -135,6 +153,24 @@ def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_how_predictions_compare():
+    """Ratios of perplexities and the root of a mean square have errors of their own."""
+    change, nll, base = np.array([0.3, -0.4, 0.0]), np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 4.0])
+    known = Comparison(1, nll=nll, base_nll=base, kld=base, change=change, same_top=np.array([1.0, 0.0, 1.0]))
+    root, error = known.rms_change
+    assert root == pytest.approx(np.sqrt(0.25 / 3))
+    assert error == pytest.approx(np.std([0.09, 0.16, 0], ddof=1) / np.sqrt(3) / (2 * root))
+    assert known.ratio == pytest.approx((1.0, np.std(nll - base, ddof=1) / np.sqrt(3)))
+    assert known.base_perplexity[0] == pytest.approx(np.exp(2)) and known.perplexity[0] == pytest.approx(np.exp(2))
+    assert replace(known, change=np.zeros(3)).rms_change == (0.0, 0.0)
+    facts = known.facts()
+    assert (facts["chunks"], facts["tokens"], facts["same_top"]["mean"]) == (1, 3, pytest.approx(2 / 3))
+    assert (facts["change"]["rms"], facts["change"]["rms_error"]) == (root, error)
+    assert facts["change"]["maximum"] == 0.3 and facts["base"]["perplexity"] == known.base_perplexity[0]
+    more = known.plus(nll=nll, base_nll=base, kld=base, change=change, same_top=base)
+    assert (more.chunks, list(more.nll)) == (2, [1, 2, 3, 1, 2, 3]) and Comparison().chunks == 0
 
 
 def test_the_mean_and_its_error():

@@ -46,7 +46,7 @@ from localllm.services.calibrate import LARGE, CalibratedMatrices, Calibration, 
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
 from localllm.services.corrected import as_done, held_back
 from localllm.services.last_reads import LastReads
-from localllm.services.made_with import made_with
+from localllm.services.made_with import calibration, made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run, widener_of
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
@@ -248,6 +248,26 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
     said = made_with(calibrated.metadata)
     assert said.startswith("calibrated on text.txt, ") and (" scalings folded away" in said) == bool(norms)
     assert made_with(plain.metadata) is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "line"),
+    [
+        ({}, None), ({"localllm.quantize.texts": "a"}, None), ({"localllm.quantize.texts": [1]}, None),
+        ({"localllm.quantize.texts": ["a", "b"]}, "calibrated on a, b"),
+        (calibration(["a"], 5, "1.2"), "calibrated on a, 5 tokens (localllm 1.2)"),
+        ({**calibration([], 5, "1.2"), "localllm.quantize.scaled": 7},
+         "calibrated on localllm's mixture, 5 tokens, 7 scalings folded away (localllm 1.2)"),
+        ({"localllm.quantize.texts": ["a"], "localllm.quantize.tokens": "5", "localllm.quantize.version": 1,
+          "localllm.quantize.scaled": "7"}, "calibrated on a"),
+        ({"quantize.imatrix.file": "i.gguf"}, "importance matrix i.gguf"),
+        ({"quantize.imatrix.file": "i.gguf", "quantize.imatrix.dataset": "t"}, "importance matrix i.gguf of t"),
+        ({"quantize.imatrix.file": 5, "quantize.imatrix.dataset": "t"}, None),
+        ({"quantize.imatrix.file": "i.gguf", **calibration(["a"], 5, "1")}, "calibrated on a, 5 tokens (localllm 1)"),
+    ],
+)  # fmt: skip
+def test_what_a_file_was_made_with(metadata: dict, line: str | None):
+    assert made_with(metadata) == line
 
 
 def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(

@@ -44,6 +44,17 @@ def test_what_a_token_reads():
     assert shared.per_token == 64 * 64 + 32 * 64  # all tokens go there
 
 
+def test_what_is_no_stack_of_experts():
+    """Matrices that are named like one, and stacks that are named otherwise, meet every token."""
+    usual = MatrixCosts.of(tensors(EMBEDDING, OUTPUT))
+    named, stack = ("blk.0.ffn_up_exps.weight", (32, 64)), ("blk.0.ffn_up.weight", (2, 32, 64))
+    for tensor in (named, stack):
+        costs = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, tensor), 2)
+        assert costs.weight_bytes == usual.weight_bytes + nbytes(*tensor[1])
+        assert (costs.per_token, costs.per_logits) == (np.prod(tensor[1]), 6400)
+    assert MatrixCosts.of(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
+
+
 def test_how_many_experts_a_file_says():
     file: Any = SimpleNamespace(
         tensors=tensors(EMBEDDING, OUTPUT, EXPERTS), metadata={"general.architecture": "x", "x.expert_used_count": 3}

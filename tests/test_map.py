@@ -19,10 +19,11 @@ from tiny_model import write_tiny_model
 from localllm import builtin_model
 from localllm.cli.map import finishing
 from localllm.cli.terminal import ProgressLine
-from localllm.errors import UsageError
+from localllm.errors import LocalllmError, UsageError
 from localllm.files.line_file import LineFile, json_line
 from localllm.services.map import in_order, shortest_first, unfinished
 from localllm.services.records import Prompts, Record, read_records
+from localllm.text import sandbox
 
 GUIDE = builtin_model()
 QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
@@ -295,6 +296,24 @@ def test_a_template_knows_no_missing_field_and_no_way_out():
     for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
         with pytest.raises(Exception, match="template fails"):
             Prompts(template=source)(Record(1, {"text": ""}))
+
+
+def test_why_a_template_fails(monkeypatch):
+    """In a line that is not too long; an error without words by its name."""
+    for said, reason in (("a\n b", "a b"), ("", "KeyError"), ("x" * 200, "x" * 200), ("x" * 201, "x" * 200)):
+
+        def fail(*given: object, said: str = said, **named: object) -> None:
+            raise ValueError(said) if said else KeyError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox, "compile_template", fail)
+            with pytest.raises(UsageError) as invalid:
+                Prompts(template="x")
+        with monkeypatch.context() as patch, pytest.raises(LocalllmError) as failed:
+            patch.setattr(sandbox, "render_template", fail)
+            Prompts(template="x")(Record(1, {}))
+        assert str(invalid.value) == f"the prompt's template is invalid: {reason}"
+        assert str(failed.value) == f"the prompt's template fails: {reason}"
 
 
 # Order, and what is there.

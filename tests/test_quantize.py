@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,16 +31,17 @@ from localllm.cli import quantize as quantize_command
 from localllm.cli.main import main
 from localllm.cli.terminal import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
+from localllm.files import source
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.record_file import RecordFile
 from localllm.files.safe_file import SafeFile
-from localllm.files.source import map_under, row_count
+from localllm.files.source import GGUFTensor, map_under, row_count
 from localllm.kernels.widen import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import RECIPES, Options
-from localllm.services import by_need, folding, quantize_plan
+from localllm.services import by_need, finite, folding, quantize_plan
 from localllm.services import quantize as service
 from localllm.services.quantize import default_output, open_source, parse_override, run
 from localllm.services.quantize_plan import CHUNK, COPY, QuantizeRequest, make_plan
@@ -760,6 +762,33 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         assert map_under(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
         assert map_under(array) == (None, 0)
+
+
+def test_rows_that_are_forgotten(tmp_path: Path, monkeypatch):
+    """Their place in the file; of what is in no file nothing is."""
+    told = []
+    monkeypatch.setattr(source, "forget", lambda *place: told.append(place))
+    file = GGUFFile.open(write_model(tmp_path / "m.gguf"))
+    tensor, data = GGUFTensor(file.tensors["blk.1.ffn_gate_exps.weight"]), (tmp_path / "m.gguf").read_bytes()
+    tensor.forget(3, 5)
+    ((mapped, begin, end),) = told
+    assert data[begin:end] == tensor.rows(3, 5).tobytes() == mapped[begin:end] and end - begin == 2 * 1024
+    assert tensor.rows(3, 5).shape == (2, 1024)
+    GGUFTensor(replace(file.tensors["output.weight"], data=np.zeros((40, 1024), np.uint8))).forget(0, 40)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_weight_that_is_no_number(bad: float):
+    """By its row in the tensor and its column."""
+    weights = np.zeros((3, 4), np.float32)
+    tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), rows=lambda first, last: (first, last))
+    widener = SimpleNamespace(widen=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None)
+    assert finite.widened(widener, tensor, 5, 8) is weights
+    finite.check_finite(tensor, weights, 5)
+    weights[1, 2] = weights[2, 0] = bad
+    with pytest.raises(ModelError, match=rf"^tensor w: the weight in row 6, column 2 is {bad}$"):
+        finite.widened(widener, tensor, 5, 8)
 
 
 def test_how_far_measuring_is(model: Path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import os
 import struct
 from pathlib import Path
@@ -85,6 +86,35 @@ def test_what_is_read_of_a_record(path: Path):
         for first, end in ((-1, 3), (3, 2), (0, 8), (8, 8)):
             with pytest.raises(IndexError, match=f"a: bytes {first} to {end} of 7"):
                 file.read("a", first, end)
+
+
+def test_threads_take_turns(path: Path):
+    """The place in the file is all of theirs; and the file is closed at the end."""
+    events = []
+
+    class Turn:
+        def __enter__(self) -> None:
+            events.append("begin")
+
+        def __exit__(self, *error: object) -> None:
+            events.append("end")
+
+    class Noted(io.BytesIO):
+        def seek(self, *place: int) -> int:
+            events.append("seek")
+            return super().seek(*place)
+
+        def read(self, *count: int) -> bytes:
+            events.append("read")
+            return super().read(*count)
+
+    with RecordFile(path, "key") as file:
+        real, file._file, file._lock = file._file, Noted(path.read_bytes()), Turn()
+        assert list(file.read("a", 1, 3)) == [1, 2] and events == ["begin", "seek", "read", "end"]
+        file._file = real
+    assert real.closed
+    with RecordFile(path, "another"):
+        assert path.read_bytes() == layout({}, "another")[0], "it is there at once"
 
 
 def test_a_record_is_on_the_disk_when_it_was_added(tmp_path, monkeypatch):
