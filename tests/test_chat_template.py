@@ -39,6 +39,8 @@ def render(source: str, *messages: dict, **variables) -> str:
         ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
         ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ ['aé😀', 'é'] | tojson(ensure_ascii=true) }}", '["a\\u00e9\\ud83d\\ude00", "\\u00e9"]'),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
         ("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}"
          "{% endfor %}", "02"),
         ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),

@@ -54,7 +54,7 @@ def test_cores_of_linux(monkeypatch: pytest.MonkeyPatch):
     siblings = {
         f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 3},{n % 3 + 3}" for n in range(6)
     }
-    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: {0, 1, 3})
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", {0: {0, 1, 3}}.__getitem__)  # 0: this process
     monkeypatch.setattr(cpu, "read_text", lambda path: siblings.get(path, ""))
     assert (cpu.physical_cores(), cpu.allowed_processors()) == (2, 3)  # 0 and 3 are one core
     monkeypatch.setattr(cpu, "read_text", lambda path: "")

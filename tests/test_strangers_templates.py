@@ -346,3 +346,39 @@ def test_what_counts_as_a_turn(monkeypatch: pytest.MonkeyPatch, source: str, tic
     monkeypatch.setattr(sandbox, "tick", lambda made=0: counted.append(made))
     render_template(template, {"x": [1, 2]})
     assert counted == ticks
+
+
+def test_the_limits_are_far_from_what_released_templates_take():
+    assert (limits.SECONDS, limits.LENGTH, limits.MADE) == (2, 8_000_000, 256_000_000)
+    assert (limits.ITEMS, limits.BITS, limits.WIDTH) == (200_000, 10_000, 1000)
+    assert (sandbox.SOURCE, sandbox.BRANCHES, trial.SECONDS, trial.BYTES) == (500_000, 1000, 2, 256 << 20)
+
+
+@pytest.mark.parametrize(("value", "length"), [
+    ("abc", 3), (1.5, 20), (None, 20), (7, 3333), (["ab", 1.5], 4 + 2 + 4 + 20), ({"k": "vv"}, 4 + 1 + 4 + 2), ((), 0),
+])  # fmt: skip
+def test_how_long_values_are_as_texts_about(value: object, length: int):
+    assert limits.written_length(value) == length
+
+
+@pytest.mark.parametrize("value", [
+    ["x" * 10], [["x" * 4], "y" * 6], {"a": "x" * 9}, {"a" * 10: 1}, [{"a": "b" * 3}, "c" * 6], ("x" * 5, ("y" * 5, 7)),
+])  # fmt: skip
+def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, value: Any):
+    """If they are going to be one; however deep they lie, and as keys, too."""
+    for length, fits in ((10, True), (9, False)):
+        monkeypatch.setattr(limits, "LENGTH", length)
+        assert limits.weighed(value) is value
+        with nullcontext() if fits else pytest.raises(LimitError, match="a value is over 9 long"):
+            limits.weighed(value, written=True)
+
+
+def test_parts_of_texts_and_lists_count_as_made(monkeypatch: pytest.MonkeyPatch):
+    """Though nothing is written of them."""
+    template = compile_template("{% for i in range(9) %}{% set a = x[1:] %}{% endfor %}")
+    for value in ("y" * 300, [1] * 40):
+        monkeypatch.setattr(limits, "MADE", 9 * 8000)
+        render_template(template, {"x": value})
+        monkeypatch.setattr(limits, "MADE", 1000)
+        with pytest.raises(LimitError, match="it made texts of over 1000 bytes"):
+            render_template(template, {"x": value})
