@@ -11,6 +11,8 @@ from test_convert import refused
 from test_convert_families import shapes_of, written
 
 from localllm.convert import Checkpoint, open_folder
+from localllm.convert.tokens import read_tokens
+from localllm.errors import ModelError
 
 MODULES = "Transformer", "Pooling", "Dense", "Dense", "Normalize"
 IDENTITY = {"in_features": 64, "out_features": 96, "bias": False, "activation_function": "torch.nn.Identity"}
@@ -117,3 +119,96 @@ def test_what_stands_around_texts(tmp_path: Path, kind: str):
     edit_json(folder / "tokenizer.json", post_processor={"type": kind, "cls": [first, 0], "sep": [last, 2]})
     found = open_folder(folder).metadata
     assert found["tokenizer.ggml.add_bos_token"] and found["tokenizer.ggml.add_eos_token"]
+
+
+def wordpiece(**changes: Any) -> dict[str, Any]:
+    """The tokenizer.json of a BERT."""
+    pieces = ["[UNK]", "[CLS]", "##", "##ab", "ab", "<x>"]
+    added = [{"id": 1, "content": "[CLS]", "special": True}, {"id": 5, "content": "<x>", "special": False}]
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {piece: token for token, piece in enumerate(pieces)}}
+    normalizer = {"type": "BertNormalizer", **changes.pop("normalizer", {})}
+    return {
+        "model": model | changes.pop("model", {}), "added_tokens": added, "normalizer": normalizer,
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("normalizer", "pre", "more"), [
+    ({}, "bert-bge", {}), ({"strip_accents": None, "clean_text": True}, "bert-bge", {}),
+    ({"strip_accents": True}, "bert-bge", {}),
+    ({"strip_accents": False}, "bert-bge", {"normalizer.strip_accents": False}),
+    ({"lowercase": False}, "default", {"normalizer.lowercase": False}),
+    ({"lowercase": False, "strip_accents": False}, "default", {"normalizer.lowercase": False}),
+    ({"lowercase": False, "strip_accents": True}, "default",
+     {"normalizer.lowercase": False, "normalizer.strip_accents": True}),
+])  # fmt: skip
+def test_pieces_of_words(tmp_path: Path, normalizer: dict[str, Any], pre: str, more: dict[str, Any]):
+    """Beginnings have "▁" in front, the others no "##"; added tokens that are not special are pieces as others."""
+    found = read_tokens(tmp_path, wordpiece(normalizer=normalizer), 7)
+    assert found.pieces == ["[UNK]", "[CLS]", "▁##", "ab", "▁ab", "▁<x>", "[PAD6]"]
+    assert (found.types, found.model, found.pre, found.more) == ([3, 3, 1, 1, 1, 1, 5], "bert", pre, more)
+
+
+@pytest.mark.parametrize(("problem", "changes"), [
+    ("with another normalizer or pre-tokenizer than BERT's", {"pre_tokenizer": {"type": "Whitespace"}}),
+    ("with another normalizer or pre-tokenizer than BERT's", {"normalizer": {"type": "NFC"}}),
+    ("continuing_subword_prefix @ is not supported", {"model": {"continuing_subword_prefix": "@"}}),
+    ("max_input_chars_per_word 99 is not supported", {"model": {"max_input_chars_per_word": 99}}),
+    ("leaves control or Chinese characters alone", {"normalizer": {"clean_text": False}}),
+    ("leaves control or Chinese characters alone", {"normalizer": {"handle_chinese_chars": False}}),
+])  # fmt: skip
+def test_words_that_gguf_cannot_tell(tmp_path: Path, problem: str, changes: dict[str, Any]):
+    with pytest.raises(ModelError, match=problem):
+        read_tokens(tmp_path, wordpiece(**changes), 7)
+    same = {"model": {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}
+    assert read_tokens(tmp_path, wordpiece(**same), 7).left_out == []
+
+
+SPACES = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "Metaspace"}]}
+
+
+def unigram(**changes: Any) -> dict[str, Any]:
+    vocab = [["<s>", 0.0], ["<unk>", -1.0], ["▁a", -2.5], ["<x>", -3.0]]
+    added = [
+        {"id": 0, "content": "<s>", "special": True}, {"id": 1, "content": "<unk>", "special": True},
+        {"id": 3, "content": "<x>", "special": False}, {"id": 4, "content": "<far>", "special": True},
+    ]  # fmt: skip
+    whole = {"model": {"type": "Unigram", "unk_id": 1, "vocab": vocab}, "added_tokens": added, "normalizer": None}
+    return whole | {"pre_tokenizer": SPACES} | changes
+
+
+MAP = {"type": "Precompiled", "precompiled_charsmap": "AQL/"}
+MERGES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+
+
+@pytest.mark.parametrize(("changes", "adds", "merges", "charsmap"), [
+    ({}, True, True, None), ({"normalizer": MAP}, True, True, [1, 2, 255]),
+    ({"pre_tokenizer": {"type": "Metaspace"}}, True, False, None),
+    ({"pre_tokenizer": {"type": "Metaspace"}, "normalizer": MERGES}, True, True, None),
+    ({"pre_tokenizer": {"type": "Metaspace", "add_prefix_space": False}}, False, False, None),
+    ({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never", "add_prefix_space": True}}, False, False, None),
+    ({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first"}}, True, False, None),
+])  # fmt: skip
+def test_pieces_with_scores(
+    tmp_path: Path, changes: dict[str, Any], adds: bool, merges: bool, charsmap: list[int] | None
+):
+    found = read_tokens(tmp_path, unigram(**changes), 6)
+    assert found.pieces == ["<s>", "<unk>", "▁a", "<x>", "<far>", "[PAD5]"] and found.types == [3, 2, 1, 4, 3, 5]
+    assert found.scores == [0.0, -1.0, -2.5, -3.0, 0.0, -10000.0]
+    assert (found.model, found.pre, found.adds_space, found.more["remove_extra_whitespaces"]) == (
+        "t5", "default", adds, merges,
+    )  # fmt: skip
+    assert ("precompiled_charsmap" in found.more) == (charsmap is not None)
+    assert charsmap is None or found.more["precompiled_charsmap"].tolist() == charsmap
+
+
+@pytest.mark.parametrize(("problem", "changes"), [
+    ("normalizer Lowercase is not supported", {"normalizer": {"type": "Lowercase"}}),
+    ("normalizer Replace is not supported", {"normalizer": MERGES | {"pattern": {"Regex": " +"}}}),
+    ("with this pre-tokenizer is not supported", {"pre_tokenizer": {"type": "WhitespaceSplit"}}),
+    ("with this pre-tokenizer is not supported", {"pre_tokenizer": {"type": "Digits"}}),
+    ("with this pre-tokenizer is not supported", {"pre_tokenizer": None}),
+])  # fmt: skip
+def test_scores_that_gguf_cannot_tell(tmp_path: Path, problem: str, changes: dict[str, Any]):
+    with pytest.raises(ModelError, match=problem):
+        read_tokens(tmp_path, unigram(**changes), 6)
