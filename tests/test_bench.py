@@ -25,7 +25,8 @@ from tiny_model import write_tiny_model
 from localllm.arch import architecture
 from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
-from localllm.cli.bench import Numbers, cells
+from localllm.cli import bench as bench_command
+from localllm.cli.bench import NARROW, Numbers, cells
 from localllm.engine.cpu import bandwidth
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
 from localllm.engine.options import EngineOptions
@@ -167,6 +168,15 @@ def test_figures_of_reading():
     assert (facts["name"], facts["depth"], facts["deviation"]) == ("pp10 @ d7", 7, 0.0)
     assert facts["gops"] == pytest.approx(2 * 500 * (3e6 + 1e6 / 10) / 1e9)
     assert (facts["gb_per_s"], facts["share"]) == (None, None)
+
+
+@pytest.mark.parametrize(("width", "drawn"), [(0, True), (NARROW - 1, False), (NARROW, True)])
+def test_a_narrow_terminal_gets_no_frame(width: int, drawn: bool, monkeypatch, capsys):
+    monkeypatch.setattr(bench_command, "terminal_width", lambda: width)
+    model = {"path": "m.gguf", "arch": "llama", "format": "Q8_0", "parameters": 7, "size": 9, "device": "CPU"}
+    bench_command.show(model, [], "AVX2", True)
+    out = capsys.readouterr().out
+    assert ("┏" in out or "+-" in out) is drawn and "llama Q8_0, 7 weights in 9 B" in " ".join(out.split())
 
 
 def test_what_a_row_shows():

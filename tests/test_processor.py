@@ -113,3 +113,21 @@ def test_what_tells_a_processor_from_others(tmp_path: Any, monkeypatch: pytest.M
     assert told(f"{first}\n\nprocessor\t: 1\n") == "\n".join(lines).encode()
     assert told(first) is None  # cut off, perhaps
     assert told("\n".join(lines[1:]) + "\n\n") is None and cpu.processor_information(str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize(("known", "count"), [(None, 1), (1, 1), (6, 6)])
+def test_cores_where_little_is_told(known: int | None, count: int, monkeypatch: pytest.MonkeyPatch):
+    """By Windows, which may have processors of several groups, and where no process is bound to some."""
+    monkeypatch.setattr(cpu.os, "cpu_count", lambda: known)
+    monkeypatch.setattr(cpu, "windows_cores", lambda: b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu.sys, "platform", "win32")
+        for affinity, processors in ((0b1011, 3), (0, count)):
+            patch.setattr(cpu, "windows_affinity", lambda affinity=affinity: affinity)
+            assert (cpu.allowed_processors(), cpu.physical_cores()) == (processors, count)
+        patch.setattr(cpu, "windows_cores", lambda: record(1, (0b1, 0)) + record(1, (0b10, 0)) + record(0, (0b1000, 0)))
+        patch.setattr(cpu, "windows_affinity", lambda: 0b1011)
+        assert cpu.physical_cores() == 2
+    monkeypatch.setattr(cpu.sys, "platform", "linux")
+    monkeypatch.delattr(cpu.os, "sched_getaffinity", raising=False)
+    assert (cpu.allowed_processors(), cpu.physical_cores()) == (count, count)

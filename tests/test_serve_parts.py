@@ -200,6 +200,14 @@ def test_efforts_of_anthropic(effort: str | None, thinking: dict | None, think: 
     assert question_of(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
 
 
+def test_tools_of_anthropic_that_take_nothing():
+    for schema in ({}, {"input_schema": None}, {"input_schema": {}}):
+        asked = {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "now", **schema}]}
+        use = question_of(Body(asked), 9).options.tools
+        assert use and use.tools[0].parameters == {"type": "object", "properties": {}}
+        assert (use.tools[0].name, use.tools[0].description, use.tools[0].strict) == ("now", "", False)
+
+
 def test_tools_by_every_name():
     function = {"name": "now", "description": "d", "parameters": {"type": "object"}, "strict": True}
     inside, flat = {"type": "function", "function": function}, {"type": "function", **function}
