@@ -1,9 +1,21 @@
 """Formats by need: what they take and cost, which matrices go together, and what is spent."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import gguf
+import numpy as np
 import pytest
 
+from localllm.errors import UsageError
+from localllm.quant.formats import BY_NAME
+from localllm.quant.recipes import RECIPES
+from localllm.services import by_need, corrected
+from localllm.services.calibrate import Calibration
+from localllm.services.corrected import held_back
 from localllm.services.needs import Need, candidates, filled, group_of, layer_of, predicted, total
+from localllm.services.quantize_plan import QuantizeRequest, TensorJob
+from localllm.services.survey import READ, MatrixBlocks
 
 
 def size_of(name: str) -> tuple[int, int]:
@@ -65,3 +77,114 @@ def test_what_is_left_is_spent_where_it_helps_most():
         formats = filled(needs, dict(least), start + room)
         assert formats == {name: f"Q{bits}_K" for name, bits in zip("abc", found, strict=True)}, room
     assert predicted(needs, {"a": "Q4_K", "b": "Q6_K", "c": "Q2_K"}) == pytest.approx(0.1 + 0.02)
+
+
+# ---- what is checked
+
+
+def calibration_of(count: int) -> Any:
+    """Of so many chunks, each of its own number; what is asked of it is in `heard`."""
+    made = Calibration.__new__(Calibration)
+    made.chunks, made.heard = [np.full(200, number) for number in range(count)], []
+    made.jobs = {name: SimpleNamespace(tensor=SimpleNamespace(name=name)) for name in "abc"}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("count", "held"),
+    [(20, [1, 4, 6, 8, 11, 13, 15, 18]), (13, [6]), (12, [0, 2, 4, 6, 8, 10]), (3, [0, 1, 2]), (30, None)],
+)
+def test_texts_by_which_nothing_is_chosen(count: int, held: list[int] | None):
+    """Eight at most, evenly spread; where all chunks are read, some of those."""
+    calibration = calibration_of(count)
+    read, found = calibration.some(READ), held_back(calibration)
+    numbers = [int(chunk[0]) for chunk in found]
+    assert numbers == (held or numbers) and all(len(chunk) == 128 for chunk in found) and len(numbers) <= 8
+    assert count <= READ or not {*numbers} & {int(chunk[0]) for chunk in read}
+
+
+def test_only_what_changes_is_encoded_again(monkeypatch):
+    """With what is read; and a divergence is of all, or of all but some, on the texts that are held back."""
+    calibration, progress = calibration_of(20), []
+
+    def forward(encoded: Any, chunks: list[np.ndarray], threads: int) -> None:
+        calibration.heard.append(([int(chunk[0]) for chunk in chunks], threads))
+        for name, job in calibration.jobs.items():
+            if name not in encoded.seen:
+                encoded.seen.add(name)
+                encoded.look(job, name * 2)
+                encoded._on_matrix(name)
+
+    calibration.forward, calibration.logits = forward, lambda *given: given
+    monkeypatch.setattr(corrected.Encoded, "encoded", lambda encoded, job, inputs, format: MatrixBlocks(format, inputs))
+    for name in ("Originals", "Coarse"):
+        monkeypatch.setattr(corrected, name, lambda *given, name=name: (name, *given))
+    monkeypatch.setattr(
+        corrected, "divergence", lambda base, found, threads: (base, found, threads) and len(found[0][3])
+    )
+    checked = corrected.PlanCheck(calibration, "widener", 3, lambda *told: progress.append(told))
+    assert checked._base[0] == ("Originals", calibration.jobs, "widener") and checked._base[2] == 3
+    assert [int(chunk[0]) for chunk in checked._base[1]] == [1, 4, 6, 8, 11, 13, 15, 18]
+    assert checked.divergence(dict.fromkeys("abc", "Q4_K")) == 3
+    assert progress == [(1, 3, "a"), (2, 3, "b"), (3, 3, "c")]
+    assert calibration.heard == [([0, 2, 3, 5, 7, 9, 10, 12, 14, 16, 17, 19], 3)]
+    assert checked.divergence({"a": "Q4_K", "b": "Q6_K", "c": "Q4_K"}) == 3 and progress[3:] == [(3, 3, "b")]
+    assert checked._encoded.blocks == {
+        "a": MatrixBlocks("Q4_K", "aa"), "b": MatrixBlocks("Q6_K", "bb"), "c": MatrixBlocks("Q4_K", "cc")
+    }  # fmt: skip
+    assert checked.done_by(["a", "c"]) == 2 and checked.done_by([]) == 0
+
+
+# ---- a whole plan
+
+
+def test_formats_of_a_whole_plan(monkeypatch):
+    """Of the matrices that may have others; for the size to the byte; with what is said of the usual ones."""
+    f32, q4, copied = BY_NAME["F32"], BY_NAME["Q4_K"], BY_NAME["Q8_0"]
+    jobs = [
+        TensorJob(SimpleNamespace(name=name, format=before, shape=(2, columns)), format, format.name)
+        for name, before, format, columns in (("a", f32, q4, 256), ("b", copied, copied, 512), ("c", f32, f32, 7))
+    ]
+    plan = SimpleNamespace(jobs=jobs, nbytes=1000)
+    assert by_need.offered(plan) == {*candidates(256)}
+    need, heard = Need("a", 512, {"Q4_K": 0.5, "Q2_K": 1.0}, harm=2.0), []
+    calibration = SimpleNamespace(with_metadata=lambda plan: SimpleNamespace(nbytes=plan.nbytes + 10))
+
+    def planned(source: Any, request: Any) -> Any:
+        heard.append(request)
+        return plan
+
+    monkeypatch.setattr(by_need, "make_plan", planned)
+    monkeypatch.setattr(by_need, "Calibration", lambda *given: heard.append(given) or calibration)
+    monkeypatch.setattr(by_need, "widener_of", lambda *given: given)
+    monkeypatch.setattr(by_need, "survey", lambda *given: heard.append(given) or iter([need]))
+
+    def corrected(given: Any, needs: Any, choose: Any, *more: Any) -> tuple[dict[str, str], float]:
+        heard.append(
+            (given, needs, choose.keywords | {"size_with": choose.keywords["size_with"]({"a": "Q2_K"})}, *more)
+        )
+        return {"a": "Q2_K"}, 0.25
+
+    monkeypatch.setattr(by_need, "corrected", corrected)
+    request = QuantizeRequest(RECIPES["Q4_K_M"], texts=["t"])
+    told, checked, widener = print, repr, (plan, "compiling", {*candidates(256)})
+    found = by_need.by_need("source", request, lambda given: given.nbytes - 100, 3, told, checked, "compiling")
+    assert found == by_need.ByNeed({"a": "Q2_K"}, 0.25, 2.0, 1.0)
+    fitting = {"most": 900, "rest": 1010 - need.bytes("Q4_K"), "size_with": 1010}
+    assert heard[:3] == [request, (plan, ["t"]), (calibration, widener, 3, told)]
+    assert heard[3].options.formats == {"a": "Q2_K"}
+    assert heard[4] == (calibration, [need], fitting, widener, 3, checked)
+    assert np.isnan(by_need.predicted_of([need], {"a": "Q8_0"})) and by_need.predicted_of([need], {"a": "Q4_K"}) == 1.0
+    monkeypatch.setattr(by_need, "survey", lambda *given: iter(()))
+    with pytest.raises(UsageError, match="there is no matrix whose format could be chosen"):
+        by_need.by_need("source", request, lambda plan: 0, 1, told, checked)
+
+
+def test_formats_for_a_file_of_a_size(monkeypatch):
+    """What paddings take is taken from the budget, until it fits; to the byte is enough."""
+    asked = []
+    monkeypatch.setattr(by_need, "chosen", lambda needs, budget: asked.append(budget) or {"budget": budget})
+    assert by_need.fitting([], 1000, 100, lambda formats: formats["budget"] + 107) == {"budget": 893}
+    assert asked == [900, 893]
+    asked.clear()
+    assert by_need.fitting([], 1000, 100, lambda formats: 1000) == {"budget": 900} and asked == [900]

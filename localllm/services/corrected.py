@@ -126,6 +126,6 @@ class PlanCheck:
 
 def held_back(calibration: Calibration) -> list[np.ndarray]:
     """Beginnings of chunks by which nothing is chosen; of all chunks if there are no others."""
-    read = {id(chunk) for chunk in calibration.some(READ)}
-    others = [chunk for chunk in calibration.chunks if id(chunk) not in read] or calibration.chunks
+    read = {chunk.ctypes.data for chunk in calibration.some(READ)}  # views of them
+    others = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
     return [chunk[:TOKENS] for chunk in others[:: -(-len(others) // TEXTS)]]
