@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from localllm.errors import ContextError, LocalllmError, MemoryLimitError, Model
 from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
-from localllm.server import shelf, wire, worker
+from localllm.server import service, shelf, wire, worker
 from localllm.server.anthropic_messages import question_of
 from localllm.server.asking import (
     biases,
@@ -1011,3 +1012,109 @@ def test_the_likeliest_tokens(count: int):
         assert [each.token for each in found.likeliest] == [2, 0, 1][:count]
         told = [np.exp(each.logprob) for each in (found.chosen, *found.likeliest)]
         assert found.chosen.token == 1 and told == pytest.approx([0.125, 0.625, 0.25, 0.125][: count + 1], rel=1e-5)
+
+
+# ---- a question and its answers
+
+
+class Tokens:
+    """A tokenizer of which it is known what fits."""
+
+    vocab_size = 7
+
+    def __init__(self, most: int):
+        self.most_bytes = lambda context: most
+
+
+def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **limits: Any) -> Any:
+    """Of a model whose texts have a token for each character, and no prompt of more than `most` bytes fits."""
+
+    def request(prompt: Any, options: Any, count: int) -> Any:
+        text = prompt if isinstance(prompt, str) else "".join(map(str, prompt if prompt and isinstance(prompt[0], int) else
+                                                                 [message["content"] for message in prompt]))  # fmt: skip
+        assert (options, count) == ("options", n)
+        return SimpleNamespace(prompt=[*text], asked=prompt, cached=1, answers=[])
+
+    model = SimpleNamespace(
+        engine=SimpleNamespace(vocab_size=9), context=context, session=SimpleNamespace(request=request),
+        tokenizer=Tokens(most),
+    )  # fmt: skip
+    left: list[Any] = []
+    working: Any = SimpleNamespace(model=model, leave=left.append, left=left)
+    asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, most_likely=None)
+    return service.Exchange("m", working, asked, Limits(**limits), AsyncExitStack())
+
+
+def say(*texts: str) -> list[dict[str, str]]:
+    """A conversation: what begins with a capital letter is said by the model, with a dot by the system."""
+    roles = ["system" if text[0] == "." else "assistant" if text[0].isupper() else "user" for text in texts]
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+
+
+def test_prompts_that_are_refused_at_once():
+    it = exchange()
+    assert it._request([0, 8]).asked == [0, 8] and it._vocab == 7
+    for odd in ([9], [-1], [0, "x"], [1.5]):
+        with pytest.raises(UsageError, match="^prompt should have token ids from 0 to 8$"):
+            it._request(odd)
+    for text in ("é" * 500, say("é" * 499 + "x", "X")):
+        assert exchange(most=1000)._request(text).asked == text
+        problem = "the prompt has 1000 bytes, and no more than 999 fit into a context of 80 tokens"
+        with pytest.raises(ContextError, match=f"^{problem}$"):
+            exchange(most=999)._request(text)
+        assert exchange(most=999, drops_turns=True)._request(text).asked == text
+    assert service.bytes_of([{"content": None}, {}, {"content": "\ud800é"}]) == 3
+
+
+@pytest.mark.parametrize(("texts", "dropped", "left"), [
+    (["a" * 30, "A" * 30, "b" * 10], 0, 0), (["a" * 30, "A" * 30, "b" * 11], 1, 2), (["a" * 71], 0, 0),
+    (["." * 9, "a" * 20, "A" * 20, "b" * 20, "B" * 20, "c" * 5], 1, 3),
+    (["." * 9, "a" * 20, "A" * 20, "b" * 20, "B" * 20, "c" * 22], 2, 5), (["a", "A", "b" * 71], 1, 2),
+    (["a", "A", "b", "B", "c", "C" * 69, "d"], 3, 6), ([".", "a" * 70, "b"], 1, 2),
+])  # fmt: skip
+def test_as_few_turns_go_as_leave_room(texts: list[str], dropped: int, left: int):
+    """An eighth of the context is for the answer: of 80 tokens, 70 may be read. What the system says stays."""
+    it, conversation = exchange(drops_turns=True), say(*texts)
+    found = it._fitting(conversation)
+    system = conversation[:1] if texts[0][0] == "." else []
+    assert it.dropped == dropped and found.asked == (conversation if not dropped else [*system, *conversation[left:]])
+
+
+def test_texts_have_no_turns():
+    it = exchange(drops_turns=True)
+    for prompt in ("x" * 99, [5] * 99, []):
+        assert it._fitting(prompt).asked == prompt and not it.dropped
+    assert service.with_images(["x", [5]], []) == ["x", [5]]
+
+
+def test_what_is_told_of_several_prompts():
+    async def told(it: Any) -> list[Any]:
+        found = []
+        try:
+            async for number, each in it.events():
+                found.append((number, each.number))
+        finally:
+            await it.close()
+        return found
+
+    def of(*numbers: int, wait: float = 0) -> Any:
+        async def events() -> AsyncIterator[Any]:
+            for number in numbers:
+                await asyncio.sleep(wait)
+                yield SimpleNamespace(number=number)
+
+        guide = SimpleNamespace(thoughts=2, transcript=SimpleNamespace(stopped_by="x"))
+        answers = [SimpleNamespace(tokens=[1, 2, 3], guide=guide)] * 2
+        return SimpleNamespace(events=events, request=SimpleNamespace(prompt=[1] * 5, cached=4, answers=answers))
+
+    it = exchange(n=2)
+    it._hearers = [of(0, 1, 0), of(1)]
+    assert sorted(asyncio.run(told(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._hearers
+    assert it.usage == it.known() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
+    it._hearers[0].request.answers = []
+    assert it.stop_string() == ""
+    late = exchange(answer_seconds=0.01)
+    late._hearers = [of(0, wait=60)]
+    with pytest.raises(TimeUpError, match=r"^the answer took more than 0\.01 seconds$"):
+        asyncio.run(told(late))
+    assert late.usage == service.Usage() and late._worker.left == late._hearers
