@@ -1143,3 +1143,37 @@ def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == f"{said}\n"
     progress._failed = 0
     progress.end(False)
+
+
+# ---- what is kept
+
+
+def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]):
+    """What two prompts begin with counts once, with the latest; the sum is of all."""
+    from localllm.cli import cache
+    from localllm.files import prefix_files, written_file
+
+    told: list[str] = []
+    monkeypatch.setattr(cache, "dim", told.append)
+    monkeypatch.setattr(cache, "moment", lambda seconds: f"at {seconds}")
+    monkeypatch.setattr(prefix_files, "clear", lambda: 1500)
+    monkeypatch.setattr(written_file, "clear", lambda: 500)
+    entries, texts = list[Any](), list[Any]()
+    monkeypatch.setattr(prefix_files, "entries", lambda: entries)
+    monkeypatch.setattr(written_file, "sizes", lambda: texts)
+    cache.cache()
+    cache.cache("clear")
+    assert told == ["nothing is kept", "2.0 kB removed"] and capsysbinary.readouterr().out == b""
+    texts.append((77, 8, 4))
+    cache.cache()
+    assert [line.split() for line in capsysbinary.readouterr().out.decode().splitlines()][1:] == [
+        ["texts", "77", "8", "B", "at", "4"], ["all", "8", "B"],
+    ]  # fmt: skip
+    for key, before, size, used, end in (("a", "", 100, 1, 64), ("b", "a", 20, 2, 96), ("c", "a", 3, 9, 80)):
+        about = SimpleNamespace(before=before, model=f"m\n{key}", end=end)
+        entries.append(SimpleNamespace(key=key, about=about, size=size, used=used))
+    cache.cache()
+    assert [line.split() for line in capsysbinary.readouterr().out.decode().splitlines()][1:] == [
+        ["m", "c", "80", "103", "B", "at", "9"], ["m", "b", "96", "20", "B", "at", "2"],
+        ["texts", "77", "8", "B", "at", "4"], ["all", "131", "B"],
+    ]  # fmt: skip

@@ -1030,8 +1030,9 @@ def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **l
     """Of a model whose texts have a token for each character, and no prompt of more than `most` bytes fits."""
 
     def request(prompt: Any, options: Any, count: int) -> Any:
-        text = prompt if isinstance(prompt, str) else "".join(map(str, prompt if prompt and isinstance(prompt[0], int) else
-                                                                 [message["content"] for message in prompt]))  # fmt: skip
+        of_tokens = prompt and isinstance(prompt[0], int)
+        parts = prompt if of_tokens or isinstance(prompt, str) else [message["content"] for message in prompt]
+        text = "".join(map(str, parts))
         assert (options, count) == ("options", n)
         return SimpleNamespace(prompt=[*text], asked=prompt, cached=1, answers=[])
 
@@ -1055,7 +1056,7 @@ def test_prompts_that_are_refused_at_once():
     it = exchange()
     assert it._request([0, 8]).asked == [0, 8] and it._vocab == 7
     for odd in ([9], [-1], [0, "x"], [1.5]):
-        with pytest.raises(UsageError, match="^prompt should have token ids from 0 to 8$"):
+        with pytest.raises(UsageError, match=r"^prompt should have token ids from 0 to 8$"):
             it._request(odd)
     for text in ("é" * 500, say("é" * 499 + "x", "X")):
         assert exchange(most=1000)._request(text).asked == text
