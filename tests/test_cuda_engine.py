@@ -28,9 +28,12 @@ from localllm.engine.cuda.placing import (
     spare,
     state_bytes,
 )
+from localllm.engine.cuda.products import Factor, Within, multiply
 from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.lower.tape import Buffer
 from localllm.engine.options import EngineOptions
-from localllm.errors import MemoryLimitError, UsageError
+from localllm.engine.run import Span
+from localllm.errors import MemoryLimitError, UnsupportedError, UsageError
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
 
@@ -258,3 +261,49 @@ def test_limits_of_cards():
     )
     assert limits(properties, (9, 0)) == pytest.approx((3.35e12, 989e12), rel=2e-3)
     assert limits(properties, (42, 0))[1] == 0
+
+
+def test_what_the_cpu_has_of_a_card(card, monkeypatch):
+    """Its kernels are waited for, its threads end; both read the same sequences, as many as there are tables."""
+    heard, made = list[object](), cuda_backend.CudaBackend.__new__(cuda_backend.CudaBackend)
+    said = {name: lambda name=name: heard.append(name) for name in ("prepare_all", "close")}
+
+    def front(spans, precise):
+        heard.append(([(span.position, span.wanted) for span in spans], precise))
+
+    def behind(spans, precise):
+        assert heard[-1] == ([(span.position, 0) for span in spans], precise)
+        return np.array([[span.position] for span in spans for _ in range(span.wanted)])
+
+    made._front, made._card = SimpleNamespace(run=front, **said), SimpleNamespace(close=lambda: heard.append("card"))
+    made._program = SimpleNamespace(run=behind)
+    monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 2)
+    spans = [Span(None, number, np.zeros(1, np.int64), 1) for number in range(5)]
+    for count, calls in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 3)):
+        heard.clear()
+        assert made.run(spans[:count], count > 2).ravel().tolist() == list(range(count))
+        assert len(heard) == calls
+    heard.clear()
+    made.prepare_all()
+    made.close()
+    assert heard == ["prepare_all", "close", "card"]
+    made._front = None
+    made.prepare_all()
+    made.close()
+    assert heard[3:] == ["card"]
+    with pytest.raises(UnsupportedError, match="cannot be forgotten on a card"):
+        made.prepare_shift({})
+
+
+def test_a_product_begins_where_it_should():
+    """In its rows from the first byte on, or where the caller says, and it adds to what is there if he says that."""
+    told = list[tuple]()
+    steps = SimpleNamespace(most=lambda rows: 7, append=lambda *given: told.append(given))
+    a, b, y, x = Buffer(3, 64), Buffer(5, 128), Buffer(7, 256), SimpleNamespace(rows=None, columns=48)
+    multiply(steps, "f16", Factor(a, 32), Factor(b, 64), x, y, 9)
+    multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, Within(y, 40), 9, adds=True)
+    same = {"kind": "f16", "m": 9, "n": 7, "k": 48, "a_stride": 32, "b_stride": 64, "c_stride": 64, "b": b}
+    assert told == [
+        ("product", same | {"a": a, "c": Within(y, 0), "adds": False}, 0, [b, a], [y]),
+        ("product", same | {"a": 12, "c": Within(y, 40), "adds": True}, 0, [b], [y]),
+    ]

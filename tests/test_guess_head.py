@@ -225,7 +225,9 @@ def test_the_models_logits_are_the_same(path):
     np.testing.assert_array_equal(*rows)
 
 
-def test_closed_sequences_give_their_pages_back(engine):
+def test_closed_sequences_give_their_pages_back(path, engine):
+    other = head_of(path)  # or a layer of the model's own
+    assert (engine.has_guess_layer, engine.head_path) == (True, str(other) if other.exists() else None)
     for _ in range(20):
         sequence = engine.sequence()
         engine.listen(sequence)
@@ -240,6 +242,7 @@ def test_who_has_no_such_layer_says_so(tmp_path):
     engine = Engine(file, EngineOptions(1, 300))
     with pytest.raises(UsageError, match="has no layer that guesses"):
         engine.listen(engine.sequence())
+    assert (engine.has_guess_layer, engine.head_path) == (False, None)
     engine.close()
 
 
@@ -420,7 +423,9 @@ def test_a_head_of_another_file_takes_over(tmp_path):
         head_for("eagle3", with_head("eagle3")[0], target_layers=np.array([1, 2, 4])), tmp_path / "other.gguf"
     )
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
+    assert engine.head_path is None
     engine.use_head(GGUFFile.open(other))
+    assert (engine.has_guess_layer, engine.head_path) == (True, str(other))
     sequence = engine.sequence()
     first = engine.listen(sequence)
     sequence.append(text(20))

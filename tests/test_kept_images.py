@@ -1,7 +1,9 @@
 """Images from process to process: what was made of them and what was read of prompts with them is found again, and
 nothing of another image is taken for it."""
 
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from models.projectors import projector, seeing, write_projector
 from test_pictures import picture
 
 import localllm
+from localllm.engine.memory import seen_rows
+from localllm.engine.memory.seen_rows import SeenRows, key_of
 from localllm.engine.runs import Runs
 from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
-from localllm.errors import UsageError
+from localllm.errors import LocalllmError, UsageError
 from localllm.files import prefix_files
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
@@ -216,3 +220,32 @@ def test_where_pieces_end():
     tiles = [token for key in range(1, 7) for token in (7, 7, *(-1 - (key << 15 | row) for row in range(40)))]
     assert piece_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
     assert piece_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
+
+
+def test_rows_that_are_kept(folder, monkeypatch):
+    """Lot by lot; they are used then, and what cannot be is removed."""
+    kept, lots = SeenRows("name", 3), [np.arange(6.0).reshape(2, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)]
+    assert kept.find(b"a") is None
+    kept.keep(b"a", lots)
+    file = folder / key_of(b"a")
+    os.utime(file, (0, 0))
+    found = kept.find(b"a")
+    assert [lot.tolist() for lot in found] == [lot.tolist() for lot in lots]
+    assert {lot.dtype for lot in found} == {np.dtype(np.float32)}
+    assert file.stat().st_mtime > 1e9
+    assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.entries()] == [("name", 3, "")]
+    assert kept.find(b"b") is None
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
+    kept.keep(b"b", lots)
+    assert kept.find(b"a") is None and not (folder / key_of(b"b")).exists()
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    counts, about = np.array([4, -1]), prefix_files.PrefixAbout("name", 3, "")
+    parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
+    prefix_files.write_kept(key_of(b"c"), about, parts)
+    assert kept.find(b"c") is None and not (folder / key_of(b"c")).exists()
+    assert SeenRows("name", 4).find(b"a") is None and not file.exists()
+    for failure in (OSError(), LocalllmError()):
+        full = Mock(side_effect=failure)
+        monkeypatch.setattr(seen_rows, "prune", full)
+        kept.keep(b"a", lots)  # it costs only time
+        full.assert_called_once()

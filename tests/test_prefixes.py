@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ import localllm
 from localllm.arch.states import SLACK
 from localllm.arch.storage import KVType
 from localllm.engine.memory import fingerprint, prefixes
+from localllm.engine.memory.fingerprint import described, plain, sample
 from localllm.engine.memory.prefixes import Prefixes
+from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.errors import LocalllmError
 from localllm.files import prefix_files, written_file
 from localllm.files.safe_file import SafeFile
 from localllm.generation.prefill import read_prompt
@@ -587,3 +591,95 @@ def test_find_is_for_everyone(tiny: Path):
         assert sequence.fork().aligned == 1024
         sequence, logits = model.prefixes.find([*ids, 3])
         assert sequence.tokens == ids[:1024] and logits is None
+
+
+class Written:
+    """What a Prefixes would write, where it waits to be told; and how often a sequence was closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.begun, self.go_on, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
+        self.closed, self.pruned, self.error = list[str](), 0, None
+        self.kept = prefixes.Prefixes(
+            SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
+            SimpleNamespace(path="name.gguf", parts=[__file__]),  # type: ignore[arg-type]
+        )
+        monkeypatch.setattr(self.kept, "_write_pieces", self.write)
+        monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))
+
+    def write(self, read: prefixes.Waiting) -> None:
+        self.begun.release()
+        assert self.go_on.acquire(timeout=60)
+        if self.error:
+            raise self.error
+        self.written.append(read.sequence.name)
+
+    def keep(self, name: str) -> None:
+        self.kept.keep(SimpleNamespace(name=name, close=lambda: self.closed.append(name)), None)  # type: ignore[arg-type]
+
+    def wait(self) -> None:
+        """Until the thread has ended."""
+        self.go_on.release()
+        self.kept._thread and self.kept._thread.join(60)
+
+
+def test_what_waits_gives_way_to_what_comes_later(monkeypatch):
+    """One is written at a time, by one thread at a time; all sequences are closed in the end."""
+    heard = Written(monkeypatch)
+    assert not heard.kept.is_writing
+    heard.keep("a")
+    assert heard.begun.acquire(timeout=60) and heard.kept.is_writing
+    heard.keep("b")
+    heard.keep("c")
+    assert (heard.closed, heard.written) == (["b"], [])
+    heard.go_on.release()
+    heard.wait()
+    assert (heard.closed, heard.written, heard.pruned) == (["b", "a", "c"], ["a", "c"], 2)
+    assert not heard.kept.is_writing
+    heard.keep("d")
+    heard.wait()
+    assert (heard.closed[3:], heard.written[2:], heard.kept.warning) == (["d"], ["d"], None)
+    heard.kept.close()
+    heard.keep("e")
+    assert (heard.closed[4:], heard.written[3:], heard.kept.is_writing) == (["e"], [], False)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space"), "No space"), (MemoryError(), "not enough memory"),
+        (LocalllmError("as it is"), "as it is"),
+    ],
+)  # fmt: skip
+def test_after_a_failure_nothing_more_is_written(monkeypatch, error: Exception, reason: str):
+    heard = Written(monkeypatch)
+    heard.error = error
+    heard.keep("a")
+    heard.wait()
+    assert (heard.closed, heard.pruned, heard.kept.is_writing) == (["a"], 0, False)
+    assert heard.kept.warning == f"what was read of the prompt cannot be kept: {reason}"
+    heard.keep("b")
+    assert (heard.closed, heard.written, heard.kept.is_writing) == (["a", "b"], [], False)
+
+
+def test_samples_of_a_tensor():
+    """All of a small one; of others the first bytes, the last ones, and some between."""
+    data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
+    assert sample(data[:512]) == data[:512].tobytes()
+    for size in (513, 5000):
+        taken = sample(data[:size])
+        assert (len(taken), taken[:64], taken[-64:]) == (512, data[:64].tobytes(), data[size - 64 : size].tobytes())
+    assert taken[64:128] == data[705:769].tobytes()
+
+
+def test_what_is_done_in_plain_values():
+    """The same for the same, whatever order it was said in; another number, type or shape is something else."""
+    x, y = Activation(ALL, 4), Activation(WANTED, 6)
+    operations = [Operation("embed", (), x, {"b": 2, "a": 1}), Operation("add", (x, x), y, {})]
+    assert described(operations) == [
+        ("embed", [], "all", 4, [("a", "1"), ("b", "2")]),
+        ("add", [0, 0], "wanted", 6, []),
+    ]
+    row = np.arange(4, dtype=np.float32)
+    others = [row + 1, row.astype(np.float64), row.reshape(2, 2)]
+    assert plain(row) == plain(row.copy())
+    assert not any(plain(row) == plain(other) for other in others)

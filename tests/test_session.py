@@ -4,6 +4,7 @@ import gc
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
+from localllm.generation.turns import Turns
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -298,3 +300,20 @@ def test_in_plain_conversations_a_model_does_not_speak_for_the_user(tokenizer: T
 
     session = Session(Sequences(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
     assert "".join(session.ask("Are you?", replace(GREEDY, stop=stop))) == expected
+
+
+def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
+    """Who leaves a conversation, or begins another, says so to what keeps it; of others nothing is known."""
+    heard = list[str]()
+    kept = SimpleNamespace(hold=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write"))
+    session = Session(kept, tokenizer)  # type: ignore[arg-type]
+    session.hold()
+    assert heard == ["hold"]
+    session.leave()
+    assert heard == ["hold", "write"]
+    assert session.count("Hello") == len(tokenizer.encode("Hello")) > 0
+    other = Turns()
+    assert (other.hold(), other.leave(), other.warning, other.answers_one_text, other.count("a b")) == (
+        None, None, None, False, 0,
+    )  # fmt: skip
+    assert (other.messages, other.undo(), other.forgotten, other.earlier) == ([], None, 0, 0)

@@ -10,9 +10,13 @@ from models import DECLARATIONS
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
+from localllm.arch.rope import Rope
+from localllm.arch.states import Paged
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions
+from localllm.engine.record.operations import ALL, Activation, Operation
+from localllm.engine.record.shift import turn_of, turns
 from localllm.errors import UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.kernels.arguments import PAGE
@@ -213,3 +217,77 @@ def test_every_family_is_known(model_path):
             assert any(reason in str(error) for reason in reasons), name
     assert {"gpt2", "mamba"} <= refused
     assert not refused & {"llama", *MODELS}
+
+
+NEOX, PAIRS = Rope(32, 32, False), Rope(32, 8, True)
+
+
+class Said(dict):
+    """Operations by what they make."""
+
+    def __call__(self, verb: str, *inputs: Activation, columns: int = 64, **given: object) -> Activation:
+        made = Activation(ALL, columns)
+        self[made] = Operation(verb, inputs, made, given)
+        return made
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def product(said: Said) -> Activation:
+    return said("linear", Activation(ALL, 64))
+
+
+def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | None:
+    """How keys turn: radians, step, apart; or what is not possible."""
+    try:
+        turn = turn_of(said, x, 32, 0)
+    except UsageError as error:
+        return str(error)
+    return turn and (turn.frequencies.tolist(), turn.step, turn.apart)
+
+
+def test_how_keys_turn(said: Said, product: Activation):
+    """By the pairs of their rotation, wherever in a head they are, whatever is done before it, and a little behind."""
+    neox, pairs = (said("rope", product, rope=rope, divisors=None) for rope in (NEOX, PAIRS))
+    slow = said("rope", product, rope=NEOX, divisors=np.full(16, 2, np.float32))
+    expected = NEOX.frequencies().tolist()
+    assert turned(said, neox) == (expected, 1, 16)
+    assert turned(said, slow) == ([each / 2 for each in expected], 1, 16)
+    assert turned(said, pairs) == (PAIRS.frequencies().tolist(), 2, 1)
+    assert turned(said, said("scale", pairs)) == turned(said, pairs)
+    still = said("linear", Activation(ALL, 48), columns=48)
+    behind = said("join", still, neox, heads=2)
+    assert turned(said, behind) == ([0] * 24 + expected, 1, 16)
+    assert turned(said, said("join", still, pairs, heads=2)) == ([0] * 12 + PAIRS.frequencies().tolist(), 2, 1)
+    assert turned(said, said("join", neox, still, heads=2)) == (expected, 1, 16)
+    for never in (product, said("join", still, product, heads=2), said("add", product, said("linear", neox))):
+        assert turned(said, never) is None
+    ones, uneven = np.full(32, 2.0), np.arange(32.0)
+    assert turned(said, said("rms_norm", neox, group=32, vector=ones)) == (expected, 1, 16)
+    assert turned(said, said("rms_norm", product, group=32, vector=uneven)) is None
+    for verb, x in (
+        ("rms_norm", said("rms_norm", neox, group=32, vector=uneven)),
+        ("rms_norm", said("rms_norm", neox, group=64, vector=ones)),
+        ("add", said("add", product, neox)), ("join", said("join", pairs, neox, heads=2)),
+    ):  # fmt: skip
+        assert turned(said, x) == f"keys are changed by '{verb}' after they were rotated: shift is not possible"
+
+
+def test_which_states_have_keys_that_turn(said: Said, product: Activation):
+    """Those that an operation fills: with keys of its own, or with keys by which it chooses."""
+    keys = said("rope", product, rope=NEOX, divisors=None)
+    states = [Paged(number, 2, 32, 32) for number in range(4)]
+    said("attend", product, keys, product, state=states[0], choices=None)
+    said("attend", product, product, product, state=states[1], choices=None)
+    said("attend", product, state=states[2], choices=None)  # keys of another layer
+    said("choose", product, keys, state=states[2])
+    said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
+    found = turns([*said.values()], states)
+    assert {state.layer: turn.apart for state, turn in found.items()} == {0: 16, 2: 16}
+    said("embed_positions", product)
+    with pytest.raises(UsageError, match="adds positions to its embeddings"):
+        turns([*said.values()], [])
