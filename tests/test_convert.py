@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from localllm.convert import Checkpoint, open_folder
 from localllm.convert.description import is_plain
 from localllm.convert.files import understood
 from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
-from localllm.convert.sentencepiece import read_sentencepiece
-from localllm.convert.tokens import cuts_nothing
-from localllm.convert.vocabulary import vocabulary_metadata
+from localllm.convert.sentencepiece import message, read_sentencepiece, varint
+from localllm.convert.token_table import Tokens
+from localllm.convert.tokens import cuts_nothing, groups_of_merges, merge_pairs, prepends_space, refuse_normalizer
+from localllm.convert.vocabulary import VocabularySettings, switches, vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 from localllm.text.pretokenizers import PRETOKENIZERS
@@ -839,3 +841,164 @@ def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
 )
 def test_steps_that_cut_nothing(part: dict, normalizer: dict, nothing: bool):
     assert cuts_nothing(part, {"normalizer": normalizer}) is nothing
+
+
+# ---- its parts, one by one
+
+
+def test_a_vocabulary_in_the_making():
+    tokens = Tokens(6, "llama", "default")
+    assert tokens.pieces == [f"[PAD{n}]" for n in range(6)] and tokens.types == [5] * 6
+    tokens.put(0, "<unk>", 2)
+    tokens.put(5, "▁a", 1, -7.5)
+    tokens.put(6, "far", 1)
+    assert (tokens.pieces[5], tokens.types[5], tokens.scores) == ("▁a", 1, [0.0, *[-10000.0] * 4, -7.5])
+    for token, piece in ((-1, "a"), ("1", "a"), (1.0, "a"), (1, 5), (1, None)):
+        with pytest.raises(ValueError, match="has the id"):
+            tokens.put(token, piece, 1)  # type: ignore[arg-type]
+    tokens.add(0, "<new>", special=True)  # the unknown one stays it
+    tokens.add(1, "▁x", special=False)
+    tokens.add(2, "▁y", special=True)
+    tokens.add(9, "further", special=False)
+    assert tokens.pieces[:3] == ["<new>", " x", "▁y"] and tokens.types[:3] == [2, 4, 3]
+    assert tokens.scores[:3] == [-1000.0] * 3 and tokens.left_out == [6, 9]
+    other = Tokens(2, "gpt2", "default")
+    other.add(1, "▁x", special=False)
+    assert other.pieces[1] == "▁x"
+
+
+@pytest.mark.parametrize(("text", "kind"), [
+    ("<|x|>", 3), ("<|a\nb|>", 3), ("<｜x｜>", 3), ("<unused>", 3), ("<unused12>", 3), ("<pad>", 3), ("<mask>", 3),
+    ("<|x", 4), ("x<|x|>", 4), ("<unusedx>", 4), ("<pad>x", 4), ("<s>", 4),
+])  # fmt: skip
+def test_tokens_that_look_special(text: str, kind: int):
+    tokens = Tokens(1, "gpt2", "default")
+    tokens.add(0, text, special=False)
+    assert tokens.types == [kind]
+
+
+def step(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, **more}
+
+
+SPACES = step("Replace", pattern={"String": " "}, content="▁")
+
+
+@pytest.mark.parametrize(("normalizer", "fits"), [
+    (None, True), ({}, True), (step("Prepend", prepend="▁"), True), (step("Prepend"), True), (SPACES, True),
+    (step("Sequence", normalizers=[step("Prepend", prepend="▁"), step("Sequence", normalizers=[SPACES])]), True),
+    (step("Prepend", prepend=" "), False), (SPACES | {"content": "_"}, False), (step("Replace"), False),
+    (SPACES | {"pattern": {"Regex": " "}}, False), (step("NFC"), False),
+    (step("Sequence", normalizers=[step("NFC")]), False),
+])  # fmt: skip
+def test_what_may_be_done_to_texts(normalizer: Any, fits: bool):
+    with nullcontext() if fits else pytest.raises(ModelError, match=r"t\.json: normalizer \w+ is not supported"):
+        refuse_normalizer(Path("t.json"), {"normalizer": normalizer}, {"Prepend", "Replace"})
+
+
+@pytest.mark.parametrize(("normalizer", "words", "prepends"), [
+    (None, None, False), (step("Prepend"), None, True), (step("Replace"), None, False), (None, step("Metaspace"), True),
+    (None, step("Metaspace", prepend_scheme="first"), True), (None, step("Metaspace", prepend_scheme="never"), False),
+    (None, step("Split", prepend_scheme="always"), False),
+    (step("Prepend"), step("Metaspace", prepend_scheme="never"), True),
+])  # fmt: skip
+def test_whether_a_space_stands_before_texts(normalizer: Any, words: Any, prepends: bool):
+    assert prepends_space({"normalizer": normalizer, "pre_tokenizer": words}) is prepends
+
+
+def test_merges_in_groups():
+    """Those of one piece, or of several that are mingled."""
+    assert merge_pairs({"model": {"merges": ["a b", ["c ", "d"], "e f g"]}}) == [("a", "b"), ("c ", "d"), ("e", "f g")]
+    pairs = [("a", "b"), ("ab", "c"), ("d", "e"), ("a", "bc"), ("x", "y")]
+    assert [*groups_of_merges(pairs)] == [[("a", "b")], [("ab", "c"), ("d", "e"), ("a", "bc")], [("x", "y")]]
+    assert [*groups_of_merges([])] == []
+
+
+def settings_of(folder: Path, **files: Any) -> VocabularySettings:
+    for name, content in files.items():
+        write_json(folder / f"{name}.json", content)
+    return VocabularySettings.read(folder)
+
+
+def test_what_files_say_of_special_tokens(tmp_path: Path):
+    """The first that says it, by text; all that do, by number."""
+    known = settings_of(
+        tmp_path, tokenizer_config={"bos_token": {"content": "<s>"}, "eos_token": 5},
+        special_tokens_map={"bos_token": "other", "eos_token": {"content": "</s>"}, "pad_token": {}},
+        config={"eos_token_id": [2, 7], "bos_token_id": "x"}, generation_config={"eos_token_id": 7, "bos_token_id": 1},
+    )  # fmt: skip
+    assert [known.text(name) for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, None]
+    assert (known.ids("eos"), known.ids("bos"), known.ids("pad")) == ([2, 7], [1], [])
+
+
+TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"SpecialToken": {"id": "</s>"}}
+
+
+@pytest.mark.parametrize(("processor", "found"), [
+    (None, None), ({"type": "ByteLevel"}, None), (step("Sequence", processors=[]), None),
+    (step("TemplateProcessing", single=[TEXT]), {"bos": None, "eos": None}),
+    (step("TemplateProcessing", single=[BEGIN, TEXT]), {"bos": "<s>", "eos": None}),
+    (step("TemplateProcessing", single=[BEGIN, TEXT, END]), {"bos": "<s>", "eos": "</s>"}),
+    (step("Sequence", processors=[step("ByteLevel"), step("TemplateProcessing", single=[TEXT, END])]),
+     {"bos": None, "eos": "</s>"}),
+    (step("BertProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
+    (step("RobertaProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
+])  # fmt: skip
+def test_what_stands_around_texts_by_tokenizer_json(tmp_path: Path, processor: Any, found: Any):
+    assert settings_of(tmp_path, tokenizer={"post_processor": processor}).template() == found
+
+
+IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+AROUND = {"type": "TemplateProcessing", "single": [BEGIN, TEXT]}
+
+
+@pytest.mark.parametrize(("model", "processor", "said", "ids", "expected"), [
+    ("gpt2", None, {}, IDS, {"add_bos_token": False}), ("llama", None, {}, IDS, {"add_bos_token": True}),
+    ("gemma4", None, {}, IDS, {"add_bos_token": True}), ("bert", None, {}, IDS, {}),
+    ("llama", None, {}, {}, {"add_bos_token": False}),
+    ("gpt2", AROUND, {}, IDS, {"add_bos_token": True, "add_eos_token": False}),
+    ("llama", {"type": "TemplateProcessing", "single": [TEXT, END]}, {}, IDS,
+     {"add_bos_token": False, "add_eos_token": True}),
+    ("gpt2", AROUND, {"add_bos_token": False, "add_eos_token": True}, IDS,
+     {"add_bos_token": False, "add_eos_token": True}),
+    ("gpt2", AROUND, {"add_bos_token": "yes"}, IDS, {"add_bos_token": True, "add_eos_token": False}),
+    ("gpt2", None, {"add_bos_token": True, "add_eos_token": True}, {},
+     {"add_bos_token": False, "add_eos_token": False}),
+    ("llama", None, {"add_prefix_space": False}, IDS, {"add_bos_token": True, "add_space_prefix": False}),
+    ("llama", None, {"add_prefix_space": 1}, IDS, {"add_bos_token": True}),
+])  # fmt: skip
+def test_what_is_put_around_texts(tmp_path: Path, model: str, processor: Any, said: Any, ids: Any, expected: Any):
+    tokens = Tokens(2, model, "default")
+    tokens.put(0, "<s>", 3)
+    tokens.put(1, "</s>", 3)
+    known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=said)
+    found = switches(tokens, known, ids)
+    assert {name.removeprefix("tokenizer.ggml."): value for name, value in found.items()} == expected
+    for adds in (True, False):
+        tokens.adds_space = adds
+        told = switches(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
+        assert told == (
+            None if model == "bert" else said["add_prefix_space"] if said.get("add_prefix_space") is False else adds
+        )
+
+
+def test_fields_of_a_sentencepiece_model():
+    """Numbers of several bytes, and fields that nobody reads."""
+    piece = b"\x0a\x01a\x15\x00\x00\x20\xc0"  # its text, and -2.5; no type: a normal one
+    unread = b"\x79" + bytes(8) + b"\x80\x01\x96\x01"  # the fields 15, of eight bytes, and 16, the number 150
+    model = b"\x0a" + bytes([len(piece)]) + piece + unread
+    found = read_sentencepiece(model)
+    assert (found.pieces, found.scores, found.types, found.kind) == (["a"], [-2.5], [1], 1)
+    assert (found.normalizes, found.adds_space) == (False, True)
+    assert [*message(unread)] == [(15, 0), (16, 150)]
+    trained = model + b"\x12\x02\x18\x02" + b"\x1a\x05\x12\x01x\x18\x00"
+    found = read_sentencepiece(trained)
+    assert (found.kind, found.normalizes, found.adds_space) == (2, True, False)
+    for cut in range(1, len(trained)):
+        if cut not in (len(model) - len(unread), len(model) - 4, len(model), len(model) + 4):
+            with pytest.raises(ValueError):
+                read_sentencepiece(trained[:cut])
+    assert varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10) and varint(b"x\x7f", 1) == (127, 2)
+    for odd in (b"\xff" * 10 + b"\x01", b"\x80", b""):
+        with pytest.raises(ValueError, match="not a SentencePiece model"):
+            varint(odd, 0)
