@@ -217,6 +217,21 @@ def test_costs_are_those_of_the_matrix_products(tiny: str, tied: bool):
     assert costs.per_logits == prod(tensors["token_embd.weight"].shape)
 
 
+def test_what_a_report_says(monkeypatch):
+    """The machine's bandwidth is the highest that a test has met; a card multiplies in its own way."""
+    monkeypatch.setattr(bench, "processor", lambda: "a CPU")
+    monkeypatch.setattr(bench, "usable_cores", lambda: 3)
+    monkeypatch.setattr(bench, "lane_name", lambda: "a lane")
+    made = Bench("x.gguf", print)
+    results = [Result(Test(0, 1), 2, [5.0], COSTS, given) for given in (8e9, None, 9e9)]
+    machine = {"cpu": "a CPU", "lane": "a lane", "threads": 3, "bandwidth_gbs": 9.0}
+    assert made.report(results) == {"machine": machine, "model": {}, "tests": [one.facts() for one in results]}
+    assert made.report([])["machine"]["bandwidth_gbs"] is None
+    for device, lane in (("CPU", "a lane"), ("H100", "cuBLAS")):
+        made.model = {"device": device}
+        assert made.lane == made.report([])["machine"]["lane"] == lane and made.report([])["model"] == made.model
+
+
 # Models that make vectors.
 
 

@@ -2,9 +2,12 @@
 
 import hashlib
 import itertools
+import json
 import math
 import os
+import struct
 import time
+import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,6 +23,7 @@ from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import file_hash, known, logits_file, prefix_files
 from localllm.files.logits_file import LogitsWriter, row_numbers, scored
+from localllm.files.prefix_files import Kept
 from localllm.generation.thinking import overlap
 from localllm.services import bench, quantize, receipts
 from localllm.services.scores import Comparison, mean, of_logarithm, statistics
@@ -112,6 +116,57 @@ def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
             LogitsWriter(tmp_path / "x", chunks, 100)
     else:
         LogitsWriter(tmp_path / "x", chunks, 100)
+
+
+ABOUT = prefix_files.PrefixAbout("m", 7, "")
+PARTS = {"a": np.arange(5, dtype=np.uint8), "none": np.zeros(0, np.uint8), "b": np.arange(9, dtype=np.uint8)}
+
+
+def test_a_kept_prompt_is_whole_or_gone(cache):
+    """As its layout says; whatever is cut off, or of another key, is removed and was never there."""
+    key, other = "0" * 32, "1" * 32
+    prefix_files.write_kept(key, ABOUT, PARTS)
+    path = prefix_files.folder() / key
+    data = path.read_bytes()
+    size = int.from_bytes(data[8:12], "little")
+    header = json.loads(data[12 : 12 + size])
+    assert data[:8] == b"LLPREFX1" and header["about"] == {"model": "m", "end": 7, "before": ""}
+    assert header["parts"] == [[name, part.nbytes, zlib.crc32(part)] for name, part in PARTS.items()]
+    assert data[12 + size :] == struct.pack("<I", zlib.crc32(data[12 : 12 + size])) + bytes(range(5)) + bytes(range(9))
+    with prefix_files.open_kept(key) as kept:
+        assert kept.about == ABOUT and kept.parts == {"a": 5, "none": 0, "b": 9}
+        assert all(list(kept.read(name)) == list(part) for name, part in PARTS.items())
+    for content in (*(data[:length] for length in range(len(data))), data + b"x", data[:9] + b"\xff" + data[10:]):
+        path.write_bytes(content)
+        assert prefix_files.open_kept(key) is None and not path.exists()
+    (prefix_files.folder() / other).write_bytes(data)
+    assert prefix_files.open_kept(other) is None and not (prefix_files.folder() / other).exists()
+    assert prefix_files.open_kept(other) is None, "one that is not there"
+    path.write_bytes(data[:-1] + b"x")
+    with prefix_files.open_kept(key) as kept:
+        assert list(kept.read("a")) == list(PARTS["a"])
+        with pytest.raises(ValueError, match=r"^b: damaged$"):
+            kept.read("b")
+
+
+def test_kept_prompts_are_listed_and_cleared(cache, monkeypatch):
+    """What else lies there is none of them; and no file stays open."""
+    opened = []
+    monkeypatch.setattr(prefix_files, "Kept", lambda key, file: opened.append(file) or Kept(key, file))
+    assert prefix_files.entries() == [] and prefix_files.clear() == 0
+    for number in range(3):
+        prefix_files.write_kept(f"{number:032x}", replace(ABOUT, end=number), PARTS)
+        os.utime(prefix_files.folder() / f"{number:032x}", (number, number))
+    for name in ("x", "0" * 31, "0" * 33, "g" * 32):
+        (prefix_files.folder() / name).touch()
+    sizes = [(prefix_files.folder() / f"{number:032x}").stat().st_size for number in range(3)]
+    (prefix_files.folder() / f"{1:032x}").write_bytes(b"damaged")
+    found = sorted(prefix_files.entries(), key=lambda one: one.key)
+    assert [(one.key, one.about.end, one.size, one.used) for one in found] == [
+        (f"{number:032x}", number, sizes[number], number) for number in (0, 2)
+    ]
+    assert len(opened) == 3 and all(file.closed for file in opened)
+    assert prefix_files.clear() == sizes[0] + sizes[2] and len(list(prefix_files.folder().iterdir())) == 4
 
 
 def test_half_written_files_go_when_they_are_old(tmp_path, monkeypatch):

@@ -208,6 +208,31 @@ def test_the_older_layout(tmp_path):
     assert read_imatrix(tmp_path / "x").datasets == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "rest", "counts"),
+    [
+        ((1, 1), b"", 512), ((0, 1), b"", 512), ((3, 1), b"", 1536), ((-1, 1), b"", None), ((1, 0), b"", None),
+        ((1, 2), b"", None), ((1, -1), b"", None), ((1, 1), struct.pack("<i", 7), 512),
+        ((1, 1), struct.pack("<i", -7), 512), ((1, 1), struct.pack("<ii", 7, 0), 512), ((1, 1), b"123", None),
+        ((1, 1), struct.pack("<ii", 7, 3) + b"x.t", 512), ((1, 1), struct.pack("<ii", 7, 4) + b"x.t", None),
+        ((1, 1), struct.pack("<ii", 7, -1) + b"x.t", None), ((1, 1), struct.pack("<ii", 7, 2) + b"x.t", 512),
+        ((1, 1), struct.pack("<ii", 7, 1) + b"\xff", None),
+    ],
+)  # fmt: skip
+def test_numbers_of_the_older_layout(tmp_path, entry: tuple[int, int], rest: bytes, counts: int | None):
+    """Calls and values of a matrix, and how long things are: what cannot be is refused, and all that fits is read."""
+    head = struct.pack("<ii", 1, 1) + b"a" + struct.pack("<ii", *entry)
+    (tmp_path / "x").write_bytes(head + np.float32([2]).tobytes() + rest)
+    if counts is None:
+        with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / 'x'))}: not an importance matrix$"):
+            read_imatrix(tmp_path / "x")
+        return
+    matrix = read_imatrix(tmp_path / "x")
+    assert matrix.squares["a"].counts.tolist() == [counts] and matrix.squares["a"].sums.tolist() == [[1024]]
+    assert (matrix.chunks, matrix.chunk_size) == (7 if rest[:1] == b"\7" else 0, 512)
+    assert list(matrix.datasets) == ([rest[8 : 8 + rest[4]].decode()] if len(rest) > 8 else [])
+
+
 def test_files_that_are_none(tmp_path, tiny):
     good = legacy({"a": (1, np.ones(3))}, b"")
     with_nan = legacy({"a": (1, np.array([1, np.nan, 1]))}, b"")
