@@ -135,8 +135,9 @@ def test_a_kept_prompt_is_whole_or_gone(cache):
     assert data[12 + size :] == struct.pack("<I", zlib.crc32(data[12 : 12 + size])) + bytes(range(5)) + bytes(range(9))
     with prefix_files.open_kept(key) as kept:
         assert kept.about == ABOUT and kept.parts == {"a": 5, "none": 0, "b": 9}
-        assert all(list(kept.read(name)) == list(part) for name, part in PARTS.items())
-    for content in (*(data[:length] for length in range(len(data))), data + b"x", data[:9] + b"\xff" + data[10:]):
+        assert all(list(kept.read(name)) == list(PARTS[name]) for name in ("b", "a", "none", "b"))
+    damaged = data.replace(b'"end": 7', b'"end": 8'), b"LLPREFX2" + data[8:], data[:9] + b"\xff" + data[10:]
+    for content in (*(data[:length] for length in range(len(data))), data + b"x", *damaged):
         path.write_bytes(content)
         assert prefix_files.open_kept(key) is None and not path.exists()
     (prefix_files.folder() / other).write_bytes(data)
