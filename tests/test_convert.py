@@ -931,15 +931,15 @@ def test_what_files_say_of_special_tokens(tmp_path: Path):
     assert (known.ids("eos"), known.ids("bos"), known.ids("pad")) == ([2, 7], [1], [])
 
 
-TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"SpecialToken": {"id": "</s>"}}
+THE_TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"SpecialToken": {"id": "</s>"}}
 
 
 @pytest.mark.parametrize(("processor", "found"), [
     (None, None), ({"type": "ByteLevel"}, None), (step("Sequence", processors=[]), None),
-    (step("TemplateProcessing", single=[TEXT]), {"bos": None, "eos": None}),
-    (step("TemplateProcessing", single=[BEGIN, TEXT]), {"bos": "<s>", "eos": None}),
-    (step("TemplateProcessing", single=[BEGIN, TEXT, END]), {"bos": "<s>", "eos": "</s>"}),
-    (step("Sequence", processors=[step("ByteLevel"), step("TemplateProcessing", single=[TEXT, END])]),
+    (step("TemplateProcessing", single=[THE_TEXT]), {"bos": None, "eos": None}),
+    (step("TemplateProcessing", single=[BEGIN, THE_TEXT]), {"bos": "<s>", "eos": None}),
+    (step("TemplateProcessing", single=[BEGIN, THE_TEXT, END]), {"bos": "<s>", "eos": "</s>"}),
+    (step("Sequence", processors=[step("ByteLevel"), step("TemplateProcessing", single=[THE_TEXT, END])]),
      {"bos": None, "eos": "</s>"}),
     (step("BertProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
     (step("RobertaProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
@@ -949,7 +949,7 @@ def test_what_stands_around_texts_by_tokenizer_json(tmp_path: Path, processor: A
 
 
 IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
-AROUND = {"type": "TemplateProcessing", "single": [BEGIN, TEXT]}
+AROUND = {"type": "TemplateProcessing", "single": [BEGIN, THE_TEXT]}
 
 
 @pytest.mark.parametrize(("model", "processor", "said", "ids", "expected"), [
@@ -957,7 +957,7 @@ AROUND = {"type": "TemplateProcessing", "single": [BEGIN, TEXT]}
     ("gemma4", None, {}, IDS, {"add_bos_token": True}), ("bert", None, {}, IDS, {}),
     ("llama", None, {}, {}, {"add_bos_token": False}),
     ("gpt2", AROUND, {}, IDS, {"add_bos_token": True, "add_eos_token": False}),
-    ("llama", {"type": "TemplateProcessing", "single": [TEXT, END]}, {}, IDS,
+    ("llama", {"type": "TemplateProcessing", "single": [THE_TEXT, END]}, {}, IDS,
      {"add_bos_token": False, "add_eos_token": True}),
     ("gpt2", AROUND, {"add_bos_token": False, "add_eos_token": True}, IDS,
      {"add_bos_token": False, "add_eos_token": True}),
