@@ -618,8 +618,10 @@ class Written:
 
     def wait(self) -> None:
         """Until the thread has ended."""
+        thread = self.kept._thread
         self.go_on.release()
-        self.kept._thread and self.kept._thread.join(60)
+        if thread:
+            thread.join(60)
 
 
 def test_what_waits_gives_way_to_what_comes_later(monkeypatch):
