@@ -44,14 +44,14 @@ from localllm.services import calibration_texts, corrected, folding, sequential
 from localllm.services.by_need import bits_of, fitting, size_of
 from localllm.services.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
 from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
-from localllm.services.corrected import as_done, held_back
+from localllm.services.corrected import as_done
 from localllm.services.last_reads import LastReads
 from localllm.services.made_with import calibration, made_with
 from localllm.services.needs import Need, candidates, chosen, predicted, total
 from localllm.services.quantize import open_source, run, widener_of
 from localllm.services.quantize_plan import QuantizeRequest, make_plan
 from localllm.services.sequential import MatrixRows, Parts, Sequential
-from localllm.services.survey import READ, Coarse, MatrixBlocks, divergence, is_free, rounding_cost
+from localllm.services.survey import Coarse, MatrixBlocks, divergence, is_free, rounding_cost
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -579,8 +579,6 @@ def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
     assert set(met) == set(formats) and 0 < checked.done_by(["blk.0.ffn_down.weight"]) < coarse
     met.clear()
     assert checked.divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == ["blk.0.ffn_down.weight"]
-    read = {chunk.tobytes() for chunk in calibration.some(READ)}
-    assert all(chunk.tobytes() not in read for chunk in held_back(calibration)) or len(calibration.chunks) <= READ
 
 
 def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
