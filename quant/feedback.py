@@ -94,7 +94,7 @@ class Feedback:
         diagonal = np.diagonal(m).copy()
         self._order, self._alone = order, (diagonal**2)[place]
         self._together = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in parts])[place]
-        for part in parts:  # with so little memory: columns change places within their span only
+        for part in parts:  # in place: columns and rows move within their span only
             m[:, part] = m[:, place[part]] / diagonal[place[part]]
         for part in parts:
             m[part] = m[place[part]]
