@@ -628,6 +628,9 @@ def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path,
         (["--calibrate", "--size", "1GB", "--bpw", "4"], "say the same"),
         (["--calibrate", "--bpw", "99"], "from 1 to 32"),
         (["--calibrate", "--size", "huge"], "expected one as"),
+        (["--calibrate", "--size", "100"], "no formats are so small: the file has "),
+        (["--calibrate", "--size", "1GB"], "would be larger than the old one: 1.0 GB, from "),
+        (["--calibrate", "--size", "1GB", "--dry-run", "--plan", "."], "not a regular file"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, model: Path, tmp_path: Path, capsys):

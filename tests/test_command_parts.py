@@ -38,7 +38,7 @@ from localllm.cli.asking import system_message
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
 from localllm.cli.options import layers
-from localllm.cli.quantize import meant_type, needed, sizing, understood, with_texts
+from localllm.cli.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
 from localllm.cli.vector_output import output_of
 from localllm.convert.config import Config
@@ -878,15 +878,20 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         asked.append((source, size, count))
         return chosen
 
+    def possible(source: Any, request: Any, size: Any) -> None:
+        if size is min:
+            raise UsageError("no formats are so small")
+
     monkeypatch.setattr(folding, "folded", folded)
     monkeypatch.setattr(by_need, "by_need", by)
+    monkeypatch.setattr(by_need, "require_possible", possible)
     source: Any = SimpleNamespace(path="m", files=[str(tmp_path / "m")])
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
-    with pytest.raises(UsageError, match="--size and --bpw go with --calibrate"):
-        needed(source, QuantizeRequest(RECIPES["Q4_0"]), len, path, 3, False)
     (tmp_path / "plan.toml").write_text("")
     with pytest.raises(UsageError, match=r"plan\.toml: this file exists; without --size it is the plan, and --force"):
         needed(source, request, len, path, 3, False)
+    with pytest.raises(UsageError, match="no formats are so small"):
+        needed(source, request, min, None, 3, False)
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
         new, made = needed(source, request, len, at, 3, force)
@@ -896,9 +901,25 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     line = "predicted divergence 0.1235, 0.2000 with the formats of Q4_0; of weights alone, in texts held back, 0.1000"
     assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
     with pytest.raises(UsageError, match="--size and --bpw say the same: give one"):
-        sizing("1GB", 4.0)
+        sizing("1GB", 4.0, True)
+    with pytest.raises(UsageError, match="--size and --bpw go with --calibrate"):
+        sizing("1GB", None, False)
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=1000))])
-    assert sizing("12k", None)(plan) == 12_000 and sizing(None, 4.0)(plan) == 400
+    assert sizing("12k", None, True)(plan) == 12_000 and sizing(None, 4.0, True)(plan) == 400
+
+
+def test_files_are_neither_replaced_nor_made_larger_unless_that_is_said(tmp_path: Path):
+    there, new = tmp_path / "there.gguf", str(tmp_path / "new.gguf")
+    there.write_text("")
+    plan: Any = SimpleNamespace(paths=lambda target: [new, target])
+    for nbytes, is_named, target, force in (
+        (102, False, new, False), (102, True, str(there), False), (999, True, str(there), True),
+    ):  # fmt: skip
+        require_consent(plan, target, nbytes, 100, is_named, force)
+    with pytest.raises(UsageError, match=r"there\.gguf: this file exists"):
+        require_consent(plan, str(there), 102, 100, False, False)
+    with pytest.raises(UsageError, match="would be larger than the old one: 103 B, from 100 B; --force writes it all"):
+        require_consent(plan, str(there), 103, 100, True, False)
 
 
 def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

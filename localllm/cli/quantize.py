@@ -159,32 +159,49 @@ def quantize(
     )
     source = service.open_source(path, mmproj)
     service.require_sense(source, overrides)
-    if file_size is not None or bits is not None:
-        source, request = needed(source, request, sizing(file_size, bits), formats_file, threads, force)
-    elif formats_file is not None:
+    is_by_need, is_named = file_size is not None or bits is not None, target is not None or force
+    target = service.default_output(path, recipe, mmproj) if target is None else target
+    if formats_file is not None and not is_by_need:
         from localllm.services.by_need import read_formats, with_formats
 
         request = with_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
+    before = plan.nbytes_before
+    if is_by_need:
+        asked = sizing(file_size, bits, texts is not None)
+        if not dry_run:
+            require_consent(plan, target, asked(plan), before, is_named, force)
+        source, request = needed(source, request, asked, formats_file, threads, force)
+        plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
-    is_asked_for = target is not None or force
-    target = service.default_output(path, recipe, mmproj) if target is None else target
     if dry_run:
         write(described(plan, target))
     else:
-        if not is_asked_for:
-            service.require_new(plan.paths(target))
-        if plan.nbytes > ADDED * plan.nbytes_before and not force:
-            sizes = f"{size(plan.nbytes)}, from {size(plan.nbytes_before)}"
-            raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
+        require_consent(plan, target, plan.nbytes, before, is_named, force)
         execute(plan, target, request, threads, force)
 
 
-def sizing(size: str | None, bits: float | None) -> "Callable[[QuantizePlan], int]":
+def require_consent(plan: "QuantizePlan", target: str, nbytes: int, before: int, is_named: bool, force: bool) -> None:
+    """Raises UsageError if files are there that nobody named, or would become larger than those they are made of.
+
+    nbytes, before: of the new files and of the old tensors.  is_named: whether files may be replaced.
+    """
+    from localllm.services import quantize as service
+
+    if not is_named:
+        service.require_new(plan.paths(target))
+    if nbytes > ADDED * before and not force:
+        sizes = f"{size(nbytes)}, from {size(before)}"
+        raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
+
+
+def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
     """How large the file may be, in bytes, for the type's plan. Raises UsageError."""
     from localllm.services.by_need import bits_of, size_of
 
+    if not is_calibrated:
+        raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
     if size is not None and bits is not None:
         raise UsageError("--size and --bpw say the same: give one")
     if size is not None:
@@ -206,14 +223,13 @@ def needed(
     They are for the model as it is scaled inside, which is the source then.
     """
     from localllm.files.safe_file import checked_target
-    from localllm.services.by_need import by_need, with_formats, write_formats
+    from localllm.services.by_need import by_need, require_possible, with_formats, write_formats
     from localllm.services.folding import folded
     from localllm.system.cpu import usable_cores
 
-    if request.texts is None:
-        raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
     if path is not None and os.path.lexists(checked_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
+    require_possible(source, request, size)
     line, count = ProgressLine(), threads or usable_cores()
 
     def show(done: int, total: int, name: str, doing: str = "measuring") -> None:

@@ -48,6 +48,15 @@ def offered(plan: QuantizePlan) -> set[str]:
     return {name for job in plan.jobs if is_free(job) for name in candidates(job.tensor.shape[-1])}
 
 
+def require_possible(source: Source, request: QuantizeRequest, size: Callable[[QuantizePlan], int]) -> None:
+    """Raises UsageError, before anything is measured, if even the smallest formats take more."""
+    plan = make_plan(source, request)
+    smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_free(job)}
+    least = make_plan(source, with_formats(request, smallest)).nbytes
+    if size(plan) < least:
+        raise UsageError(f"no formats are so small: the file has {least} bytes at least, not {size(plan)}")
+
+
 class ByNeed(NamedTuple):
     """What was chosen.
 

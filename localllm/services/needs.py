@@ -45,7 +45,7 @@ class Need:
 
 
 def candidates(columns: int) -> Sequence[str]:
-    """The formats that are offered to rows of so many weights."""
+    """The formats that are offered to rows of so many weights, the smallest first."""
     names = (*OF_SUPER_BLOCKS, *OF_BLOCKS)
     return [name for name in names if columns % BY_NAME[name].block == 0]
 
