@@ -26,6 +26,8 @@ def read(fields: Fields) -> Transformer:
         raise fields.unsupported(f"{fields.key('rope.dimension_sections')} is not supported here")
     if alpha and fields.arch in ("maincoder", "hunyuan-moe"):
         raise fields.unsupported(f"{fields.key('rope.scaling.alpha')} is not supported here")
+    if alpha and rope.head_dim <= 2:
+        raise fields.error(f"{fields.key('rope.scaling.alpha')}: heads of {rope.head_dim} numbers have no other base")
     if alpha:
         rope = replace(rope, base=rope.base * alpha ** (rope.head_dim / (rope.head_dim - 2)))
     routing = read_routing(fields) if fields.arch == "hunyuan-moe" else None

@@ -1,0 +1,103 @@
+"""What a family reads of a tiny model's metadata in which one value is another one."""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY
+from models.declaration import dims_of, fields
+
+from localllm.arch import ARCHITECTURES
+from localllm.arch.fields import Fields
+from localllm.errors import ModelError
+
+PATH = Path(__file__).with_name("readings.json")
+MODELS = {**DECLARATIONS, **MASKED, **ENCODERS, **ANSWERING, **PARTLY}
+NUMBERS = {"i": np.int32, "f": np.float32}  # of arrays, as files have them
+FACTOR = 4.0  # of yarn, which needs one
+
+Metadata = dict[str, Any]
+Facts = dict[str, Any]
+
+
+def metadata_of(name: str) -> Metadata:
+    """A model's, as a file has them, without the architecture's name."""
+    declaration = MODELS[name]
+    found = fields(declaration, dims_of(declaration), dict(declaration.dims))
+    return {key.removeprefix(f"{declaration.arch}."): in_file(value) for key, value in found.items()}
+
+
+def in_file(value: Any) -> Any:
+    """A value as it is read of a file."""
+    if not isinstance(value, list | tuple) or not value or isinstance(value[0], str):
+        return value
+    array = np.asarray(value)
+    return array.astype(NUMBERS.get(array.dtype.kind, array.dtype))
+
+
+def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
+    """With another value; None: without it."""
+    more = {"rope.scaling.factor": FACTOR} if value == "yarn" else {}
+    return {k: v for k, v in {**metadata, **more, key: in_file(value)}.items() if v is not None}
+
+
+def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | str:
+    """What a family reads of them, or why it does not."""
+    arch, vocab = MODELS[name].arch, dims_of(MODELS[name]).vocab
+    bare = ("xielu.", "tokenizer.")
+    named = {key if key.startswith(bare) else f"{arch}.{key}": value for key, value in metadata.items()}
+    try:
+        module = import_module(f"localllm.arch.{ARCHITECTURES[arch]}")
+        return facts(module.read(of({**named, "general.architecture": arch}, "", vocab)))
+    except ModelError as error:
+        return str(error).replace(f"{arch}.", "")
+
+
+def facts(h: Any) -> Facts:
+    """Hyperparameters by their names, with what follows from them: what layers keep, see, and how they rotate."""
+    found = {name: value for name, value in flat(h) if name not in ("windows", "chunks")}
+    found["states"] = " ".join(kept_by(state) for state in h.states())
+    if callable(getattr(h, "rope", None)):
+        found["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
+    return {**found, "scale": rounded(getattr(h, "scale", None))}
+
+
+def kept_by(state: Any) -> str:
+    """The kind of a state, whose layer's it is, and how many tokens it is kept of."""
+    return f"{type(state).__name__[0]}{state.layer}{f':{window}' if (window := getattr(state, 'window', None)) else ''}"
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values, also of what is within others."""
+    if hasattr(value, "__dataclass_fields__"):
+        for field in value.__dataclass_fields__:
+            yield from flat(getattr(value, field), f"{name}.{field}" if name else field)
+    elif isinstance(value, tuple | list) and any(hasattr(item, "__dataclass_fields__") for item in value):
+        for number, item in enumerate(value):
+            yield from flat(item, f"{name}.{number}")
+    else:
+        yield name, rounded(value)
+
+
+def rounded(value: Any) -> Any:
+    """To six digits, as JSON has it."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, tuple | list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def unlike(found: Facts | str, usual: Facts) -> Facts | str:
+    """What is read that is not as usual."""
+    if isinstance(found, str):
+        return found
+    return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
+
+
+def recorded() -> dict[str, dict[str, dict[str, Any]]]:
+    """By model, hyperparameter and value (as JSON): what is read."""
+    return json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
