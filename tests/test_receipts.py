@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -19,6 +21,7 @@ import localllm
 from localllm.cli import receipt as cli_receipt
 from localllm.errors import UsageError
 from localllm.files import file_hash
+from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.kernels.machine import Lane
@@ -81,6 +84,7 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
     file = {"path": tiny, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert receipt["model"] == {"arch": "llama", "format": "F32", "files": [file]}
     asked = [{"role": "user", "content": text}]
+    assert "model" not in receipt["result"], "it is told above, by its hash"
     assert receipt["prompt"] == {"asked": asked, "sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest()}
     assert receipt["opening"].pop("threads") >= 1
     assert receipt["opening"] == {"context": 2048, "kv_type": "k=f16,v=f16", "chat_template": None}
@@ -106,6 +110,14 @@ def test_instructions_by_which_kernels_differ(monkeypatch, features: str, told: 
     """Of every kind of processor."""
     monkeypatch.setattr(receipts, "this_lane", lambda: Lane("", features))
     assert receipts.circumstances(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == told
+
+
+def test_what_computed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(receipts, "processor", lambda: "an abacus")
+    monkeypatch.setattr(receipts, "system_name", lambda: "DOS")
+    told = receipts.circumstances(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
+    assert (told["python"], told["processor"], told["system"]) == (platform.python_version(), "an abacus", "DOS")
+    assert told["device"] == "beads"
 
 
 def test_another_text_is_told(tiny: str, cli, tmp_path: Path):
@@ -191,6 +203,116 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
     assert cli("replay", tmp_path / "missing.json")[0] == 2
 
 
+OWN: dict[str, Any] = {
+    "receipt": 1, "model": {"files": [{"path": "m.gguf", "sha256": "0"}]}, "prompt": {"asked": "Hi"},
+    "opening": {"context": 9, "threads": 1, "kv_type": "f16", "chat_template": None},
+    "options": {"sampling": {}, "n": 1, "beams": 0, "speculate": "off"}, "made_by": {},
+    "result": {"text": "", "tokens": []},
+}  # fmt: skip
+REMOTE = {**OWN, "model": {"endpoint": "http://a/v1", "name": "m"}, "options": {**OWN["options"], "form": {}}}
+REMOTE = {name: value for name, value in REMOTE.items() if name not in ("opening", "made_by")} | {
+    "result": {"text": ""}
+}
+SEVERAL = {"answers": [{"text": "", "tokens": []}] * 2}
+
+
+@pytest.mark.parametrize(
+    ("receipt", "is_one"),
+    [
+        (OWN, True), (REMOTE, True), ({**OWN, "result": SEVERAL}, True), ({**REMOTE, "result": SEVERAL}, True),
+        ({**OWN, "result": {"text": ""}}, False), ({**REMOTE, "result": {"answers": [{"text": ""}]}}, True),
+        ({**REMOTE, "result": {"answers": [{"text": ""}, {}]}}, False), ({**OWN, "result": {"answers": []}}, False),
+        ({**OWN, "result": {"answers": [{"text": "", "tokens": []}, {"text": ""}]}}, False),
+        ({**OWN, "model": {"files": []}}, False), ({**OWN, "model": {"files": [*OWN["model"]["files"], {}]}}, False),
+        ({**OWN, "prompt": {"asked": [{"role": "user"}]}}, True), ({**OWN, "prompt": {"asked": 5}}, False),
+        ({**OWN, "opening": {**OWN["opening"], "chat_template": "x"}}, True),
+        ({**OWN, "opening": {**OWN["opening"], "threads": None}}, False), ({**OWN, "more": 1}, True),
+        ({**REMOTE, "options": OWN["options"]}, False),
+    ],
+)  # fmt: skip
+def test_what_is_a_receipt(tmp_path: Path, receipt: dict[str, Any], is_one: bool):
+    """One of a model here has tokens, one of a server's has none; what `replay` does not look at may be anything."""
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(receipt))
+    if is_one:
+        assert receipts.read(path) == receipt
+    else:
+        with pytest.raises(UsageError) as failure:
+            receipts.read(path)
+        assert str(failure.value) == f"{path}: not a receipt; run --receipt FILE writes one"
+
+
+@pytest.mark.parametrize("asked", ["Hi", [{"role": "user", "content": "Hi"}]])
+@pytest.mark.parametrize(("n", "beams"), [(1, 0), (2, 0), (1, 2), (3, 3)])
+def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int):
+    called, heard = list[Any](), list[int]()
+
+    class Answer(SimpleNamespace):
+        def __iter__(self):
+            for token in (7, 8):
+                self.tokens.append(token)
+                yield "x"
+
+    def saying(name: str) -> Any:
+        return lambda *given: called.append((name, *given)) or Answer(text="xx", tokens=[])
+
+    session = SimpleNamespace(complete=saying("complete"), chat=saying("chat"))
+    session.candidates = lambda *given: [saying("candidates")(*given)] * given[2]
+    receipt, options = {**OWN, "prompt": {"asked": asked}, "options": {"n": n, "beams": beams}}, GenerationOptions()
+    result = receipts.again(SimpleNamespace(session=session), receipt, options, heard.append)  # type: ignore[arg-type]
+    if (n, beams) == (1, 0):
+        assert (result, heard) == ({"text": "xx", "tokens": [7, 8]}, [1, 2])
+        assert called == [("complete" if asked == "Hi" else "chat", asked, options)]
+    else:
+        assert (result, heard) == ({"answers": [{"text": "xx", "tokens": []}] * n}, [])
+        assert called == [("candidates", asked, options, n, beams)]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ({"x": 1, "y": "2"}, {"x": 1, "y": "2"}, []),
+        ({"x": 1}, {"x": 2, "y": 3}, ["x was 1, is 2", "y was None, is 3"]),
+        ({"x": 1, "gone": 1}, {"x": 1}, []),
+    ],
+)  # fmt: skip
+def test_which_lines_tell_of_changes(monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, told: list[str]):
+    """Of a hash its beginning, when one of them is another one or there are more."""
+    monkeypatch.setattr(receipts, "circumstances", lambda model: now)
+    hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
+    monkeypatch.setattr(receipts, "identified", lambda *given: [{"sha256": each} for each in hashes])
+    receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
+    assert receipts.changes(receipt, model) == told  # type: ignore[arg-type]
+    receipt["model"]["files"].pop()
+    assert receipts.changes(receipt, model) == [  # type: ignore[arg-type]
+        *told, "the model is another one: its SHA-256 was 0123456789abcdef…, is 0123456789abcdef, ffffffffffffffff…"
+    ]  # fmt: skip
+
+
+LONG = "0123456789" * 5
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ({"text": "ab", "tokens": [1]}, {"text": "ab", "tokens": [2]}, None),
+        ({"text": "ab", "tokens": [1, 2]}, {"text": "ac", "tokens": [1, 3]},
+         "token 2, character 2: it was 'b' and is 'c'"),
+        ({"text": "ab"}, {"text": "a", "tokens": [1]}, "character 2: it was 'b' and is ''"),
+        ({"text": "a" + LONG, "tokens": []}, {"text": "b" + LONG, "tokens": []},
+         f"token 1, character 1: it was 'a{LONG[:39]}' and is 'b{LONG[:39]}'"),
+        ({"answers": [{"text": "a"}, {"text": "b"}]}, {"answers": [{"text": "a"}, {"text": "c", "tokens": []}]},
+         "answer 2, character 1: it was 'b' and is 'c'"),
+        ({"answers": [{"text": "a"}] * 2}, {"text": "a"}, "there were 2 answers, now there are 1"),
+        ({"text": "ab", "finish_reason": "interrupted", "tokens": [5]}, {"text": "abc", "tokens": [5, 6]}, None),
+        ({"text": "ab", "finish_reason": "length", "tokens": [5]}, {"text": "abc", "tokens": [5, 6]},
+         "token 2, character 3: it was '' and is 'c'"),
+    ],
+)  # fmt: skip
+def test_where_texts_differ(then: Any, now: Any, told: str | None):
+    assert receipts.difference(then, now) == told
+
+
 def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Callable[[Path, Path], None]):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Hi")
@@ -207,22 +329,40 @@ def test_a_receipt_replaces_no_input(tiny: str, cli, tmp_path: Path, link: Calla
 
 
 def test_a_person_can_read_it(tmp_path: Path):
-    """A line for each field, one for all tokens, texts as they are."""
+    """A line for each field, one for all tokens, texts as they are, and a space for each thing that it is within."""
     receipt = {"prompt": {"asked": "é\n"}, "result": {"text": "[\n1,\n2]", "tokens": [1, 22, 333], "none": []}}
     receipts.write(tmp_path / "r.json", receipt)
-    lines = (tmp_path / "r.json").read_text(encoding="utf-8").splitlines()
-    assert [line.strip() for line in lines] == [
-        "{", '"prompt": {', '"asked": "é\\n"', "},", '"result": {', '"text": "[\\n1,\\n2]",',
-        '"tokens": [ 1, 22, 333 ],', '"none": []', "}", "}",
+    assert (tmp_path / "r.json").read_text(encoding="utf-8").splitlines() == [
+        "{", ' "prompt": {', '  "asked": "é\\n"', " },", ' "result": {', '  "text": "[\\n1,\\n2]",',
+        '  "tokens": [ 1, 22, 333 ],', '  "none": []', " }", "}",
     ]  # fmt: skip
     assert json.loads((tmp_path / "r.json").read_bytes()) == receipt
 
 
-def test_options_that_json_cannot_have():
-    options = GenerationOptions()
-    object.__setattr__(options, "keep", object())
-    with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
+@pytest.mark.parametrize("value", [object(), float("nan"), float("-inf"), {"depth": [float("inf")]}])
+def test_options_that_json_cannot_have(value: object):
+    options = GenerationOptions(template_variables={"x": value})
+    with pytest.raises(UsageError) as failure:
         receipts.plain_options(options)
+    assert str(failure.value) == f"template_variables cannot be written to a receipt: {{'x': {value!r}}}"
+
+
+def test_a_draft_model_is_no_option_of_the_text():
+    """It guesses; which one it was is told by its path."""
+    options = GenerationOptions(speculate=Drafter.__new__(Drafter), on_progress=print)
+    assert receipts.plain_options(options).keys() == {each.name for each in fields(options)} - {
+        "on_progress", "speculate"
+    }  # fmt: skip
+
+
+def test_how_a_model_is_opened_alike():
+    """A template of the user's by its text: a name or a file may be another one later."""
+    template, kv_type = SimpleNamespace(source="{{ text }}"), SimpleNamespace(keys="q8_0", values="f16")
+    engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3), SimpleNamespace(template=template)
+    model: Any = SimpleNamespace(context=77, engine=engine, session=session)
+    known = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16"}
+    assert receipts.opening(model, "phi3") == {**known, "chat_template": "{{ text }}"}
+    assert receipts.opening(model, None) == {**known, "chat_template": None}
 
 
 def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):

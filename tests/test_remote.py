@@ -17,6 +17,7 @@ from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.thinking import ANSWER, THOUGHT
 from localllm.services.records import Prompts, Record
 from localllm.services.remote import http
+from localllm.services.remote import model as remote_model
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError
@@ -321,6 +322,16 @@ def test_how_much_it_holds(owner: str, props: dict[str, Any] | None, context: in
     assert context_of(about(owner), endpoint, "m") == context
 
 
+def test_how_much_it_holds_is_asked_until_it_is_known():
+    """A server may open the model later than it lists it."""
+    asking = model(owner="llamacpp")
+    assert asking.context == 0
+    props = asking.endpoint.gets["http://a/props"] = {"default_generation_settings": {"n_ctx": 512}}
+    assert asking.context == 512
+    props["default_generation_settings"] = {"n_ctx": 7}
+    assert asking.context == 512
+
+
 def test_what_is_known_of_an_answer():
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     thought = choice(delta={"reasoning_content": "Hm"})
@@ -339,6 +350,24 @@ def test_what_is_known_of_an_answer():
     counted = model(said("H", "i")).session.ask("Hello")
     assert "".join(counted) == "Hi" and counted.completion_tokens == 2  # events, if nobody says better
     assert counted.message() == {"role": "assistant", "content": "Hi"}
+    assert (counted.cached_tokens, counted.prompt_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("reason", "told"), [("length", "length"), ("stop", "stop"), ("tool_calls", "stop")])
+@pytest.mark.parametrize("details", [None, {"cached_tokens": None}, {}])
+def test_why_an_answer_ended(reason: str, told: str, details: object):
+    usage = {"completion_tokens": None, "prompt_tokens": None, "prompt_tokens_details": details}
+    answer = model([*said("a")[:1], {**choice(finish_reason=reason), "usage": usage}]).session.ask("Hello")
+    assert "".join(answer) == "a" and answer.finish_reason == told
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (0, 0, 1)
+
+
+def test_how_long_an_answer_takes(monkeypatch: pytest.MonkeyPatch):
+    """From when it was asked for: until its first word, and from then to its last."""
+    clock = iter([0.0, 1.0, 3.0, 3.5, 6.0])
+    monkeypatch.setattr(remote_model, "perf_counter", lambda: next(clock))
+    answer = model(said("a", "b")).session.ask("Hello")
+    assert "".join(answer) == "ab" and (answer.ttft_s, answer.prefill_s, answer.decode_s) == (2.0, 2.0, 3.0)
 
 
 def test_what_is_asked_of_a_conversation():
@@ -368,6 +397,20 @@ def test_a_conversation_that_has_become_too_long_forgets_its_older_half(refusals
     last = [each["content"] for each in asking.endpoint.asked[-1][1]["messages"] if each["role"] == "user"]
     assert last == [f"q{number}" for number in range(5)][5 - left :] and asking.session.forgotten == 5 - left
     assert [each["content"] for each in asking.session.messages if each["role"] == "user"] == last
+
+
+def test_turns_with_tools_are_left_out_whole():
+    """What a tool said goes with the question that it was for."""
+    asking, words = model(TOO_LONG, said("b")), list[dict[str, Any]]()
+    for number in range(3):
+        tool = {"role": "tool", "content": f"t{number}", "tool_call_id": "c"}
+        asked = {"role": "assistant", "content": "", "tool_calls": []}
+        words += [{"role": "user", "content": f"q{number}"}, asked, tool, {"role": "assistant", "content": "a"}]
+    asking.session.messages = words
+    "".join(asking.session.ask("q3"))
+    ((_, first), (_, second)) = asking.endpoint.asked
+    assert first["messages"] == [*words, {"role": "user", "content": "q3"}]
+    assert second["messages"] == first["messages"][8:] and asking.session.forgotten == 2
 
 
 def test_a_conversation_that_must_stay_whole():
@@ -410,6 +453,21 @@ def test_several_answers_come_best_first():
     assert (path, first["n"], first["logprobs"]) == ("/chat/completions", 3, True)
     assert (raw, second["n"], second["prompt"]) == ("/completions", 16, "Hi") and "logprobs" not in second
     assert third["n"] == 1 and "logprobs" not in third and "stream" not in third
+
+
+def test_two_are_several():
+    asking, hello = model({"choices": [answered("a", -2.0), answered("b", -1.0)]}), [{"role": "user", "content": "Hi"}]
+    assert [each.text for each in asking.session.candidates(hello, GenerationOptions(3, ("x",)), 2)] == ["b", "a"]
+    fields = {"model": "m", "max_tokens": 3, "stop": ["x"], "messages": hello, "n": 2, "logprobs": True}
+    assert asking.endpoint.asked == [("/chat/completions", fields)]
+
+
+def test_options_of_a_conversation_that_is_no_session():
+    asking, hello = model(said("a")), [{"role": "user", "content": "Hi"}]
+    answer = asking.session.chat(hello, GenerationOptions(3, sampling=SamplingOptions(seed=9)))
+    assert "".join(answer) == "a" and answer.seed == 9
+    ((_, fields),) = asking.endpoint.asked
+    assert (fields["max_tokens"], fields["seed"], fields["messages"]) == (3, 9, hello)
 
 
 def test_answers_that_cannot_be():
