@@ -1,17 +1,25 @@
-"""What a recorder refuses, and that a description of what it recorded depends on nothing else."""
+"""What a recorder writes down of each verb and what it refuses, and that a description depends on nothing else."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from localllm.arch.states import Paged
-from localllm.arch.verbs import Scores
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.rope import Rope
+from localllm.arch.routing import Routing
+from localllm.arch.states import Latent, Paged, Recurrent
+from localllm.arch.verbs import Hashing, Scores
+from localllm.arch.weights import Weight
 from localllm.engine.memory.fingerprint import described
-from localllm.engine.record.operations import ALL, Activation, Operation
-from localllm.engine.record.recorder import Recorder
-from localllm.errors import ModelError
+from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
+from localllm.engine.record.recorder import Recorder, Shown, recorded
+from localllm.errors import LocalllmError, ModelError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
 
 CONTEXT, WORDS = 64, 2  # words of 32 bits that say which keys of a context count
+VOCABULARY, WIDTH = 9, 8
 
 
 def attended(choices: int) -> Operation:
@@ -37,3 +45,552 @@ def test_a_description_does_not_depend_on_the_order_in_which_things_were_said():
         return described([Operation("given", (), x), Operation("norm", (x,), y, said)])
 
     assert of(**given) == of(**dict(reversed(given.items()))) != of(**given | {"axis": 0})
+
+
+# ---- every verb -----------------------------------------------------------------------------------------------------
+
+
+def x(columns: int) -> Activation:
+    return Activation(ALL, columns)
+
+
+def tensor(name: str, *shape: int, first: float = 1, format: str = "F32") -> Tensor:
+    """Numbers from `first` on."""
+    dtype = {"F32": np.float32, "I32": np.int32, "F64": np.float64, "I64": np.int64, "I8": np.int8, "I16": np.int16}
+    numbers = np.arange(np.prod(shape), dtype=dtype[format]) + dtype[format](first)
+    return Tensor(name, BY_NAME[format], shape, numbers.view(np.uint8).reshape(*shape[:-1], -1))
+
+
+def w(*shape: int, name: str = "w", first: float = 1, format: str = "F32", bias: int = 0, scale: int = 0) -> Weight:
+    """With a bias, or a scale, of so many numbers, from 10 on."""
+    parts = (Weight(tensor(f"{name}.{kind}", size, first=10)) if size else None for kind, size in
+             (("bias", bias), ("scale", scale)))  # fmt: skip
+    return Weight(tensor(name, *shape, first=first, format=format), *parts)
+
+
+def rows(*numbers: float) -> list[float]:
+    return list(numbers)
+
+
+def plain(value):
+    """Of what was given: numbers of arrays, names of weights."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.name if isinstance(value, Weight) else value
+
+
+def said(say) -> list[tuple]:
+    """Each operation: verb, columns of what goes in, rows and columns of what comes out, and what it was given."""
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
+    say(recorder)
+    return [
+        (
+            one.verb, [each.columns for each in one.inputs], one.output.rows.name, one.output.columns,
+            {name: plain(value) for name, value in one.given.items()},
+        )
+        for one in recorder.operations
+    ]  # fmt: skip
+
+
+ONES = rows(1, 1, 1, 1)
+ROPE = Rope(4, 4, False)
+PAGED, LATENT = Paged(3, 2, 4, 3), Latent(5, 4, 2)
+CONVOLVED, SCANNED = Recurrent(1, ((2, 3),)), Recurrent(2, ((1, 3), (2, 3), (2, 4, 3)))
+HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
+ROUTING = Routing(4, 2)
+UNSAID = {"slopes": (), "sinks": None, "ahead": 0, "biases": None, "crosses": False, "windowed": False, "logs": False}
+ATTENDS = {"state": PAGED, "heads": 4, "scale": 0.5, "softcap": 0.0, **UNSAID, "choices": 0}
+BIASES = np.zeros((4, 3), np.float32)
+SAID = {
+    "embed": (lambda r: r.embed(w(9, 5), ALL), ("embed", [], "all", 5, {"weight": "w"})),
+    "embed what was made": (lambda r: r.embed(w(9, 5), x(2)), ("embed", [2], "all", 5, {"weight": "w"})),
+    "replace_ids": (
+        lambda r: r.replace_ids(ALL, np.arange(9)[::-1]),
+        ("replace_ids", [], "all", 2, {"table": [8, 7, 6, 5, 4, 3, 2, 1, 0]}),
+    ),
+    "embed_positions": (
+        lambda r: r.embed_positions(w(64, 8), ALL), ("embed_positions", [], "all", 8, {"weight": "w"}),
+    ),
+    "embed_kinds": (lambda r: r.embed_kinds(w(2, 8), ALL), ("embed_kinds", [], "all", 8, {"weight": "w"})),
+    "select": (lambda r: r.select(x(4), WANTED), ("select", [4], "wanted", 4, {})),
+    "columns": (lambda r: r.columns(x(12), 1, 3), ("columns", [12], "all", 2, {"first": 1, "groups": 1})),
+    "columns of groups": (lambda r: r.columns(x(12), 1, 3, 4), ("columns", [12], "all", 6, {"first": 1, "groups": 3})),
+    "all columns": (lambda r: r.columns(x(12), 0, 6, 6), ("columns", [12], "all", 12, {"first": 0, "groups": 2})),
+    "one column": (lambda r: r.columns(x(12), 11, 12), ("columns", [12], "all", 1, {"first": 11, "groups": 1})),
+    "join": (lambda r: r.join(x(4), x(6), 2), ("join", [4, 6], "all", 10, {"heads": 2, "shared": False})),
+    "join shared": (lambda r: r.join(x(4), x(3), 2, True), ("join", [4, 3], "all", 10, {"heads": 2, "shared": True})),
+    "rms_norm": (
+        lambda r: r.rms_norm(x(4), w(4), 0.5),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 4, "epsilon": 0.5, "norm": "w"}),
+    ),
+    "rms_norm of groups": (
+        lambda r: r.rms_norm(x(4), w(2), 0.5, 2),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "norm": "w"}),
+    ),
+    "rms_norm of groups by row": (
+        lambda r: r.rms_norm(x(4), w(4), 0.5, 2),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 2, "epsilon": 0.5, "norm": "w"}),
+    ),
+    "rms_norm without weights": (
+        lambda r: r.rms_norm(x(4), None, 0.5),
+        ("rms_norm", [4], "all", 4, {"vector": ONES, "group": 4, "epsilon": 0.5, "norm": None}),
+    ),
+    "layer_norm": (
+        lambda r: r.layer_norm(x(2), w(2, bias=2), 0.5),
+        ("layer_norm", [2], "all", 2,
+         {"vector": rows(1, 2), "group": 2, "epsilon": 0.5, "norm": "w", "bias": rows(10, 11)}),
+    ),
+    "layer_norm without bias": (
+        lambda r: r.layer_norm(x(4), w(2), 0.5, 2),
+        ("layer_norm", [4], "all", 4,
+         {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "norm": "w", "bias": rows(0, 0, 0, 0)}),
+    ),
+    "layer_norm without weights": (
+        lambda r: r.layer_norm(x(4), None, 0.5),
+        ("layer_norm", [4], "all", 4,
+         {"vector": ONES, "group": 4, "epsilon": 0.5, "norm": None, "bias": rows(0, 0, 0, 0)}),
+    ),
+    "linear": (lambda r: r.linear(x(3), w(2, 3)), ("linear", [3], "all", 2, {"weight": "w", "bias": None})),
+    "linear with a bias": (
+        lambda r: r.linear(x(3), w(2, 3, bias=2)), ("linear", [3], "all", 2, {"weight": "w", "bias": rows(10, 11)}),
+    ),
+    "linear with a scale": (
+        lambda r: r.linear(x(3), w(2, 3, scale=1)),
+        ("linear", [3], "all", 2, {"weight": "w", "bias": None}),
+        ("scale", [2], "all", 2, {"factor": 10.0}),
+    ),
+    "rope": (
+        lambda r: r.rope(x(8), ROPE, WANTED, w(2, name="f")),
+        ("rope", [8], "wanted", 8, {"rope": ROPE, "factors": "f", "divisors": rows(1, 2), "table": None}),
+    ),
+    "rope without factors": (
+        lambda r: r.rope(x(8), ROPE, ALL),
+        ("rope", [8], "all", 8, {"rope": ROPE, "factors": None, "divisors": None, "table": None}),
+    ),
+    "attend": (
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5)),
+        ("attend", [16, 8, 6], "all", 12, ATTENDS),
+    ),
+    "attend to what is there": (
+        lambda r: r.attend(x(16), None, None, PAGED, Scores(4, 0.5, 2.0, rows(1, 2), w(4), 7)),
+        ("attend", [16], "all", 12,
+         ATTENDS | {"softcap": 2.0, "slopes": rows(1, 2), "sinks": rows(1, 2, 3, 4), "ahead": 7}),
+    ),
+    "attend with logs": (
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, biases=BIASES, crosses=True, logs=True)),
+        ("attend", [16, 8, 6], "all", 16, ATTENDS | {"biases": BIASES.tolist(), "crosses": True, "logs": True}),
+    ),
+    "attend in windows": (
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, chosen=x(2 * WORDS), windowed=True)),
+        ("attend", [16, 8, 6, 4], "all", 12, ATTENDS | {"windowed": True, "choices": 2}),
+    ),
+    "attend to one row": (
+        lambda r: r.attend(x(16), x(4), None, LATENT, Scores(4, 0.5)),
+        ("attend", [16, 4], "all", 8, ATTENDS | {"state": LATENT}),
+    ),
+    "keep": (lambda r: r.keep(x(8), x(6), PAGED), ("keep", [8, 6], "all", 0, {"state": PAGED})),
+    "pool": (lambda r: r.pool(x(4), "mean"), ("pool", [4], "wanted", 4, {"kind": "mean"})),
+    "choose": (
+        lambda r: r.choose(x(12), x(4), x(3), LATENT, 5),
+        ("choose", [12, 4, 3], "all", WORDS, {"state": LATENT, "most": 5, "block": 1, "heads": 3}),
+    ),
+    "choose without weights": (
+        lambda r: r.choose(x(12), x(4), None, LATENT, 5, 2),
+        ("choose", [12, 4], "all", WORDS, {"state": LATENT, "most": 5, "block": 2, "heads": 3}),
+    ),
+    "choose_blocks": (
+        lambda r: r.choose_blocks(x(12), x(4), LATENT, 5, 2, 1),
+        ("choose_blocks", [12, 4], "all", 3 * WORDS, {"state": LATENT, "most": 5, "block": 2, "local": 1, "heads": 3}),
+    ),
+    "rowwise": (lambda r: r.add(x(4), x(4)), ("add", [4, 4], "all", 4, {})),
+    "rowwise with numbers": (lambda r: r.softcap(x(4), 30), ("softcap", [4], "all", 4, {"cap": 30.0})),
+    "sigmoid_gate": (lambda r: r.sigmoid_gate(x(4), x(1)), ("sigmoid_gate", [4, 1], "all", 4, {})),
+    "scale": (lambda r: r.scale(x(4), 3), ("scale", [4], "all", 4, {"factor": 3.0})),
+    "scale by a tensor": (lambda r: r.scale(x(4), w(1)), ("scale", [4], "all", 4, {"factor": 1.0})),
+    "scale_columns": (
+        lambda r: r.scale_columns(x(4), w(2, 2)), ("scale_columns", [4], "all", 4, {"vector": rows(1, 2, 3, 4)}),
+    ),
+    "lerp": (lambda r: r.lerp(x(4), x(4), w(1, 4)), ("lerp", [4, 4], "all", 4, {"vector": rows(1, 2, 3, 4)})),
+    "multiply_heads": (lambda r: r.multiply_heads(x(6), x(3)), ("multiply_heads", [6, 3], "all", 6, {"heads": 3})),
+    "softmax": (lambda r: r.softmax(x(4)), ("softmax", [4], "all", 4, {})),
+    "sinkhorn": (
+        lambda r: r.sinkhorn(x(9), 3, 5, 0.5),
+        ("sinkhorn", [9], "all", 9, {"size": 3, "iterations": 5, "epsilon": 0.5}),
+    ),
+    "head_dots": (lambda r: r.head_dots(x(6), x(6), 3), ("head_dots", [6, 6], "all", 3, {"heads": 3})),
+    "mix": (lambda r: r.mix(x(12), x(6), 3), ("mix", [12, 6], "all", 8, {"streams": 3})),
+    "add_vector": (lambda r: r.add_vector(x(2), w(2)), ("add_vector", [2], "all", 2, {"vector": rows(1, 2)})),
+    "add_vector of numbers": (
+        lambda r: r.add_vector(x(2), np.array([3, 4])), ("add_vector", [2], "all", 2, {"vector": rows(3, 4)}),
+    ),
+    "temper": (
+        lambda r: r.temper(x(4), ALL, 0.5, 7), ("temper", [4], "all", 4, {"slope": 0.5, "length": 7, "offset": 0}),
+    ),
+    "as_column": (lambda r: r.as_column(ALL), ("as_column", [], "all", 1, {})),
+    "embed_hashed": (
+        lambda r: r.embed_hashed(w(12, 5), x(2), Hashing((3, 5), 10, 2, 0)),
+        ("embed_hashed", [2], "all", 5, {"weight": "w", "hashing": Hashing((3, 5), 10, 2, 0)}),
+    ),
+    "given": (lambda r: r.given(np.zeros((1, 4)), 3), ("given", [], "all", 3, {"memory": [rows(0, 0, 0, 0)]})),
+    "softplus": (lambda r: r.softplus(x(2), w(2)), ("softplus", [2], "all", 2, {"bias": rows(1, 2)})),
+    "softplus without bias": (lambda r: r.softplus(x(2)), ("softplus", [2], "all", 2, {"bias": rows(0, 0)})),
+    "convolve": (
+        lambda r: r.convolve(x(3), w(3, 3, bias=3), CONVOLVED),
+        ("convolve", [3], "all", 3, {
+            "state": CONVOLVED, "number": 0, "taps": [rows(1, 2, 3), rows(4, 5, 6), rows(7, 8, 9)],
+            "bias": rows(10, 11, 12), "silu": True,
+        }),
+    ),
+    "convolve at a distance": (
+        lambda r: r.convolve(x(3), w(3, 2), CONVOLVED, silu=False, dilation=2),
+        ("convolve", [3], "all", 3, {
+            "state": CONVOLVED, "number": 0, "taps": [rows(1, 0, 2), rows(3, 0, 4), rows(5, 0, 6)],
+            "bias": rows(0, 0, 0), "silu": False,
+        }),
+    ),
+    "previous": (
+        lambda r: r.previous(x(3), SCANNED, 0),
+        ("convolve", [3], "all", 3,
+         {"state": SCANNED, "number": 0, "taps": [rows(1, 0)] * 3, "bias": rows(0, 0, 0), "silu": False}),
+    ),
+    "mean": (
+        lambda r: r.mean(x(3), SCANNED, 0),
+        ("convolve", [3], "all", 3,
+         {"state": SCANNED, "number": 0, "taps": [rows(0.5, 0.5)] * 3, "bias": rows(0, 0, 0), "silu": False}),
+    ),
+    "gated_mean": (
+        lambda r: r.gated_mean(x(4), w(2, 2), Recurrent(1, ((1, 4),))),
+        ("gated_mean", [4], "all", 2,
+         {"state": Recurrent(1, ((1, 4),)), "number": 0, "places": [rows(1, 2), rows(3, 4)], "stretches": 1}),
+    ),
+    "gated_mean in two stretches": (
+        lambda r: r.gated_mean(x(4), w(2, 2), Recurrent(1, ((3, 4),)), stretches=2),
+        ("gated_mean", [4], "all", 1,
+         {"state": Recurrent(1, ((3, 4),)), "number": 0, "places": [rows(1), rows(3), rows(2), rows(4)],
+          "stretches": 2}),
+    ),
+    "selective_scan": (
+        lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(3, 2), w(3), SCANNED),
+        ("selective_scan", [3, 3, 2, 2], "all", 3,
+         {"state": SCANNED, "rates": [rows(1, 2), rows(3, 4), rows(5, 6)], "skip": rows(1, 2, 3)}),
+    ),
+    "state_space": (
+        lambda r: r.state_space(x(6), x(2), x(4), x(4), w(2, 1, first=5), HEADS),
+        ("state_space", [6, 2, 4, 4], "all", 6,
+         {"state": SCANNED, "number": 2, "rates": rows(1, 2), "key_heads": 1, "repeat": 2, "skip": rows(5, 6)}),
+    ),
+    "delta_rule": (
+        lambda r: r.delta_rule(x(4), x(4), x(6), x(2), x(2), HEADS),
+        ("delta_rule", [4, 4, 6, 2, 2], "all", 6,
+         {"state": SCANNED, "number": 2, "rates": rows(1, 2), "key_heads": 1, "repeat": 2}),
+    ),
+    "lightning_attention": (
+        lambda r: r.lightning_attention(x(8), x(8), x(6), [0.5, 2], SCANNED, 2),
+        ("lightning_attention", [8, 8, 6], "all", 6,
+         {"rates": rows(-0.5, -2), "key_heads": 2, "state": SCANNED, "number": 2, "repeat": 1}),
+    ),
+    "gated_linear_attention": (
+        lambda r: r.gated_linear_attention(x(8), x(8), x(6), x(8), SCANNED, 2),
+        ("gated_linear_attention", [8, 8, 6, 8], "all", 6, {"state": SCANNED, "number": 2}),
+    ),
+    "wkv6": (
+        lambda r: r.wkv6(x(8), x(8), x(6), x(8), w(2, 4), SCANNED, 2),
+        ("wkv6", [8, 8, 6, 8], "all", 6, {"state": SCANNED, "number": 2, "first": rows(1, 2, 3, 4, 5, 6, 7, 8)}),
+    ),
+    "wkv7": (
+        lambda r: r.wkv7(x(8), x(8), x(8), x(6), x(8), x(8), SCANNED, 2),
+        ("wkv7", [8, 8, 8, 6, 8, 8], "all", 6, {"state": SCANNED, "number": 2}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_written_down(case):
+    say, *expected = SAID[case]
+    assert said(say) == expected
+
+
+FIT = "the model's tensors do not fit together: "
+REFUSED = [
+    (lambda r: r.embed(w(8, 5), ALL), "tensor w has 8 rows for 9 tokens"),
+    (lambda r: r.embed(w(9), ALL), "tensor w should be a matrix, has the shape [9]"),
+    (lambda r: r.replace_ids(ALL, np.arange(8)), "8 numbers for 9 tokens"),
+    (lambda r: r.embed_positions(w(63, 8), ALL), "the model has only 63 positions, too few for a context of 64"),
+    (lambda r: r.embed_positions(w(64, 9), ALL), "tensor w should have 8 columns, has 9"),
+    (lambda r: r.columns(x(12), -1, 2), f"{FIT}columns -1 to 2 of 12"),
+    (lambda r: r.columns(x(12), 2, 2), f"{FIT}columns 2 to 2 of 12"),
+    (lambda r: r.columns(x(12), 2, 13), f"{FIT}columns 2 to 13 of 12"),
+    (lambda r: r.columns(x(12), 2, 5, 4), f"{FIT}columns 2 to 5 of 12"),
+    (lambda r: r.columns(x(12), 2, 4, 5), f"{FIT}columns 2 to 4 of 12"),
+    (lambda r: r.join(x(5), x(6), 2), f"{FIT}5, 6 columns, 2 heads"),
+    (lambda r: r.join(x(4), x(5), 2), f"{FIT}4, 5 columns, 2 heads"),
+    (lambda r: r.join(x(5), x(4), 2, True), f"{FIT}5, 4 columns, 2 heads"),
+    (lambda r: r.head_linear(x(7), w(2, 3, 4)), "tensor w does not fit 7 columns, or has a bias or a scale"),
+    (lambda r: r.head_linear(x(8), w(2, 3, 4, bias=6)), "tensor w does not fit 8 columns, or has a bias or a scale"),
+    (lambda r: r.head_linear(x(8), w(2, 3, 4, scale=1)), "tensor w does not fit 8 columns, or has a bias or a scale"),
+    (lambda r: r.rms_norm(x(4), w(4), 0.5, 3), "4 columns are no whole number of groups of 3"),
+    (lambda r: r.rms_norm(x(4), w(3), 0.5), "tensor w should have 4 weights, has 3"),
+    (lambda r: r.rms_norm(x(4), w(3), 0.5, 2), "tensor w should have 2 weights, has 3"),
+    (lambda r: r.layer_norm(x(4), w(2, bias=2), 0.5, 2), "tensor w.bias should have 4 weights, has 2"),
+    (lambda r: r.linear(x(4), w(2, 3)), "tensor w should have 4 columns, has 3"),
+    (lambda r: r.linear(x(3), w(2, 3, bias=3)), "tensor w.bias should have 2 weights, has 3"),
+    (lambda r: r.linear(x(3), w(2, 3, bias=2, scale=1)),
+     "tensor w: a scale and a bias together are not supported"),
+    *((lambda r, kind=kind: r.linear(x(3), w(2, 3, format=kind)),
+       f"tensor w: format {kind} is not supported for matrices") for kind in ("I8", "I16", "I32", "I64", "F64")),
+    (lambda r: r.scale(x(3), w(2)), "tensor w should be one number, has the shape [2]"),
+    (lambda r: r.rope(x(6), ROPE, ALL), "6 columns are no whole number of heads of 4"),
+    (lambda r: r.rope(x(8), ROPE, ALL, w(4)), "tensor w should have 2 weights, has 4"),
+    (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), "tensor w should have positive numbers, has 0.0"),
+    (lambda r: r.by_context(w(2), w(2, first=0, name="l"), 64), "tensor l should have positive numbers, has 0.0"),
+    (lambda r: r.by_context(w(2, first=0), w(2, name="l"), 1), "tensor w should have positive numbers, has 0.0"),
+    (lambda r: r.attend(x(15), x(8), x(6), PAGED, Scores(4, 1.0)), "layer 3: q should have 16 columns, has 15"),
+    (lambda r: r.attend(x(16), x(6), x(6), PAGED, Scores(4, 1.0)), "layer 3: k should have 8 columns, has 6"),
+    (lambda r: r.attend(x(16), x(8), x(8), PAGED, Scores(4, 1.0)), "layer 3: v should have 6 columns, has 8"),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, sinks=w(2))), "tensor w should have 4 weights, has 2"),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, biases=BIASES[:3])),
+     "layer 3: biases of the shape (3, 3) for 4 heads"),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, biases=BIASES[:, :2])),
+     "layer 3: biases of the shape (4, 2) for 4 heads"),
+    (lambda r: r.keep(x(7), x(6), PAGED), "layer 3: keys and values of 7 and 6 columns"),
+    (lambda r: r.keep(x(8), x(7), PAGED), "layer 3: keys and values of 8 and 7 columns"),
+    (lambda r: r.choose(x(13), x(4), None, LATENT, 5), "layer 5: an indexer of 13 and 4 columns"),
+    (lambda r: r.choose(x(12), x(5), None, LATENT, 5), "layer 5: an indexer of 12 and 5 columns"),
+    (lambda r: r.choose(x(12), x(4), x(4), LATENT, 5), "layer 5: an indexer of 12 and 4 columns"),
+    (lambda r: r.choose_blocks(x(13), x(4), LATENT, 5, 2, 1), "layer 5: an indexer of 13 and 4 columns"),
+    (lambda r: r.choose_blocks(x(12), x(5), LATENT, 5, 2, 1), "layer 5: an indexer of 12 and 5 columns"),
+    (lambda r: r.route(x(3), ROUTING), "a router for 3 of 4 experts"),
+    (lambda r: r.route(x(4), ROUTING, w(3)), "tensor w should have 4 weights, has 3"),
+    (lambda r: r.route(x(4), Routing(27, 3), table=w(9, 3, format="I32")),
+     "a router for 4 of 27 experts"),
+    (lambda r: r.route(x(26), Routing(26, 3), table=w(9, 3, first=0, format="I32")),
+     "tensor w should have numbers of 26 experts"),
+    (lambda r: r.route(x(27), Routing(27, 3), table=w(9, 3, first=-1, format="I32")),
+     "tensor w should have numbers of 27 experts"),
+    (lambda r: r.route(x(27), Routing(27, 3), table=w(9, 2, format="I32")),
+     "tensor w should have the shape [9, 3], has [9, 2]"),
+    (lambda r: r.expert_linear(x(3), w(4, 5), r.route(x(4), ROUTING)),
+     "tensor w should have matrices of 3 columns for 4 experts, has the shape [4, 5]"),
+    (lambda r: r.expert_linear(x(3), w(3, 2, 3), r.route(x(4), ROUTING)),
+     "tensor w should have matrices of 3 columns for 4 experts, has the shape [3, 2, 3]"),
+    (lambda r: r.expert_linear(x(3), w(4, 3, 2), r.route(x(4), ROUTING)),
+     "tensor w should have matrices of 3 columns for 4 experts, has the shape [4, 3, 2]"),
+    (lambda r: r.expert_linear(x(3), w(4, 2, 3, format="I32"), r.route(x(4), ROUTING)),
+     "tensor w: format I32 is not supported for matrices"),
+    (lambda r: r.expert_linear(x(3), w(4, 2, 3, scale=1), r.route(x(4), ROUTING)),
+     "tensor w.scale: scales of experts are not supported"),
+    (lambda r: r.expert_linear(x(3), w(4, 2, 3, bias=8), r.route(x(4), ROUTING)),
+     "tensor w.bias should have the shape [4, 2]"),
+    (lambda r: r.add(x(4), x(5)), f"{FIT}4 columns meet 5"),
+    (lambda r: r.sigmoid_gate(x(4), x(2)), f"{FIT}a gate of 2 columns"),
+    (lambda r: r.scale_columns(x(4), w(3)), "tensor w should have 4 weights, has 3"),
+    (lambda r: r.lerp(x(4), x(3), w(4)), f"{FIT}4 columns meet 3"),
+    (lambda r: r.lerp(x(4), x(4), w(3)), "tensor w should have 4 weights, has 3"),
+    (lambda r: r.multiply_heads(x(6), x(4)), f"{FIT}4 gates of 6 columns"),
+    (lambda r: r.sinkhorn(x(8), 3, 5, 0.5), f"{FIT}8 columns, 3 streams"),
+    (lambda r: r.head_dots(x(6), x(5), 3), f"{FIT}6 columns meet 5"),
+    (lambda r: r.head_dots(x(6), x(6), 4), f"{FIT}6 columns, 4 heads"),
+    (lambda r: r.mix(x(11), x(6), 3), f"{FIT}11 columns, 6 weights, 3 streams"),
+    (lambda r: r.mix(x(12), x(5), 3), f"{FIT}12 columns, 5 weights, 3 streams"),
+    (lambda r: r.add_vector(x(2), w(3)), "tensor w should have 2 weights, has 3"),
+    (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}3 numbers for 2 columns"),
+    (lambda r: r.embed_hashed(w(11, 5), x(2), Hashing((3, 5), 10, 2, 0)),
+     "tensor w has 11 rows, of which 12 are used"),
+    (lambda r: r.embed_hashed(w(12, 5), x(1), Hashing((3, 5), 10, 2, 0)), "hashes of 2 tokens, of 1 that are known"),
+    (lambda r: r.softplus(x(2), w(3)), "tensor w should have 2 weights, has 3"),
+    (lambda r: r.convolve(x(2), w(3, 3), CONVOLVED), f"{FIT}w for 2 of 3 columns"),
+    (lambda r: r.convolve(x(3), w(3, 2), CONVOLVED), "tensor w should have the shape [3, 3], has [3, 2]"),
+    (lambda r: r.convolve(x(3), w(3, 3, bias=2), CONVOLVED), "tensor w.bias should have 3 weights, has 2"),
+    (lambda r: r.previous(x(2), SCANNED, 0), f"{FIT}x for 2 of 3 columns"),
+    (lambda r: r.mean(x(2), SCANNED, 0), f"{FIT}x for 2 of 3 columns"),
+    (lambda r: r.gated_mean(x(3), w(2, 2), Recurrent(1, ((1, 4),))), f"{FIT}w for 3 of 4 columns"),
+    (lambda r: r.gated_mean(x(4), w(4), Recurrent(1, ((1, 4),))),
+     "tensor w should have the shape [2, 2], has [4]"),
+    *((lambda r, sizes=sizes: r.selective_scan(*map(x, sizes), w(3, 2), w(3), SCANNED), f"{FIT}{name}")
+      for sizes, name in (((2, 3, 2, 2), "x for 2 of 3 columns"), ((3, 2, 2, 2), "dt for 2 of 3 columns"),
+                          ((3, 3, 3, 2), "b for 3 of 2 columns"), ((3, 3, 2, 3), "c for 3 of 2 columns"))),
+    (lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(2, 3), w(3), SCANNED),
+     "tensor w should have the shape [3, 2], has [2, 3]"),
+    (lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(3, 2), w(2), SCANNED),
+     "tensor w should have the shape [3], has [2]"),
+    *((lambda r, sizes=sizes: r.state_space(*map(x, sizes), w(2), HEADS), f"{FIT}{name}")
+      for sizes, name in (((4, 2, 4, 4), "x for 4 of 6 columns"), ((6, 3, 4, 4), "dt for 3 of 2 columns"),
+                          ((6, 2, 8, 4), "b for 8 of 4 columns"), ((6, 2, 4, 8), "c for 8 of 4 columns"))),
+    (lambda r: r.state_space(x(6), x(2), x(4), x(4), w(3), HEADS), "tensor w should have the shape [2], has [3]"),
+    *((lambda r, sizes=sizes: r.delta_rule(*map(x, sizes), HEADS), f"{FIT}{name}")
+      for sizes, name in (((8, 4, 6, 2, 2), "q for 8 of 4 columns"), ((4, 8, 6, 2, 2), "k for 8 of 4 columns"),
+                          ((4, 4, 8, 2, 2), "v for 8 of 6 columns"), ((4, 4, 6, 6, 2), "dt for 6 of 2 columns"),
+                          ((4, 4, 6, 2, 6), "strength for 6 of 2 columns"))),
+    *((lambda r, sizes=sizes: r.lightning_attention(*map(x, sizes), [1, 2], SCANNED, 2), f"{FIT}{name}")
+      for sizes, name in (((6, 8, 6), "q for 6 of 8 columns"), ((8, 6, 6), "k for 6 of 8 columns"),
+                          ((8, 8, 8), "v for 8 of 6 columns"))),
+    *((lambda r, sizes=sizes: r.gated_linear_attention(*map(x, sizes), SCANNED, 2), f"{FIT}{name}")
+      for sizes, name in (((6, 8, 6, 8), "q for 6 of 8 columns"), ((8, 6, 6, 8), "k for 6 of 8 columns"),
+                          ((8, 8, 8, 8), "v for 8 of 6 columns"), ((8, 8, 6, 6), "w for 6 of 8 columns"))),
+    *((lambda r, sizes=sizes: r.wkv6(*map(x, sizes), w(2, 4), SCANNED, 2), f"{FIT}{name}")
+      for sizes, name in (((6, 8, 6, 8), "r for 6 of 8 columns"), ((8, 6, 6, 8), "k for 6 of 8 columns"),
+                          ((8, 8, 8, 8), "v for 8 of 6 columns"), ((8, 8, 6, 6), "w for 6 of 8 columns"))),
+    (lambda r: r.wkv6(x(8), x(8), x(6), x(8), w(2, 3), SCANNED, 2),
+     "tensor w should have the shape [2, 4], has [2, 3]"),
+    *((lambda r, sizes=sizes: r.wkv7(*map(x, sizes), SCANNED, 2), f"{FIT}{name}")
+      for sizes, name in (((6, 8, 8, 6, 8, 8), "r for 6 of 8 columns"), ((8, 6, 8, 6, 8, 8), "w for 6 of 8 columns"),
+                          ((8, 8, 6, 6, 8, 8), "k for 6 of 8 columns"), ((8, 8, 8, 8, 8, 8), "v for 8 of 6 columns"),
+                          ((8, 8, 8, 6, 6, 8), "a for 6 of 8 columns"), ((8, 8, 8, 6, 8, 6), "b for 6 of 8 columns"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("say", "problem"), REFUSED, ids=[problem for _, problem in REFUSED])
+def test_what_does_not_fit(say, problem):
+    with pytest.raises(LocalllmError) as error:
+        said(say)
+    assert str(error.value) == problem
+
+
+def test_heads_are_experts_that_every_token_goes_to():
+    """Planned once for as many heads of the same rows."""
+
+    def say(r):
+        r.head_linear(x(8), w(2, 3, 4))
+        r.head_linear(x(6), w(2, 5, 3))
+        r.head_linear(x(8), w(4, 3, 2))
+        r.head_linear(r.select(x(8), WANTED), w(2, 3, 4))
+
+    def product(rows, before, columns, behind, heads):
+        return [
+            ("deal", [before, heads], "heads", columns, {}),
+            ("expert_linear", [columns, heads], "heads", behind, {"weight": "w", "bias": None}),
+            ("collect", [behind, heads], rows, heads * behind, {}),
+        ]
+
+    of_two, of_four = ("every_head", [], "all", 2, {}), ("every_head", [], "all", 4, {})
+    assert said(say) == [
+        of_two, *product("all", 8, 4, 3, 2), *product("all", 6, 3, 5, 2), of_four, *product("all", 8, 2, 3, 4),
+        ("select", [8], "wanted", 8, {}), ("every_head", [], "wanted", 2, {}), *product("wanted", 8, 4, 3, 2),
+    ]  # fmt: skip
+
+
+def test_experts():
+    routing, biases = Routing(28, 3, together=2), Weight(tensor("b", 14, 3))
+
+    def say(r):
+        choice = r.route(r.select(x(28), WANTED), routing, w(28), w(9, 3, first=0, format="I32"))
+        assert (choice.routed.name, choice.routed.routing, choice.routed.of) == ("routed", routing, WANTED)
+        y = r.expert_linear(r.gather(x(2), choice), Weight(tensor("w", 14, 3, 2), biases), choice)
+        r.scatter(r.expert_linear(y, w(14, 5, 3), choice), choice)
+
+    numbers = np.arange(42)
+    assert said(say)[1:] == [
+        ("route", [28], "wanted", 3,
+         {"routing": routing, "bias": (numbers[:28] + 1).tolist(), "table": numbers[:27].reshape(9, 3).tolist()}),
+        ("gather", [2, 3], "routed", 2, {}),
+        ("expert_linear", [2, 3], "routed", 3, {"weight": "w", "bias": (numbers + 1).reshape(14, 3).tolist()}),
+        ("expert_linear", [3, 3], "routed", 5, {"weight": "w", "bias": None}),
+        ("scatter", [5, 3], "wanted", 5, {}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("original", "name"), [(63, "long"), (64, "short"), (65, "short")])
+def test_factors_are_chosen_by_the_context_and_both_are_used(original, name):
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
+    short, long = w(2, name="short", first=1e-3), w(2, name="long")
+    assert recorder.by_context(short, long, original).name == name
+    recorder.ignore(None)
+    recorder.require_all_used(["short", "long"])
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["w", "blk.0.attn_rot_embd.weight", "blk.1.attn.rope_freqs"], None),
+        (["y", "w"], "tensor y: not part of this architecture as it is supported"),
+        (["v", "w", "y", "z"], "tensor v and 2 more: not part of this architecture as it is supported"),
+    ],
+)
+def test_what_no_verb_has_used(names, problem):
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
+    recorder.linear(x(3), w(2, 3))
+    if problem is None:
+        recorder.require_all_used(names)
+        return
+    with pytest.raises(ModelError) as error:
+        recorder.require_all_used(names)
+    assert str(error.value) == problem
+
+
+def test_hashes_of_as_many_tokens_as_a_float_can_tell_apart():
+    for vocabulary, is_supported in ((2**24 - 1, True), (2**24, False)):
+        recorder = Recorder(SimpleNamespace(vocab_size=vocabulary, width=WIDTH), CONTEXT)
+        if is_supported:
+            assert recorder.as_column(ALL).columns == 1
+        else:
+            with pytest.raises(LocalllmError, match="hashes of 16777216 tokens are not supported"):
+                recorder.as_column(ALL)
+
+
+@pytest.mark.parametrize(
+    ("layers", "entered", "columns"),
+    [((), (0, 1, 2), 4), ((1,), (0, 1, 2), 4), ((2, 0), (0, 1, 2), 8), ((2, 2), (0, 2), 8)],
+)
+def test_what_goes_into_layers_is_shown(layers, entered, columns):
+    """Joined in the order in which it was asked for, once all is there."""
+    memory = np.zeros((1, 16), np.float32)
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT, Shown(memory, layers))
+    assert recorder.reveals == (not layers)
+    went_in = {layer: x(4) for layer in entered}
+    for layer, activation in went_in.items():
+        assert recorder.enter(activation, layer) is activation
+    done = recorder.operations
+    if not layers:
+        assert done == []
+        recorder.reveal(went_in[0])
+        recorder.enter(went_in[0], 0)
+    assert [one.verb for one in done] == ["join"] * (len(layers) - 1) + ["show"]
+    assert done[0].inputs == tuple(went_in[layer] for layer in layers or (0,))
+    assert all(one.given == {"heads": 1, "shared": False} for one in done[:-1])
+    assert done[-1].given == {"memory": memory}
+    assert done[-1].output.columns == done[-1].inputs[0].columns == columns
+
+
+def test_rows_of_images_stand_where_a_family_lets_them():
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
+    assert (recorder.begins, recorder.reveals) == (False, False)
+    y = x(4)
+    assert recorder.begin(lambda: y) is y
+    assert recorder.deepen(y, 1) is y
+    assert recorder.begins
+    assert recorder.enter(y, 0) is y
+    assert recorder.operations == []
+
+
+def test_a_whole_architecture():
+    """An encoder says its part before; what goes wrong names the file."""
+    file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None})
+
+    def of(encodes=True, pooling=None, columns=9, uses=("w", "e")):
+        def encode(r, weights, h):
+            assert (weights, h) == ("weights", hyperparameters)
+            r.linear(x(3), w(2, 3, name="e"))
+
+        def forward(r, weights, h):
+            assert (weights, h) == ("weights", hyperparameters)
+            for name in uses:
+                y = r.linear(x(3), w(columns, 3, name=name))
+            return y
+
+        hyperparameters = SimpleNamespace(
+            vocab_size=VOCABULARY, width=WIDTH, encode=encode if encodes else None, pooling=pooling
+        )
+        return recorded(file, forward, "weights", hyperparameters, CONTEXT)
+
+    both = of(uses=("w",))
+    assert [[one.given["weight"].name for one in some] for some in (both.encoding, both.operations)] == [["e"], ["w"]]
+    assert of(encodes=False).encoding == []
+    assert of(pooling="mean", columns=5).operations[-1].output.columns == 5
+    for wrong, problem in (
+        ({"encodes": False, "uses": "w"}, "m.gguf: tensor e: not part of this architecture as it is supported"),
+        ({"columns": 8}, "m.gguf: logits for 8 tokens of 9"),
+        ({"columns": 10}, "m.gguf: logits for 10 tokens of 9"),
+    ):
+        with pytest.raises(ModelError) as error:
+            of(**wrong)
+        assert str(error.value) == problem
