@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Record what families read of other values than the tiny models have, in tests/readings.json.
+"""Record what families read of other values than tiny models and checkpoints have, in tests/readings.json and
+tests/config_readings.json.
 
     python scripts/record_readings.py [NAME...]
 
-Without names: all models. A variant of an architecture has only what it does not read as one before. Look at what has
-changed: nobody else says whether it is right.
+Without names: all of them. Of a config.json, what tests/config_changes.json has by llama.cpp is left out. A variant of
+an architecture has only what it does not read as one before. Look at what has changed: nobody else says whether it is
+right.
 """
 
 import argparse
@@ -12,16 +14,21 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import config_readings
+from config_changes import PATH as CHANGES
+from config_changes import with_value
+from config_readings import config_of, read_all
 from readings import MODELS, PATH, changed, metadata_of, read, recorded, unlike
 
 from localllm.arch.fields import Fields
+from localllm.convert.config import Config
 
 # What all families read alike: tests/test_hyperparameters.py has it.
 ALIKE = ("context_length", "vocab_size", "nextn_predict_layers", "rope.scaling.attn_factor", "rope.scale_linear",
@@ -32,6 +39,13 @@ NO_COUNT = re.compile(r"should be a number from \d+ to 16777216, is (0|missing)$
 # What is tried where a model says nothing, by the method that asks for it.
 TRIED = {"count": (0, 1, 2), "counts": (0, 1, 2), "number": (0.0, 0.5), "factor": (0.5,), "epsilon": (1e-3,),
          "flag": (False, True), "text": ("x",), "array": ([1, 0, 1],), "whole": (1, 2), "raw": (2,)}  # fmt: skip
+
+
+OTHERWISE = "architectures", "model_type", "auto_map", "vision_config", "text_config"  # what these say is the model
+# The same of a config.json, where other values are known of config_changes.json.
+UNSAID = {"count": (1, 2), "number": (2.0,), "flag": (False, True), "get": (1,)}
+BEYOND = "sizes.", "factors.", "tied", "warnings", "rope_"  # what config_changes.json does not have
+FEW = 4  # of which one less is tried, too
 
 
 class Watched(Fields):
@@ -54,15 +68,24 @@ for method in TRIED:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[[], *MODELS], metavar="NAME")
-    names, known, seen = parser.parse_args().names, recorded(), set[tuple[str, str, str, str]]()
-    for name in MODELS:
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names, changes = parser.parse_args().names, json.loads(CHANGES.read_text(encoding="utf-8"))
+    record(PATH, names, recorded(), {name: model.arch for name, model in MODELS.items()}, readings)
+    kinds = {variant: str(config_of(variant).get("architectures")) for variant in changes}
+    record(config_readings.PATH, names, config_readings.recorded(), kinds, lambda name: of_config(name, changes[name]))
+
+
+def record(
+    path: Path, names: list[str], known: dict[str, Any], kinds: dict[str, str], found: Callable[[str], Any]
+) -> None:
+    """Write what is known and found; kinds: the architecture of each name."""
+    seen = set[tuple[str, str, str, str]]()
+    for name, kind in kinds.items():
         if not names or name in names:
-            known[name] = readings(name)
-        own = MODELS[name].arch
-        known[name] = {key: less for key, found in known[name].items() if (less := new(own, key, found, seen))}
-    lines = (f" {json.dumps(name)}: {{{of_keys(known[name])}\n }}" for name in MODELS)
-    PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+            known[name] = found(name)
+        known[name] = {key: less for key, values in known[name].items() if (less := new(kind, key, values, seen))}
+    lines = (f" {json.dumps(name)}: {{{of_keys(known[name])}\n }}" for name in kinds)
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def of_keys(found: dict[str, Any]) -> str:
@@ -119,6 +142,71 @@ def with_other(said: np.ndarray, place: int) -> list[Any]:
     numbers = said.tolist()
     numbers[place] = not numbers[place] if isinstance(numbers[place], bool) else numbers[place] + 1
     return numbers
+
+
+def of_config(variant: str, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same of a config.json, by places in it."""
+    config, found = config_of(variant), defaultdict[str, dict[str, Any]](dict)
+    usual, asked = read_and_asked(config)
+    for place, value in other_values(config, asked):
+        what = config_readings.unlike(read_all(with_value(config, place, value)), usual)
+        is_known = any(json.dumps(other) == json.dumps(value) for other, _ in changes.get(place, ()))
+        is_more = isinstance(what, dict) and any(name.startswith(BEYOND) for name in what)
+        if (what != {} or value is None) and (is_more or not is_known):
+            found[place][json.dumps(value)] = what
+    return dict(found)
+
+
+def read_and_asked(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is read, and what was asked for in config.json: by name, how."""
+    asked, usual = dict[str, str](), {kind: getattr(Config, kind) for kind in (*UNSAID, "only", "numbers")}
+
+    def asking(kind: str) -> Any:
+        def ask(self: Config, name: str, *rest: Any, **more: Any) -> Any:
+            asked.setdefault(name, kind)
+            return usual[kind](self, name, *rest, **more)
+
+        return ask
+
+    for kind in usual:
+        setattr(Config, kind, asking(kind))
+    try:
+        found = read_all(config)
+    finally:
+        for kind, method in usual.items():
+            setattr(Config, kind, method)
+    assert isinstance(found, dict), found
+    return found, asked
+
+
+def other_values(config: Mapping[str, Any], asked: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Places and other values of what is asked for; None for no value."""
+    said = [*places(config)]
+    for place, value in said:
+        if place.rpartition(".")[2] in asked:
+            yield from ((place, other) for other in (None, *unlike_said(value)))
+    names, within = {place.rpartition(".")[2] for place, _ in said}, "text_config." if "text_config" in config else ""
+    for name in sorted(asked.keys() - names - {*OTHERWISE}):
+        yield from ((within + name, other) for other in UNSAID.get(asked[name], ()))
+
+
+def places(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """All values in a config.json, and objects of values, with their places."""
+    for name, value in config.items():
+        if name not in OTHERWISE:
+            yield before + name, value
+        if isinstance(value, dict) and name != "vision_config":
+            yield from places(value, f"{before}{name}.")
+
+
+def unlike_said(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1] if value <= FEW else [value + 1]
+    if isinstance(value, list) and value:
+        return [value[:-1], [*value[:1], *value]]
+    return [2 * value] if isinstance(value, float) else ["other"] if isinstance(value, str) else []
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""What families read of other values than those of golden models: readings.json has it, value by value.
+"""What families read of other values than those of golden models and checkpoints, value by value: in readings.json and
+config_readings.json.
 
 Nobody else says what is right there: a person has looked at it. What changes, and for whom, shows.
-scripts/record_readings.py makes it.
+scripts/record_readings.py makes them.
 """
 
 import json
 
+import config_readings
 import pytest
+from config_changes import with_value
+from config_readings import config_of, read_all
 from readings import MODELS, changed, metadata_of, read, recorded, unlike
 
-READINGS = recorded()
+READINGS, OF_CONFIGS = recorded(), config_readings.recorded()
 
 
 def test_every_model_has_been_read():
@@ -26,3 +30,18 @@ def test_what_is_read(name: str):
         for key, values in READINGS[name].items()
     }
     assert found == READINGS[name]
+
+
+@pytest.mark.parametrize("variant", OF_CONFIGS)
+def test_what_is_read_of_a_checkpoint(variant: str):
+    config = config_of(variant)
+    usual = read_all(config)
+    assert isinstance(usual, dict), usual
+    found = {
+        place: {
+            value: config_readings.unlike(read_all(with_value(config, place, json.loads(value))), usual)
+            for value in values
+        }
+        for place, values in OF_CONFIGS[variant].items()
+    }
+    assert found == OF_CONFIGS[variant]
