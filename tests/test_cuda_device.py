@@ -1,17 +1,19 @@
 """How the card is asked, by stand-ins for the driver and NVIDIA's packages that write down what they hear."""
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from localllm.engine.cuda import device as cuda_device
-from localllm.engine.cuda.device import CudaCard
+from localllm.engine.cuda.card import Grid, Launch, LibraryProduct
+from localllm.engine.cuda.device import CudaCard, NoCardError
 from localllm.engine.cuda.lowering import encoded, kernels_of
 from localllm.engine.cuda.products import Within
 from localllm.engine.lower.tape import Buffer
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, MemoryLimitError
 
 
 class Heard(list):
@@ -197,3 +199,143 @@ def test_what_a_card_can_do(name: str):
 def test_an_error_without_words_is_called_by_its_name():
     with pytest.raises(LocalllmError, match=r"^the graphics card failed: BrokenError$"), cuda_device.told():
         raise BrokenError
+
+
+def test_a_graph_is_recorded_once_and_goes_to_the_card(card: CudaCard, heard: Heard, monkeypatch):
+    builder = card._stream.create_graph_builder()
+    graph = SimpleNamespace(upload=lambda stream: heard.append(("upload", stream)),
+                            launch=lambda stream: heard.append(("launch", stream)))  # fmt: skip
+    builder.complete = lambda: graph
+    monkeypatch.setattr(card, "_start", lambda stream, work: heard.append((stream, work)))
+    replay = card.record(["a", "b"])
+    assert heard == [(builder, "a"), (builder, "b"), ("upload", card._stream)]
+    replay()
+    replay()
+    assert heard[3:] == [("launch", card._stream)] * 2
+
+
+@pytest.fixture
+def nvidia(monkeypatch) -> SimpleNamespace:
+    """NVIDIA's packages, for one card of the oldest kind."""
+    device = SimpleNamespace(name="stand-in", compute_capability=(7, 5), set_current=lambda: heard.append("current"))
+    heard, status = Heard(), SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2)
+    driver = SimpleNamespace(CUresult=status, cuInit=lambda flags: (flags,), cuDeviceGetCount=lambda: (0, 1))
+    core, cublas = SimpleNamespace(Device=lambda number: device), SimpleNamespace()
+    modules = {"cuda.bindings": SimpleNamespace(driver=driver), "cuda.core": core}
+    modules |= {"nvmath.bindings": SimpleNamespace(cublas=cublas)}
+    for name in ("cuda", "nvmath", *modules):
+        monkeypatch.setitem(sys.modules, name, modules.get(name, SimpleNamespace()))
+    monkeypatch.setattr(cuda_device, "has_driver", lambda: True)
+    monkeypatch.setattr(cuda_device, "CudaCard", lambda *given: given)
+    return SimpleNamespace(driver=driver, core=core, device=device, cublas=cublas, heard=heard)
+
+
+def test_a_card_is_opened(nvidia):
+    assert cuda_device.open_card(0) == (nvidia.device, nvidia.driver, nvidia.cublas)
+    assert nvidia.heard == ["current"]
+    nvidia.driver.cuDeviceGetCount = lambda: (0, 2)
+    assert cuda_device.open_card(1)
+
+
+def failing(error: Exception):
+    def function(*given):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda n, m: m.setattr(cuda_device, "has_driver", lambda: False), "there is no NVIDIA driver"),
+        (lambda n, m: m.setitem(sys.modules, "nvmath.bindings", None),
+         "no nvmath.bindings: pip install 'localllm[cuda]'"),
+        (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (0, 0)), "there is no card 0: there are 0"),
+        (lambda n, m: setattr(n.device, "compute_capability", (7, 4)),
+         "stand-in is of compute capability 7.4, 7.5 is needed"),
+        (lambda n, m: setattr(n.driver, "cuInit", lambda flags: (SimpleNamespace(name="TOO_OLD"),)),
+         "card 0 cannot be used: the graphics card failed: TOO_OLD"),
+        (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (2,)),
+         "card 0 cannot be used: the graphics card has not enough memory"),
+        (lambda n, m: setattr(n.core, "Device", failing(BrokenError("a\n b"))), "card 0 cannot be used: a b"),
+        (lambda n, m: setattr(n.device, "set_current", failing(BrokenError())),
+         "card 0 cannot be used: BrokenError"),
+    ],
+)  # fmt: skip
+def test_a_card_that_cannot_be_used(nvidia, monkeypatch, change, problem):
+    change(nvidia, monkeypatch)
+    with pytest.raises(NoCardError) as error:
+        cuda_device.open_card(0)
+    assert str(error.value) == problem
+
+
+def test_what_the_driver_returns(card: CudaCard):
+    driver = card._driver
+    assert cuda_device.checked(driver, (0,)) is None
+    assert cuda_device.checked(driver, (0, 5, 6)) == 5
+    with pytest.raises(MemoryLimitError, match=r"^the graphics card has not enough memory$"):
+        cuda_device.checked(driver, (2, 5))
+    with pytest.raises(LocalllmError, match=r"^the graphics card failed: LOST$"):
+        cuda_device.checked(driver, (SimpleNamespace(name="LOST"), 5))
+    driver.cuMemGetInfo = lambda: (0, 5, 6)
+    assert card.free_bytes() == 5
+    driver.cuMemGetInfo = lambda: (SimpleNamespace(name="LOST"), 5, 6)
+    with pytest.raises(LocalllmError, match="LOST"):
+        card.free_bytes()
+
+
+def test_chunks_are_worked_on_where_they_arrive(card: CudaCard, heard: Heard, monkeypatch):
+    """Two rooms in turn, which are given back when all is done; what needs no work goes to its place at once."""
+    done, began = SimpleNamespace(sync=lambda: None), []
+    card._stream.wait, card._stream.record = (lambda other: None), lambda: done
+    monkeypatch.setattr(card, "_start", lambda stream, work: began.append((stream, work)))
+    card._driver.cuMemcpyHtoDAsync = lambda target, source, size, stream: heard.append((target, size)) or (0,)
+    heard.clear()
+    chunks = [np.zeros(size, np.uint8) for size in (8, 16, 24, 32)]
+    card.feed(chunks, lambda address, chunk: f"{address} {len(chunk)}" if len(chunk) < 32 else None, 1000)
+    moves = [call for call in heard if isinstance(call, tuple)]
+    first, second = moves[0][0], moves[1][0]
+    assert first != second and moves == [(first, 8), (second, 16), (first, 24), (1048, 32)]
+    assert began == [(card._stream, f"{room} {size}") for room, size in ((first, 8), (second, 16), (first, 24))]
+    last = max(place for place, call in enumerate(heard) if call == "sync")
+    assert heard[last:] == ["sync", "use", "cuMemFree", "use", "cuMemFree"]
+
+
+def test_work(card: CudaCard, heard: Heard, monkeypatch):
+    """Kernels, which are loaded once, on their grids; products by cuBLAS, which has columns first."""
+    asked, launched = [], []
+
+    def machine_code(missing, capability, progress, warn):
+        asked.append((missing, capability, progress))
+        warn("slow")
+        return {name: (name.upper(), f"entry of {name}") for name in missing}
+
+    core = SimpleNamespace(
+        ObjectCode=SimpleNamespace(from_cubin=lambda code: SimpleNamespace(get_kernel=lambda entry: (code, entry))),
+        LaunchConfig=lambda grid, block: (grid, block), launch=lambda *given: launched.append(given),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    monkeypatch.setitem(sys.modules, "localllm.kernels.cuda.build", SimpleNamespace(machine_code=machine_code))
+    card.prepare({"a"}, None)
+    card.prepare({"a", "b"}, len)
+    assert asked == [({"a"}, (8, 0), None), ({"b"}, (8, 0), len)]
+    assert card.warning == "slow"
+    for name in ("set_stream", "set_workspace", "gemm_ex"):
+        setattr(card._cublas, name, lambda *given, name=name: heard.append((name, *given)))
+    card._cublas.Operation = SimpleNamespace(T=11, N=12)
+    card._cublas.ComputeType, card._cublas.GemmAlgo = SimpleNamespace(COMPUTE_32F=13), SimpleNamespace(DEFAULT=14)
+    card._stream.__cuda_stream__ = lambda: (0, 77)
+    kinds = {"f16": 2, "bf16": 14, "f32": 0}
+    heard.clear()
+    for kind in kinds:
+        card.do([LibraryProduct(kind, 101, 102, 103, 5, 6, 7, 21, 22, 23, adds=kind == "f32"),
+                 Launch("b", Grid(3, 4, 32), (1, 2))])  # fmt: skip
+    one, zero = card._one.ctypes.data, card._zero.ctypes.data
+    assert (card._one.tolist(), card._zero.tolist()) == ([1], [0])
+    product = "gemm_ex", 1, 11, 12, 5, 6, 7, one, 101
+    assert heard == [call for kind, number in kinds.items() for call in (
+        ("set_stream", 1, 77), ("set_workspace", 1, card._workspace, 64),
+        (*product, number, 21, 102, number, 22, one if kind == "f32" else zero, 103, 0, 23, 13, 14),
+    )]  # fmt: skip
+    assert launched == [(card._stream, ((3, 4), 32), ("B", "entry of b"), 1, 2)] * 3

@@ -29,6 +29,7 @@ from localllm.engine.cuda.placing import (
     state_bytes,
 )
 from localllm.engine.cuda.products import Factor, Within, multiply
+from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.options import EngineOptions
@@ -307,3 +308,17 @@ def test_a_product_begins_where_it_should():
         ("product", same | {"a": a, "c": Within(y, 0), "adds": False}, 0, [b, a], [y]),
         ("product", same | {"a": 12, "c": Within(y, 40), "adds": True}, 0, [b], [y]),
     ]
+
+
+@pytest.mark.parametrize(("capability", "depth"), [((7, 5), 8), ((8, 0), 16), ((9, 0), 16)])
+def test_what_a_card_chooses(capability, depth):
+    """As many parts as there can be rows, whose number is known there; kernels have memory of their own."""
+    weights = SimpleNamespace(capability=capability, address=lambda weight: 77)
+    target = CudaTarget(9, 3, weights, {})
+    assert (target.tokens, target.buffer_rows, target.wanted_rows, target.depth) == (9, 9, 3, depth)
+    assert (target.expert_rows, target.threads) == (1, 1)
+    assert target.share(7, np.zeros(1)) == (7, None)
+    assert target.parts(99, 7) == 7
+    assert target.scratch(99) == {"scratch": 0, "scratch_bytes": 0}
+    tensor = Tensor("w", BY_NAME["IQ2_S"], (2, 256), np.zeros(0, np.uint8))
+    assert (target.matrix(Weight(tensor)), target.layout_of(Weight(tensor))) == (77, ("F16", 512))

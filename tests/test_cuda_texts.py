@@ -3,12 +3,17 @@
 Two families and few tokens; scripts/check_cuda.py has all of them.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from simulated import SimulatedCard
 from test_texts import nmse, opened
 
 from localllm.engine.cuda import devices
+from localllm.engine.cuda import texts as card_texts
+from localllm.engine.options import EngineOptions
+from localllm.kernels.arguments import PAGE
 
 TEXTS = [np.array([5, 9]), np.array([3])]
 
@@ -31,3 +36,34 @@ def test_rows(model_path, card, name):
         reader.close()
     assert nmse(found["cuda"], found["reference"]) < 1e-6
     assert not card.memory
+
+
+@pytest.mark.parametrize(("context", "pages"), [(64, 8), (512, 8), (513, 9)])
+def test_as_many_texts_as_a_card_has_tables_for(monkeypatch, context, pages):
+    """With a page for the rest of each, besides those of a run, or of the longest text."""
+    made, read = [], []
+
+    def program(*given):
+        made.append(given)
+        return SimpleNamespace(read=lambda texts, table: read.append((texts, len(table))) or np.array(texts))
+
+    card = SimpleNamespace(name="a card", warning="slow", close=lambda: made.append("closed"))
+    monkeypatch.setattr(devices, "open_card", lambda number: made.append(number) or card)
+    monkeypatch.setattr(card_texts, "CudaCache", lambda *given: given)
+    monkeypatch.setattr(card_texts, "CudaProgram", program)
+    monkeypatch.setattr(card_texts, "MOST_SEQUENCES", 3)
+    options = EngineOptions(backend="cuda:2")
+    reader = card_texts.CardTexts(["operation"], ["state"], context, options)
+    cache = card, ["state"], (pages + 3) * PAGE, options.kept_as, 0
+    assert made == [2, (card, ["operation"], cache, None, context, options, {})]
+    assert (reader.name, reader.warning) == ("a card", "slow")
+    for count, groups in ((1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])):
+        read.clear()
+        assert reader.read(range(count)).tolist() == [*range(count)]
+        assert read and [(len(texts), size) for texts, size in read] == [(some, pages + 3) for some in groups]
+    reader.close()
+    assert made.pop() == "closed"
+    monkeypatch.setattr(card_texts, "CudaProgram", lambda *given: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        card_texts.CardTexts(["operation"], ["state"], context, EngineOptions(backend="cuda"))
+    assert made[2:] == [0, "closed"]

@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,9 +24,11 @@ from localllm.arch.storage import KVType
 from localllm.arch.weights import Weights
 from localllm.engine import guess_head
 from localllm.engine.engine import Engine
+from localllm.engine.guess_head import GuessHead
 from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
+from localllm.engine.runs import LATER, Runs
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
 from localllm.generation import leaps, speculation
@@ -451,3 +455,131 @@ def test_commands(tmp_path, cli):
     other = write(model("llama", layers=2), tmp_path / "other.gguf")
     code, out, err = cli("run", other, "-p", "Hi", "--speculate", f"draft:{head_of(path)}")
     assert (code, out) == (2, "") and "guesses for a model of" in err and err.count("\n") == 1
+
+
+class Told(GuessHead):
+    """A head that computes nothing: what it is told of each run."""
+
+    def __init__(self, tokens: list[int] | None = None):
+        self.vocab_size, self.width, self.context = 5, 1, 300
+        self.runs, self.lock, self.abandoned = Runs(LATER), Lock(), []
+        self._before, self._made, self._tokens = np.zeros((9, 2), np.float32), np.zeros((9, 2), np.float32), tokens
+        self.told, self._fuse, self._backend = list[tuple](), None, self
+        outer = self
+
+        class Backend:
+            def store(self):
+                prepared = lambda place, count: outer.told.append((place, count))  # noqa: E731
+                return SimpleNamespace(truncate=lambda length: length, prepare=prepared, close=lambda: None)
+
+            def run(self, spans, precise):
+                ((_, position, ids, wanted, *_),) = spans
+                assert (position, len(ids)) == outer.told.pop()
+                outer.told.append((position, ids.tolist(), outer._before[: len(ids), 0].tolist(), wanted))
+                outer._made[len(ids) - 1, 0] = 100 * ids[-1]
+                return np.full((wanted, 5 if tokens is None else len(tokens)), ids[-1], np.float32)
+
+        self._backend = Backend()
+
+    def of_runs(self) -> list[tuple]:
+        told, self.told = self.told, []
+        return told
+
+
+def shown(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)[:, None]
+
+
+def test_what_a_follower_reads_of_whom(monkeypatch):
+    """Of each token what the model showed of the one before; on guesses, what the layer has made of it itself."""
+    head = Told()
+    follower = head.follower(0)
+    follower.heard(0, np.array([1, 2, 3]), shown(10, 20, 30))
+    assert (follower.tokens, head.of_runs()) == ([], [])
+    follower.append([1, 2, 3, 4])
+    assert head.of_runs() == [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)]
+    follower.append([2])
+    follower.append([1])
+    assert head.of_runs() == [(4, [2], [400], 1), (5, [1], [200], 1)]
+    assert follower.truncate(6) == 4  # what was read on guesses is not kept
+    follower.heard(3, np.array([4, 3]), shown(40, 50))
+    assert follower.tokens == [1, 2, 3, 4]  # it is the same token
+    follower.append([3, 2])
+    assert head.of_runs() == [(4, [3, 2], [40, 50], 1)]
+    follower.heard(4, np.array([1, 1, 2]), shown(41, 51, 61))
+    assert follower.tokens == [1, 2, 3, 4]  # it is another one
+    follower.append([1, 1], "none")
+    follower.append([2, 3, 0])
+    # What was shown of the token before is forgotten by then.
+    assert head.of_runs() == [(4, [1, 1], [0, 41], 0), (6, [2, 3, 0], [51, 61, 0], 1)]
+    assert follower.truncate(9) == 6  # of the last run one token was a guess, so none counts
+    follower.forget_behind(6)
+    assert (follower.begin, follower.tokens) == (0, [1, 2, 3, 4, 1, 1])
+    follower.append([3, 2])
+    assert head.of_runs() == [(6, [3, 2], [51, 0], 1)]
+
+
+@pytest.mark.parametrize(("place", "begin"), [(8, 8), (9, 9), (14, 9), (15, 15)])
+def test_a_follower_goes_on_only_where_it_was(place, begin):
+    """Elsewhere it begins anew, and knows nothing of what is before."""
+    follower = (head := Told()).follower(9)
+    follower.heard(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
+    follower.append([1, 2, 3, 4, 1])
+    head.of_runs()
+    follower.heard(place, np.array([2]), shown(60))
+    assert follower.begin == begin
+    missing = place - begin - len(follower.tokens)
+    follower.append([*[1] * missing, 2, 0])
+    before = {8: [0, 60], 9: [0, 60], 14: [50, 60], 15: [0, 60]}[place]
+    assert head.of_runs() == [(place - begin, [2, 0], before, 1)]
+
+
+@pytest.mark.parametrize(("begin", "place", "tokens"), [(3, 2, []), (3, 3, []), (3, 4, [1]), (3, 9, [1, 2])])
+def test_a_follower_goes_back_with_the_model(begin, place, tokens):
+    follower = Told().follower(begin)
+    follower.heard(begin, np.array([1, 2]), shown(10, 20))
+    follower.append([1, 2])
+    follower.forget_behind(place)
+    assert (follower.begin, follower.tokens) == (min(begin, place), tokens)
+    follower.heard(min(place, 5), np.array([3]), shown(30))
+    assert follower.begin == min(begin, place)
+
+
+@pytest.mark.parametrize("late", [2, 3])
+def test_a_follower_reads_by_itself_when_it_is_late(monkeypatch, late):
+    monkeypatch.setattr(guess_head, "LATE", late)
+    follower = (head := Told()).follower(7)
+    follower.heard(7, np.array([1, 2]), shown(10, 20))
+    assert head.of_runs() == []
+    follower.heard(9, np.array([3]), shown(30))
+    assert head.of_runs() == ([(0, [1, 2, 3], [0, 10, 20], 0)] if late == 2 else [])
+    follower.append([4] if late == 2 else [1, 2, 3, 4])
+    assert head.of_runs() == ([(3, [4], [30], 1)] if late == 2 else [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)])
+
+
+def test_runs_of_a_head(monkeypatch):
+    """As many tokens as a run has; logits are of the last one, and of all tokens, if it knows some of them only."""
+    monkeypatch.setattr(guess_head, "BATCH", 2)
+    for count, wanted in ((1, [1]), (2, [1]), (3, [0, 1]), (4, [0, 1]), (5, [0, 0, 1])):
+        head = Told()
+        assert head.follower(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
+        assert [run[3] for run in head.of_runs()] == wanted
+        assert len(head.follower(0).append([1] * count, "none")) == 0
+        assert [run[3] for run in head.of_runs()] == [0] * len(wanted)
+    closed = list[int]()
+    some = Told([3, 1])
+    some.abandoned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
+    rows = (follower := some.follower(0)).append([2])
+    assert rows.tolist() == [[-np.inf, 2, -np.inf, 2, -np.inf]] and rows.dtype == np.float32
+    assert (sorted(closed), some.abandoned, follower.tokens) == ([0, 1, 2], [], [2])
+
+
+def test_what_guesses_is_named():
+    """A layer of the model's own has no file."""
+    for guesser, path, has_layer in (
+        (None, None, False),
+        (SimpleNamespace(path="own.gguf", layers=()), None, True),
+        (SimpleNamespace(path="head.gguf", layers=(1,)), "head.gguf", True),
+    ):
+        engine = SimpleNamespace(_guesser=guesser)
+        assert Engine.head_path.fget(engine) == path and Engine.has_guess_layer.fget(engine) == has_layer
