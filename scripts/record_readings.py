@@ -23,9 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import config_readings
 from config_changes import PATH as CHANGES
-from config_changes import with_value
-from config_readings import config_of, read_all
-from readings import MODELS, PATH, changed, metadata_of, read, recorded, unlike
+from config_readings import facts_of, read_all
+from readings import MANY, MODELS, PATH, changed, metadata_of, read, recorded, unlike
 
 from localllm.arch.fields import Fields
 from localllm.convert.config import Config
@@ -71,7 +70,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     names, changes = parser.parse_args().names, json.loads(CHANGES.read_text(encoding="utf-8"))
     record(PATH, names, recorded(), {name: model.arch for name, model in MODELS.items()}, readings)
-    kinds = {variant: str(config_of(variant).get("architectures")) for variant in changes}
+    kinds = {variant: str(facts_of(variant)["config"].get("architectures")) for variant in changes}
     record(config_readings.PATH, names, config_readings.recorded(), kinds, lambda name: of_config(name, changes[name]))
 
 
@@ -129,7 +128,7 @@ def near(key: str, said: Any) -> list[Any]:
     if isinstance(said, bool):
         return [not said]
     if isinstance(said, int):
-        return [said + 1] if key == "block_count" else sorted({0, abs(said - 1), said + 1, 2 * said} - {said})
+        return [said + 1, MANY] if key == "block_count" else sorted({0, abs(said - 1), said + 1, 2 * said} - {said})
     if isinstance(said, float):
         return [0.0, 2 * said] if said else [0.5]
     if isinstance(said, np.ndarray):
@@ -146,18 +145,18 @@ def with_other(said: np.ndarray, place: int) -> list[Any]:
 
 def of_config(variant: str, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The same of a config.json, by places in it."""
-    config, found = config_of(variant), defaultdict[str, dict[str, Any]](dict)
-    usual, asked = read_and_asked(config)
+    config, found = facts_of(variant)["config"], defaultdict[str, dict[str, Any]](dict)
+    usual, asked = read_and_asked(variant, config)
     for place, value in other_values(config, asked):
-        what = config_readings.unlike(read_all(with_value(config, place, value)), usual)
+        what = config_readings.unlike(read_all(variant, config_readings.changed(config, place, value)), usual)
         is_known = any(json.dumps(other) == json.dumps(value) for other, _ in changes.get(place, ()))
-        is_more = isinstance(what, dict) and any(name.startswith(BEYOND) for name in what)
+        is_more = isinstance(what, dict) and any(name.startswith(BEYOND) or ".weight" in name for name in what)
         if (what != {} or value is None) and (is_more or not is_known):
             found[place][json.dumps(value)] = what
     return dict(found)
 
 
-def read_and_asked(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_and_asked(variant: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """What is read, and what was asked for in config.json: by name, how."""
     asked, usual = dict[str, str](), {kind: getattr(Config, kind) for kind in (*UNSAID, "only", "numbers")}
 
@@ -171,7 +170,7 @@ def read_and_asked(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     for kind in usual:
         setattr(Config, kind, asking(kind))
     try:
-        found = read_all(config)
+        found = read_all(variant, config)
     finally:
         for kind, method in usual.items():
             setattr(Config, kind, method)
@@ -184,7 +183,8 @@ def other_values(config: Mapping[str, Any], asked: Mapping[str, str]) -> Iterato
     said = [*places(config)]
     for place, value in said:
         if place.rpartition(".")[2] in asked:
-            yield from ((place, other) for other in (None, *unlike_said(value)))
+            many = [MANY] if place.endswith("num_hidden_layers") else []
+            yield from ((place, other) for other in (None, *unlike_said(value), *many))
     names, within = {place.rpartition(".")[2] for place, _ in said}, "text_config." if "text_config" in config else ""
     for name in sorted(asked.keys() - names - {*OTHERWISE}):
         yield from ((within + name, other) for other in UNSAID.get(asked[name], ()))

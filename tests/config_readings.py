@@ -1,28 +1,46 @@
 """What a family reads of a config.json of tests/checkpoints.json in which one value is another one."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from readings import rounded
+from checkpoint import spelled_out
+from config_changes import with_value
+from readings import MANY, rounded
 
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
+from localllm.convert.folder import packed
+from localllm.convert.places import places
 from localllm.errors import ModelError
 
 PATH = Path(__file__).with_name("config_readings.json")
 CHECKPOINTS = json.loads(Path(__file__).with_name("checkpoints.json").read_text(encoding="utf-8"))
 
 
-def config_of(variant: str) -> dict[str, Any]:
-    """Its config.json; an "-old" one has only what is not as in another."""
+def facts_of(variant: str) -> dict[str, Any]:
+    """What is known of it; an "-old" one has only what is not as in another."""
     content = CHECKPOINTS[variant]
-    return {**CHECKPOINTS.get(content.get("like", ""), {}), **content}["config"]
+    return {**CHECKPOINTS.get(content.get("like", ""), {}), **content}
 
 
-def read_all(content: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Metadata, sizes of matrices, numbers that only GGUF has, and warnings; or why it is refused."""
+def changed(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
+    """With another value in that place; None: without it. So many layers are MANY that no list says how each is."""
+    found = with_value(config, place, value)
+    if place.endswith("num_hidden_layers") and value == MANY:
+        inner = found.get("text_config", found)
+        for each in [key for key, values in inner.items() if isinstance(values, list) and key != "architectures"]:
+            del inner[each]
+    return found
+
+
+def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Metadata, sizes of matrices, numbers that only GGUF has, warnings, and tensors ("*": of how many layers none has
+    one; "?": one that may be missing); or why it is refused."""
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
@@ -33,6 +51,11 @@ def read_all(content: Mapping[str, Any]) -> dict[str, Any] | str:
     found |= {name: [*numbers.shape, float(numbers.sum(dtype="f8"))] for name, numbers in h.tensors.items()}
     found |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
     found |= {"tied": h.tied, "warnings": config.warnings}
+    width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
+    h = h.plus({"packed": packed({name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width)})
+    wanted = places(family, h.sizes, h.tied)
+    counts = Counter(re.sub(r"blk\.\d+\.", "*", name) + ("" if at.needed else "?") for name, at in wanted.items())
+    found |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}
     return {name: rounded(value) for name, value in found.items()}
 
 

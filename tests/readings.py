@@ -18,6 +18,8 @@ PATH = Path(__file__).with_name("readings.json")
 MODELS = {**DECLARATIONS, **MASKED, **ENCODERS, **ANSWERING, **PARTLY}
 NUMBERS = {"i": np.int32, "f": np.float32}  # of arrays, as files have them
 FACTOR = 4.0  # of yarn, which needs one
+FEW = 4
+MANY = 13  # layers: more than any period has, and then no list says how each is
 
 Metadata = dict[str, Any]
 Facts = dict[str, Any]
@@ -41,6 +43,8 @@ def in_file(value: Any) -> Any:
 def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
     """With another value; None: without it."""
     more = {"rope.scaling.factor": FACTOR} if value == "yarn" else {}
+    if (key, value) == ("block_count", MANY):
+        more = {name: None for name, each in metadata.items() if isinstance(each, np.ndarray)}
     return {k: v for k, v in {**metadata, **more, key: in_file(value)}.items() if v is not None}
 
 
@@ -83,9 +87,11 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """To six digits, as JSON has it."""
+    """To six digits, as JSON has it, and not too long."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
+    if isinstance(value, tuple | list) and len(value) > FEW and all(item == value[0] for item in value):
+        return f"{len(value)} times {rounded(value[0])}"
     if isinstance(value, tuple | list):
         return [rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -9,8 +9,7 @@ import json
 
 import config_readings
 import pytest
-from config_changes import with_value
-from config_readings import config_of, read_all
+from config_readings import facts_of, read_all
 from readings import MODELS, changed, metadata_of, read, recorded, unlike
 
 READINGS, OF_CONFIGS = recorded(), config_readings.recorded()
@@ -34,12 +33,14 @@ def test_what_is_read(name: str):
 
 @pytest.mark.parametrize("variant", OF_CONFIGS)
 def test_what_is_read_of_a_checkpoint(variant: str):
-    config = config_of(variant)
-    usual = read_all(config)
+    config = facts_of(variant)["config"]
+    usual = read_all(variant, config)
     assert isinstance(usual, dict), usual
     found = {
         place: {
-            value: config_readings.unlike(read_all(with_value(config, place, json.loads(value))), usual)
+            value: config_readings.unlike(
+                read_all(variant, config_readings.changed(config, place, json.loads(value))), usual
+            )
             for value in values
         }
         for place, values in OF_CONFIGS[variant].items()
