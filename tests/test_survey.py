@@ -1,0 +1,229 @@
+"""What matrices' formats cost, and the harm that coarse ones do: which texts, rows and matrices tell of all."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.quant.eight_bits import rounded
+from localllm.quant.formats import BY_NAME
+from localllm.quant.moments import mean_moments
+from localllm.services import survey
+from localllm.services.calibrate import EMBEDDING
+from localllm.services.needs import Need, candidates
+from localllm.services.quantize_plan import TensorJob
+from localllm.services.sequential import FinishedError, Inputs, Parts
+from localllm.services.survey import MatrixBlocks, Meeting, Surveyed, blocks_of, is_free
+
+COLUMNS = 256
+FORMATS = candidates(COLUMNS)
+
+
+class Rounding:
+    """In place of error feedback: rows become numbers of few digits, other ones in each format."""
+
+    def __init__(self, moments: np.ndarray, damping: float, threads: int):
+        self.moments, self.given = moments, (damping, threads)
+
+    def encode(self, format: str, rows: np.ndarray) -> np.ndarray:
+        step = np.float32(1 / (3 + FORMATS.index(format)))
+        return np.rint(rows / step) * step
+
+
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is encoded, and tensors are arrays."""
+    monkeypatch.setattr(survey, "Feedback", Rounding)
+    monkeypatch.setattr(survey, "decoded", lambda format, blocks: blocks)
+    monkeypatch.setattr(Meeting, "widened", lambda meeting, tensor, first, end: tensor.data[first:end].copy())
+
+
+def job_of(name: str, *shape: int, format: str = "Q4_K", before: str = "F32") -> Any:
+    """A tensor of an array."""
+    data = np.random.default_rng(5).normal(size=shape).astype(np.float32).reshape(-1, shape[-1])
+    tensor: Any = SimpleNamespace(
+        name=name, shape=shape, data=data, format=BY_NAME[before], forget=lambda first, end: None
+    )
+    return TensorJob(tensor, BY_NAME[format], format)
+
+
+def texts(n: int, count: int = 4) -> list[np.ndarray]:
+    """What matrix n meets: rows as long as each other, so that none counts less than others."""
+    generator = np.random.default_rng(n)
+    sizes = generator.uniform(0.5, 2, COLUMNS)
+    return [(generator.choice([-1, 1], (9 + k, COLUMNS)) * sizes).astype(np.float32) for k in range(count)]
+
+
+def inputs(shared: Any = None) -> Inputs:
+    return Inputs(lambda n: iter(texts(n)), shared)
+
+
+def looking(kind: type[Meeting], *jobs: Any, told: Any = lambda name: None) -> Any:
+    return kind({job.tensor.name: job for job in jobs}, None, 2, told)  # type: ignore[arg-type]
+
+
+def test_every_second_text_encodes_and_the_others_judge():
+    meeting, pieces = looking(Surveyed), texts(3)
+    known = meeting.known(inputs(), 3, "x")
+    np.testing.assert_array_equal(known.moments, mean_moments(pieces[::2], COLUMNS))
+    assert known.given == (0.3, 2)
+    moments, met = meeting._others(inputs(), 3, "x")
+    np.testing.assert_array_equal(moments, mean_moments(pieces[1::2], COLUMNS))
+    np.testing.assert_array_equal(met, np.concatenate(pieces[1::2]))
+
+
+@pytest.mark.parametrize(("most", "step"), [(3, 7), (11, 2), (12, 1), (22, 1), (100, 1)])
+def test_so_many_inputs_tell_what_rounding_costs(monkeypatch: pytest.MonkeyPatch, most: int, step: int):
+    monkeypatch.setattr(survey, "INPUTS", most)
+    met = looking(Surveyed)._others(inputs(), 0, "x")[1]
+    np.testing.assert_array_equal(met, np.concatenate(texts(0)[1::2])[::step])
+
+
+def test_errors_in_an_embedding_count_in_themselves():
+    plain, found = mean_moments(texts(0)[::2], COLUMNS), looking(Meeting).known(inputs(), 0, EMBEDDING).moments
+    np.testing.assert_allclose(found - plain, np.eye(COLUMNS) * np.diagonal(plain).mean(), atol=1e-5)
+
+
+@pytest.mark.parametrize("of", ["known", "_others"])
+def test_what_several_matrices_meet_is_summed_once(of: str):
+    """While it is the same activation; what is nobody's but this matrix's, is summed for each."""
+    meeting, shared, other = looking(Surveyed), Parts([1]), Parts([1])
+
+    def found(shared: Any, n: int) -> Any:
+        return getattr(meeting, of)(inputs(shared), n, "x")
+
+    first = found(shared, 0)
+    assert found(shared, 1) is first
+    second = found(other, 1)
+    assert second is not first and found(other, 0) is second and found(shared, 0) is not first
+    alone = found(None, 0)
+    assert found(None, 0) is not alone
+
+
+def expected(job: Any, n: int, rows: list[int]) -> list[float]:
+    """What matrix n makes of the texts that judge, what is wrong in that by each format, and by rounded inputs."""
+    matrix = job.tensor.data.reshape(-1, job.tensor.shape[-2], COLUMNS)[n][rows]
+    x = np.concatenate(texts(n)[1::2])
+
+    def of(met: np.ndarray, weights: np.ndarray) -> float:
+        return float(((met @ weights.T) ** 2).sum(axis=1).mean())
+
+    feedback: Any = Rounding(None, 0, 0)  # type: ignore[arg-type]
+    errors = [of(x, matrix - feedback.encode(format, matrix)) for format in FORMATS]
+    return [of(x, matrix), *errors, *(of(rounded(x, block) - x, matrix) for block in (32, 256))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "looked_at"),
+    [((6, COLUMNS), [0]), ((2, 6, COLUMNS), [0, 1]), ((3, 6, COLUMNS), [0, 1, 2]), ((5, 6, COLUMNS), [0, 2, 4])],
+)
+def test_what_the_formats_of_a_matrix_cost(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], looked_at: list[int]
+):
+    """Relative to what it makes; a few of a stack and a few of their rows stand for all, and all of it is encoded."""
+    monkeypatch.setattr(survey, "SAMPLE", 4)
+    job = job_of("x", *shape)
+    surveyed = looking(Surveyed, job)
+    surveyed.look(job, inputs())
+    whole, *costs = np.sum([expected(job, n, [0, 1, 3, 5]) for n in looked_at], axis=0)
+    need = surveyed.needs["x"]
+    assert (need.name, need.weights, need.harm) == ("x", np.prod(shape), 0.0)
+    assert list(need.errors) == FORMATS and list(need.rounding) == [32, 256]
+    found = [*need.errors.values(), *need.rounding.values()]
+    np.testing.assert_allclose(found, np.array(costs) / whole, rtol=1e-4)
+    format, rows = surveyed.coarse["x"]
+    assert format == "Q3_K"
+    np.testing.assert_array_equal(rows, Rounding(rows, 0, 0).encode("Q3_K", job.tensor.data))
+
+
+def test_a_matrix_that_makes_nothing_costs_nothing():
+    job = job_of("x", 4, COLUMNS)
+    job.tensor.data[:] = 0
+    surveyed = looking(Surveyed, job)
+    surveyed.look(job, inputs())
+    assert not any(surveyed.needs["x"].errors.values()) and not any(surveyed.needs["x"].rounding.values())
+
+
+def test_rows_that_are_too_short_for_super_blocks_are_coarse_in_blocks():
+    job = job_of("x", 4, 32)
+    surveyed = looking(Surveyed, job)
+    surveyed.look(job, Inputs(lambda n: (piece[:, :32] for piece in texts(n))))
+    assert surveyed.coarse["x"].format == "Q4_0" and list(surveyed.needs["x"].rounding) == [32]
+    assert list(surveyed.needs["x"].errors) == ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+    assert blocks_of(["Q8_0", "Q4_K", "Q4_0", "Q2_K"]) == [32, 256]
+
+
+def test_which_matrices_are_looked_at():
+    """Each once, if it may get another format; as they are for what comes behind, which ends with the logits'."""
+    jobs = [job_of("a", 4, COLUMNS), job_of("copied", 4, COLUMNS, before="Q4_K"), job_of("plain", 4, 8, format="F16")]
+    jobs.append(job_of("output.weight", 4, COLUMNS))
+    assert [is_free(job) for job in jobs] == [True, False, False, True]
+    looked, told = list[Any](), list[str]()
+
+    class Looking(Meeting):
+        def look(self, job: TensorJob, inputs: Inputs) -> None:
+            looked.append((job.tensor.name, inputs))
+
+        def read(self, tensor: Any, first: int, end: int) -> np.ndarray:
+            return tensor.data[first:end]
+
+    meeting, met = looking(Looking, *jobs, told=told.append), inputs()
+    for job in (*jobs[:3], jobs[0]):
+        weight: Any = SimpleNamespace(name=job.tensor.name, shape=job.tensor.shape, first_row=0)
+        np.testing.assert_array_equal(meeting.met(weight, met).of(0, 1, 3), job.tensor.data[1:3])
+    with pytest.raises(FinishedError):
+        meeting.met(SimpleNamespace(name="output.weight", shape=(4, COLUMNS), first_row=0), met)
+    assert looked == [("a", met), ("output.weight", met)] and told == ["a", "output.weight"]
+    assert meeting.seen == {"a", "output.weight"}
+
+
+def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
+    """By what some texts' predictions lose when one group is coarse, for the error that this is."""
+    names = ["blk.0.attn_q.weight", "blk.1.attn_k.weight", "output.weight"]
+    jobs = {name: job_of(name, 4, COLUMNS) for name in [*names, "other"]}
+    jobs["other"] = job_of("other", 4, COLUMNS, before="Q4_K")
+    errors = {names[0]: 0.5, names[1]: 0.25, names[2]: 0.0}
+    heard, told = list[Any](), list[Any]()
+    chunks = [np.arange(200) + 1000 * number for number in range(9)]
+
+    class Calibrating(SimpleNamespace):
+        def some(self, most: int) -> list[np.ndarray]:
+            heard.append(("some", most))
+            return chunks
+
+        def forward(self, surveyed: Any, given: Any, threads: int) -> None:
+            heard.append(("forward", given is chunks, threads))
+            for name, error in errors.items():
+                surveyed.needs[name] = Need(name, 1, {"Q3_K": error, "Q4_0": 9.0})
+                surveyed.coarse[name] = MatrixBlocks("Q3_K", name)
+                surveyed._on_matrix(name)
+
+        def pasts(self, probes: Any, groups: Any) -> Any:
+            heard.append(("pasts", [(int(probe[0]), len(probe)) for probe in probes], groups))
+            return "filled", ["past 0", "past 1"]
+
+        def logits(self, matrices: Any, probes: Any, threads: int, past: Any) -> Any:
+            return type(matrices).__name__, getattr(matrices, "_coarse", None), len(probes), threads, past
+
+    def divergence(base: Any, found: Any, threads: int) -> float:
+        heard.append((base, found, threads))
+        return 3.0
+
+    monkeypatch.setattr(survey, "divergence", divergence)
+    found: Iterator[Need] = survey.survey(
+        Calibrating(jobs=jobs), "widener", 3, lambda *given: told.append(given)  # type: ignore[arg-type]
+    )  # fmt: skip
+    needs = list(found)
+    assert [(need.name, need.harm) for need in needs] == [(names[0], 4.0), (names[1], 4.0), (names[2], 3e30)]
+    base = ("Originals", None, 5, 3, "filled")
+    together, alone = ({name: MatrixBlocks("Q3_K", name) for name in some} for some in (names[:2], names[2:]))
+    assert heard == [
+        ("some", 12), ("forward", True, 3),
+        ("pasts", [(number * 1000, 128) for number in (0, 2, 4, 6, 8)], [names[:2], names[2:]]),
+        (base, ("Coarse", together, 5, 3, "past 0"), 3), (base, ("Coarse", alone, 5, 3, "past 1"), 3),
+    ]  # fmt: skip
+    assert told == [
+        (1, 6, names[0]), (2, 6, names[1]), (3, 6, names[2]), (4, 6, "blk.0.query"), (6, 6, "output.weight")
+    ]  # fmt: skip
