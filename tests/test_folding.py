@@ -1,6 +1,9 @@
 """Scales that are folded away: where they can be, that the model stays the same, and that they gain."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +12,21 @@ from localllm.arch import architecture
 from localllm.arch.weights import Weights
 from localllm.engine.record.folds import Fold, folds
 from localllm.engine.record.recorder import recorded
+from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
+from localllm.files.record_file import RecordFile
 from localllm.kernels.widen import Widener
 from localllm.quant.eight_bits import rounded
+from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES
+from localllm.services import folding
 from localllm.services.calibrate import Calibration
 from localllm.services.folded import FoldedSource
-from localllm.services.folding import FoldReader, scales_for, usual
+from localllm.services.folding import FoldReader, Watched, mean_squares, scales_for, usual
 from localllm.services.originals import Originals
 from localllm.services.quantize import open_source
-from localllm.services.quantize_plan import QuantizeRequest, make_plan
+from localllm.services.quantize_plan import QuantizeRequest, TensorJob, make_plan
+from localllm.services.sequential import FinishedError, Inputs
 
 TEXT = "hello world, " * 60
 # Of a tied embedding, experts, a latent of attention, recurrent layers, norms of heads and behind blocks, biases, fused
@@ -119,3 +127,236 @@ def test_eight_bits_have_the_largest_number_of_a_block_and_zeros():
     found = rounded(x, 4)
     assert found[0, 1] == -3 and not found[0, 3:].any()
     assert 0 < np.abs(found - x).max() <= 3 / 127 / 2
+
+
+# ---- which scales are taken, from what
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Encoding is rounding to whole numbers, of an array; the importance of columns is in the list."""
+    heard = list[np.ndarray]()
+    monkeypatch.setattr(folding, "encode", lambda format, weights, squares: heard.append(squares) or np.rint(weights))
+    monkeypatch.setattr(folding, "decoded", lambda format, blocks: blocks)
+    return heard
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q4_0"])
+def test_what_is_wrong_when_columns_are_scaled(format: str, rounding: list[np.ndarray]):
+    """Weights that are multiplied and rounded meet inputs that are divided and rounded, in blocks of their format."""
+    generator = np.random.default_rng(2)
+    x, matrix = (generator.normal(0, 3, (rows, 256)).astype(np.float32) for rows in (7, 5))
+    scales, squares = np.exp2(generator.integers(-2, 3, 256)).astype(np.float32), np.arange(256, dtype=np.float32)
+    found = FoldReader(format, matrix, squares, x).error(scales)
+    made = x.astype(float) @ matrix.T
+    wrong = rounded(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
+    assert found == pytest.approx(((wrong - made) ** 2).sum() / (made**2).sum(), rel=1e-4) and found > 0
+    np.testing.assert_allclose(rounding[0], squares / scales**2)
+
+
+class Judge:
+    """A reader that prefers the scales of one number."""
+
+    def __init__(self, squares: list[float], weights: list[list[float]], best: int, error: float):
+        self.squares, self.weights, self.heard = np.array(squares), np.array(weights), list[np.ndarray]()
+        self.best, self.least = best, error
+
+    def error(self, scales: np.ndarray) -> float:
+        self.heard.append(scales)
+        return self.least if len(self.heard) == self.best + 2 else 1.0
+
+
+@pytest.mark.parametrize("best", [0, 4, 8])
+@pytest.mark.parametrize(("error", "gains"), [(0.96, True), (0.97, True), (0.99, False), (1.0, False)])
+def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: bool):
+    """By one part in a hundred of all that is wrong, in two matrices of which one has nothing of it."""
+    one = Judge([1, 2, 3, 6], [[1, 2, 1, 0], [1, 0, 1, 2]], best, error)
+    other = Judge([40, 20, 10, 10], [[5, 1, 1, 1]], best, 1.0)
+    found = scales_for(Fold(2, (), (), 1, 2), [one, other])
+    means = [(1 / 3 + 2, 2 / 3 + 1), (1.0 + 0.5, 2.0 + 0.5)]  # of one and other, relative to each one's mean
+    met = np.array([means[0][0] + means[1][0], means[0][1] + means[1][1]]) / 4
+    weighed = np.array([1 / 1.5 + 25 / 7 + 1 / 1.5 + 1 / 7, 2 / 1.5 + 1 / 7 + 2 / 1.5 + 1 / 7]) / 4
+    tried = [usual(met, weighed, up, down) for up in (0.25, 0.5, 0.75) for down in (0.0, 0.25, 0.5)]
+    assert len(one.heard) == 10 and one.heard[0].tolist() == [1] * 4
+    for heard, each in zip(one.heard[1:], tried, strict=True):
+        np.testing.assert_allclose(heard, np.tile(each, 2), rtol=1e-6)
+    if gains:
+        assert found is not None
+        np.testing.assert_allclose(found, tried[best], rtol=1e-6)
+    else:
+        assert found is None
+
+
+def test_usual_scales():
+    """A power of the root of what columns meet by one of what they weigh; one in the geometric mean."""
+    met, weighed = np.array([16.0, 1.0]), np.array([1.0, 16.0])
+    np.testing.assert_allclose(usual(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
+    np.testing.assert_allclose(usual(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
+    np.testing.assert_allclose(usual(np.array([1e30, 1, 0]), np.ones(3), 0.5, 0.5), [64, 1 / 64, 1], rtol=1e-6)
+    assert usual(met, weighed, 0.5, 0.5).dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [np.inf, np.nan, 1e30])
+def test_what_is_met_has_to_be_numbers(number: float):
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    np.testing.assert_array_equal(mean_squares(x, "a"), [5, 10])
+    x[1, 0] = number
+    with pytest.raises(ModelError, match="what meets the tensor a is not finite"):
+        mean_squares(x, "a")
+
+
+# ---- what is watched of which matrices
+
+
+def job_of(name: str, *shape: int, format: str = "Q4_0", before: str = "F32") -> TensorJob:
+    """A tensor of an array."""
+    data = np.random.default_rng(5).normal(size=shape).astype(np.float32).reshape(-1, shape[-1])
+    tensor: Any = SimpleNamespace(name=name, shape=shape, data=data, format=BY_NAME[before], forget=print)
+    return TensorJob(tensor, BY_NAME[format], format)
+
+
+class OfArrays(Watched):
+    """Tensors are arrays."""
+
+    def widened(self, tensor: Any, first: int, end: int) -> np.ndarray:
+        assert 0 <= first < end <= len(tensor.data)
+        return tensor.data[first:end].copy()
+
+
+def watched(folds: list[Fold], *jobs: TensorJob, told: Any = lambda *given: None) -> Any:
+    return OfArrays({job.tensor.name: job for job in jobs}, None, folds, 2, told)  # type: ignore[arg-type]
+
+
+def texts(n: int, count: int = 4) -> list[np.ndarray]:
+    """What matrix n meets: rows that are as long as each other, so that none counts less."""
+    generator = np.random.default_rng(n)
+    return [generator.choice(np.array([-1, 1], np.float32), (9 + k, 32)) * (n + 1) for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [((8, 32), [0]), ((2, 8, 32), [0, 1]), ((3, 8, 32), [0, 1, 2]), ((6, 8, 32), [0, 2, 5])],
+)
+@pytest.mark.parametrize(("most", "step"), [(22, 1), (21, 2), (11, 2), (10, 3)])
+def test_what_tells_of_a_matrix(monkeypatch, shape: tuple[int, ...], taken: list[int], most: int, step: int):
+    """Every second text what it meets, some inputs of the others what it makes; of a stack three."""
+    monkeypatch.setattr(folding, "INPUTS", most)
+    monkeypatch.setattr(folding, "SAMPLE", 4)
+    job = job_of("a", *shape)
+    found = watched([], job)._read(job, Inputs(lambda n: iter(texts(n))))
+    for reader, n in zip(found, taken, strict=True):
+        assert reader.format == "Q4_0"
+        np.testing.assert_array_equal(reader.weights, job.tensor.data.reshape(-1, 8, 32)[n][[0, 2, 4, 7]])  # type: ignore[attr-defined]
+        np.testing.assert_allclose(reader.squares, np.full(32, (n + 1) ** 2))
+        np.testing.assert_array_equal(reader.inputs, np.concatenate(texts(n)[1::2])[::step])
+
+
+def test_matrices_that_tell_nothing():
+    """That stay as they are, that make nothing, that only one text meets, or none."""
+    job, copied, plain = job_of("a", 8, 32), job_of("b", 8, 32, before="Q4_0"), job_of("c", 8, 32, format="F16")
+    met = Inputs(lambda n: iter(texts(n)))
+    assert [len(watched([], one)._read(one, met)) for one in (job, copied, plain)] == [1, 0, 0]
+    assert watched([], job)._read(job, Inputs(lambda n: iter([texts(0)[0], texts(0)[0][:0]]))) == []
+    assert watched([], job)._read(job, Inputs(lambda n: iter([texts(0)[0][:0], texts(0)[0]]))) == []
+    job.tensor.data[:] = 0  # type: ignore[attr-defined]
+    assert watched([], job)._read(job, met) == []
+
+
+def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
+    """Each of them once; one that gains nothing, or of which nothing tells, has no scales."""
+    heard, told = list[Any](), list[Any]()
+    scales = {"a": np.full(32, 2, np.float32), "c": None}
+
+    def scales_for(fold: Fold, readers: Any, threads: int) -> Any:
+        heard.append((fold.multiplied, len(readers), threads))
+        return scales[fold.multiplied[0]]
+
+    monkeypatch.setattr(folding, "scales_for", scales_for)
+    folds = [Fold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
+    jobs = [job_of(name, 8, 32) for name in ("a", "b", "c", "free", "output.weight")]
+    jobs.append(job_of("copied", 8, 32, before="Q4_0"))
+    watching, met = watched(folds, *jobs, told=lambda *given: told.append(given)), Inputs(lambda n: iter(texts(n)))
+    scales["output.weight"] = np.full(32, 3, np.float32)
+    for name in ("a", "c", "free", "a", "b", "copied", "a"):
+        weight: Any = SimpleNamespace(name=name, shape=(8, 32), first_row=0)
+        assert watching.met(weight, met).shape == (8, 32)
+    with pytest.raises(FinishedError):
+        watching.met(SimpleNamespace(name="output.weight", shape=(8, 32), first_row=0), met)
+    assert heard == [(("c",), 1, 2), (("a", "b"), 2, 2), (("output.weight",), 1, 2)]
+    assert told == [(2, "c"), (3, "b"), (4, "copied"), (5, "output.weight")]
+    assert {fold.multiplied[0]: found[0] for fold, found in watching.scales.items()} == {"a": 2, "output.weight": 3}
+
+
+def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
+    """With ones where nothing gains; without folds nothing is read."""
+    told, heard = list[Any](), list[Any]()
+
+    class Calibrating(SimpleNamespace):
+        jobs: Any = {}  # noqa: RUF012
+
+        def some(self, *given: int) -> Any:
+            return given
+
+        def forward(self, watching: Any, chunks: Any, threads: int) -> None:
+            heard.append((chunks, threads))
+            assert watching.jobs is self.jobs
+            watching.scales[folds[1]] = np.array([2, 3], np.float32)
+            watching._on_fold(3, "x")
+
+    folds = [Fold(1, (), ("a", "b")), Fold(2, (), ("c",)), Fold(3, (), ("d",))]
+    calibration: Any = Calibrating()
+    found = folding.measured(calibration, folds, None, 5, lambda *given: told.append(given))  # type: ignore[arg-type]
+    assert found.tolist() == [1, 2, 3, 1, 1, 1] and found.dtype == np.float32
+    assert (heard, told) == ([((12, 256), 5)], [(3, 4, "x")])
+    assert folding.measured(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1  # type: ignore[arg-type]
+
+
+def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
+    """By the formats of the type alone: what a plan chooses afterwards changes no scales."""
+    heard, measured = list[Any](), list[Any]()
+    jobs = [job_of("a", 8, 32), job_of("b", 8, 32, format="F16"), job_of("odd", 8, 32, before="I32")]
+    folds = [Fold(2, (), ("a",)), Fold(1, (), ("a",)), Fold(3, (), ("a",))]
+    monkeypatch.setattr(folding, "make_plan", lambda *given: heard.append(given) or SimpleNamespace(jobs=jobs))
+    monkeypatch.setattr(folding, "Calibration", lambda plan, texts: heard.append(texts) or "calibration")
+    monkeypatch.setattr(folding, "Widener", lambda formats, compiling: (formats, compiling))
+    monkeypatch.setattr(folding, "possible", lambda calibration: folds)
+    found = np.array([2, 1, 1, 1, 1, 3], np.float32)
+    monkeypatch.setattr(folding, "measured", lambda *given: measured.append(given) or found)
+    monkeypatch.setattr(folding, "FoldedSource", Folding)
+    request = QuantizeRequest(RECIPES["Q4_0"], texts=["t"])
+    request = replace(request, options=request.options._replace(formats={"a": "Q8_0"}))
+    for _ in range(2):
+        with RecordFile(tmp_path / "done", "key") as done:
+            made: Any = folding.folded("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
+        source, scales, widener = made.given
+        assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
+        assert [(fold, part.tolist()) for fold, part in scales] == [(folds[0], [2, 1]), (folds[2], [1, 1, 3])]
+    assert measured == [("calibration", folds, widener, 3, print)]
+    assert heard[0] == ("source", replace(request, options=request.options._replace(formats={}))) and heard[1] == ["t"]
+    assert folding.folded(made, request, 3, print) is made and len(heard) == 4  # type: ignore[arg-type]
+    folding.folded("source", replace(request, texts=None), 3, print)  # type: ignore[arg-type]
+    assert len(measured) == 2 and heard[-1] == ()
+
+
+class Folding:
+    """In place of a source that is folded."""
+
+    def __init__(self, *given: Any):
+        self.given = given
+
+
+@pytest.mark.parametrize(
+    ("fold", "is_possible"),
+    [
+        (Fold(1, (("made", 0),), ("a",)), True), (Fold(1, (("made", 0),), ("plain",)), False),
+        (Fold(1, (("made", 0),), ("plain", "a")), True), (Fold(1, (("odd", 0),), ("a",)), False),
+        (Fold(1, (("made", 0), ("odd", 5)), ("a",)), False), (Fold(1, (("made", 0),), ("a", "odd")), False),
+    ],
+)  # fmt: skip
+def test_which_folds_are_possible(fold: Fold, is_possible: bool):
+    """What reads or makes is made float32, so it has to be known how, and something has to be encoded."""
+    jobs = [job_of("a", 8, 32), job_of("plain", 8, 32, format="F16"), job_of("made", 8, 32, before="Q4_0")]
+    jobs.append(job_of("odd", 8, 32, before="I32"))
+    calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, folds=lambda: [fold])
+    assert folding.possible(calibration) == [fold] * is_possible

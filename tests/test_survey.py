@@ -32,12 +32,18 @@ class Rounding:
         return np.rint(rows / step) * step
 
 
+def rows_of(meeting: Meeting, tensor: Any, first: int, end: int) -> np.ndarray:
+    """Of a tensor that is an array."""
+    assert 0 <= first < end <= len(tensor.data)
+    return tensor.data[first:end].copy()
+
+
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is encoded, and tensors are arrays."""
     monkeypatch.setattr(survey, "Feedback", Rounding)
     monkeypatch.setattr(survey, "decoded", lambda format, blocks: blocks)
-    monkeypatch.setattr(Meeting, "widened", lambda meeting, tensor, first, end: tensor.data[first:end].copy())
+    monkeypatch.setattr(Meeting, "widened", rows_of)
 
 
 def job_of(name: str, *shape: int, format: str = "Q4_K", before: str = "F32") -> Any:
