@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
 from engines import bound
 from models import write_model
 
-from localllm.arch import architecture
+from localllm.arch import ARCHITECTURES, architecture
+from localllm.arch.fields import Fields
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
@@ -311,9 +313,66 @@ def refused(file, fields, problem):
     ("granite_swa", {"attention.rope_pattern": np.array([1, 2, 1])}, "yes or no for each of 3 layers"),
     ("deci", {"attention.head_count_kv": np.array([3, 0, 0, 4, 0, 1])}, "cannot share key-value heads"),
     ("hunyuan", {"expert_count": 2}, "expert_count is 2, but no layer has experts"),
+    ("bailingmoe3", {"kda.safe_gate": False}, "safe_gate is false"),
+    ("bailingmoe3", {"expert_gating_func": 3}, "expert_gating_func should be 1 or 2"),
+    ("cogvlm", {"attention.head_count_kv": 1}, "shared heads are not supported here"),
+    ("deci", {"attention.value_length": 8}, "keys and values of different lengths"),
+    ("deci", {"rope.dimension_count": 8}, "rope.dimension_count is 8, a head has"),
+    ("deepseek4", {"rope.scaling.type": "longrope"}, "rope scaling longrope is not supported"),
+    ("dots3note", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "only linear scaling is supported here"),
+    ("mimo2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "only linear scaling is supported here"),
+    ("step35", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "this rotation is not supported here"),
+    ("qwen3", {"rope.scaling.type": "yarn"}, "rope.scaling.factor should be a positive number"),
+    ("gemma3n", {"attention.shared_kv_layers": 100}, "no layer has keys and values for all others"),
+    ("gemma3n", {"altup.num_inputs": 5}, "altup.num_inputs is 5, only 4 is supported"),
+    ("gemma3n", {"altup.active_idx": 1}, "altup.active_idx is 1, only 0 is supported"),
+    ("gemma4", {"rope.dimension_count_swa": 500}, "cannot rotate 500 dimensions of a head of"),
+    ("gemma4", {"rope.dimension_count_swa": 3}, "cannot rotate 3 dimensions of a head of"),
+    ("gemma2", {"attention.sliding_window_pattern": np.array([True])}, "yes or no for each of 4 layers"),
+    ("glm5_next", {"rope.dimension_count": 8}, "heads that are rotated are not supported here"),
+    ("glm5_next", {"attention.indexer.kpool_select_tail": False}, "behind the last pool are not supported"),
+    ("grok", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor should be"),
+    ("grok", {"rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor should be 1"),
+    ("hrm_text", {"hrm.h_cycles": 7}, "layers are no 7 cycles of"),
+    ("kimi_linear", {"expert_gating_func": 3}, "expert_gating_func should be 1 or 2"),
+    ("kimi_linear", {"attention.key_length": 39}, "attention.key_length should be 64"),
+    ("llama4", {"attention.sliding_window": 64}, "sliding_window should be 8192 or 0, is 64"),
+    ("minimax_m2", {"expert_gating_func": 3}, "expert_gating_func should be 1 or 2"),
+    ("modern_bert", {"hidden_activation": "relu"}, "hidden_activation should be gelu or silu"),
+    ("plamo2", {"ssm.group_count": 1}, "columns do not make"),
+    ("plamo2", {"attention.value_length": 8}, "keys and values of different lengths"),
+    ("bert", {"pooling_type": 5}, "pooling_type should be a number from 0 to 4"),
+    ("qwen35", {"attention.recurrent_layers": np.array([True])}, "yes or no for each of 4 layers"),
+    ("qwen35", {"attention.recurrent_layers": 4}, "should be a list of layers, is 4"),
+    ("qwen4exp", {"ssm.state_size": 8}, "keys and"),
+    ("rwkv6", {"wkv.head_size": 7}, "columns do not make heads of 7"),
+    ("smallthinker", {"expert_gating_func": 3}, "expert_gating_func should be 1 or 2"),
+    ("laguna", {"rope.dimension_count_swa": 500}, "dimension_count_swa is 500, a head has"),
+    ("laguna", {"rope.dimension_count_swa": 3}, "dimension_count_swa is 3, a head has"),
+    ("rwkv6qwen2", {"attention.head_count_kv": 5}, "6 heads cannot share 5 key-value heads"),
 ])  # fmt: skip
 def test_what_is_not_done_is_refused(golden, name, fields, problem):
     refused(golden(name), fields, problem)
+
+
+@pytest.mark.parametrize("name, fields, problem", [
+    ("arctic", {"expert_count": 0}, "expert_count should be a number from 1 to 16777216, is 0"),
+    ("chameleon", {"vocab_size": 8195}, "8195 tokens are fewer than those of images"),
+    ("deepseek4", {"expert_count": 0}, "expert_count is missing"),
+    ("graniteswitch", {"expert_count": 4, "expert_used_count": 2}, "expert_count should be 0"),
+    ("llada", {"expert_count": 4, "expert_used_count": 2}, "expert_count does not fit an llada model"),
+    ("llada_moe", {"expert_count": 0}, "expert_count does not fit an llada-moe model"),
+    ("minicpm", {"expert_count": 4}, r"mixtures of experts are not supported yet \(4 experts\)"),
+    ("minimax_01", {"expert_count": 0}, "expert_count is missing"),
+])  # fmt: skip
+def test_what_a_family_refuses_if_the_tensors_would_fit(golden, name, fields, problem):
+    """Without the checks of what metadata and tensors say together."""
+    file = golden(name)
+    arch, vocab = file.metadata["general.architecture"], fields.pop("vocab_size", 8496)
+    read = import_module(f"localllm.arch.{ARCHITECTURES[arch]}").read
+    read(Fields(file.metadata, "m", 8496))
+    with pytest.raises(ModelError, match=problem):
+        read(Fields(file.metadata | {f"{arch}.{key}": value for key, value in fields.items()}, "m", vocab))
 
 
 @pytest.mark.parametrize("name, fields, problem", [

@@ -148,8 +148,6 @@ def read_windows(
     window = fields.count("attention.sliding_window", default) or None
     pattern = fields.raw(name)
     if isinstance(pattern, np.ndarray):
-        if len(pattern) != layers:
-            raise fields.error(f"{fields.key(name)} has {len(pattern)} values for {layers} layers")
         return tuple(window if has_window else None for has_window in pattern)
     if period is None:
         raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(pattern)}")

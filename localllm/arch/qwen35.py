@@ -92,8 +92,6 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
     """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
-        if len(recurrent) < layers:
-            raise fields.error(f"{fields.key(name)} has {len(recurrent)} values for {layers} layers")
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
         raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
