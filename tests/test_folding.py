@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from localllm.arch import architecture
-from localllm.arch.weights import Weights
+from localllm.arch.routing import Routing
+from localllm.arch.states import Latent, Paged
+from localllm.arch.verbs import Scores
+from localllm.arch.weights import Weight, Weights
 from localllm.engine.record.folds import Fold, folds
-from localllm.engine.record.recorder import recorded
+from localllm.engine.record.operations import ALL, Activation
+from localllm.engine.record.recorder import Recorder, recorded
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.files.record_file import RecordFile
 from localllm.kernels.widen import Widener
 from localllm.quant.eight_bits import rounded
@@ -360,3 +364,169 @@ def test_which_folds_are_possible(fold: Fold, is_possible: bool):
     jobs.append(job_of("odd", 8, 32, before="I32"))
     calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, folds=lambda: [fold])
     assert folding.possible(calibration) == [fold] * is_possible
+
+
+# ---- where scales can be folded, verb by verb
+
+
+class Model:
+    """What verbs say, and the tensors that they use."""
+
+    def __init__(self):
+        self.builder, self.tensors = Recorder(SimpleNamespace(vocab_size=9, width=4), 32), dict[str, Tensor]()
+        self.x = Activation(ALL, 4)
+
+    def weight(self, name: str, *shape: int, bias: int = 0, scale: bool = False) -> Weight:
+        made, parts = self._made(name, shape), []
+        for kind, size in (("bias", bias), ("scale", int(scale))):
+            parts.append(Weight(self._made(f"{name}.{kind}", (size,))) if size else None)
+        return Weight(made, *parts)
+
+    def _made(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self.tensors[name] = Tensor(name, BY_NAME["F32"], shape, np.ones(shape, np.float32).view(np.uint8))
+        return self.tensors[name]
+
+    def found(self, *kept: str) -> list[tuple]:
+        return [tuple(fold) for fold in folds(self.builder.operations, self.tensors, kept)]
+
+
+def normed(m: Model, bias: int = 0) -> Activation:
+    return m.builder.layer_norm(m.x, m.weight("norm", 4, bias=bias), 1e-5)
+
+
+def read_by_two(m):
+    y = normed(m, bias=4)
+    m.builder.linear(y, m.weight("a", 3, 4))
+    m.builder.linear(y, m.weight("b", 5, 4))
+
+
+def read_by_a_bias_too(m):
+    y = normed(m)
+    m.builder.linear(y, m.weight("a", 4, 4))
+    m.builder.add(y, y)
+
+
+def read_by_nobody(m):
+    normed(m)
+
+
+def gated(verb, up_first=False):
+    def say(m):
+        b, gate, up = m.builder, m.weight("gate", 6, 4), m.weight("up", 6, 4, bias=6)
+        gate, up = b.linear(m.x, gate), b.linear(m.x, up)
+        b.linear(getattr(b, verb)(*((up, gate) if up_first else (gate, up))), m.weight("down", 4, 6))
+
+    return say
+
+
+def squared(m):
+    y = m.builder.linear(m.x, m.weight("up", 6, 4))
+    m.builder.linear(m.builder.multiply(y, y), m.weight("down", 4, 6))
+
+
+def scaled(m):
+    m.builder.linear(m.builder.linear(m.x, m.weight("up", 6, 4, scale=True)), m.weight("down", 4, 6))
+
+
+def also_used_elsewhere(m):
+    y, down = m.builder.linear(m.x, m.weight("up", 4, 4)), m.weight("down", 4, 4)
+    m.builder.linear(y, down)
+    m.builder.linear(m.x, down)
+
+
+def used_twice(m):
+    y, down = normed(m), m.weight("down", 4, 4)
+    for _ in range(2):
+        m.builder.linear(y, down)
+
+
+def parts_of_one(first_of_second):
+    """Two matrices of 4 rows are parts of one of 9."""
+
+    def say(m):
+        whole = m.weight("whole", 9, 4)
+        first, second = whole._rows(0, 4), whole._rows(first_of_second, first_of_second + 4)
+        m.builder.linear(m.builder.linear(m.x, first), m.weight("a", 3, 4))
+        m.builder.linear(m.builder.linear(m.x, second), m.weight("b", 3, 4))
+
+    return say
+
+
+def part_of_columns(m):
+    y, whole = normed(m), m.weight("whole", 3, 4)
+    m.tensors["whole"] = Tensor("whole", BY_NAME["F32"], (3, 8), np.zeros((3, 32), np.uint8))
+    m.builder.linear(y, whole)
+
+
+def without_a_tensor(m):
+    m.builder.linear(normed(m), m.weight("a", 3, 4))
+    del m.tensors["norm"]
+
+
+def experts(bias=0):
+    def say(m):
+        b, x = m.builder, m.x
+        choice = b.route(b.linear(x, m.weight("gate_inp", 3, 4)), Routing(3, 1))
+        up = m.weight("up", 3, 6, 4)
+        if bias:
+            up = Weight(up.tensor, Weight(m.weight("up.bias", 3, 6).tensor))
+        y = b.expert_linear(b.gather(x, choice), up, choice)
+        b.scatter(b.expert_linear(y, m.weight("down", 3, 4, 6), choice), choice)
+
+    return say
+
+
+def attended(state, twice=False):
+    def say(m):
+        b, made, heads = m.builder, {}, 4
+        for name, columns in (("q", heads * 4), ("k", state.kv_heads * 4), ("v", state.kv_heads * state.value_dim)):
+            made[name] = b.linear(m.x, m.weight(name, columns, 4))
+        new = (made["k"], made["v"]) if isinstance(state, Paged) else (made["k"], None)
+        y = b.attend(made["q"], *new, state, Scores(heads, 1.0))
+        if twice:
+            b.attend(made["q"], None, None, state, Scores(heads, 1.0))
+        b.linear(y, m.weight("out", 4, heads * state.value_dim))
+
+    return say
+
+
+UP = (6, (("up", 0), ("up.bias", 0)), ("down",), 1, 1)
+FOUND = {
+    "a norm of two matrices": (read_by_two, [(4, (("norm", 0), ("norm.bias", 0)), ("a", "b"), 1, 1)]),
+    "something else reads it": (read_by_a_bias_too, []),
+    "nobody": (read_by_nobody, []),
+    "swiglu": (gated("swiglu"), [UP]),
+    "geglu": (gated("geglu"), [UP]),
+    "the gate of swiglu": (gated("swiglu", True), [(6, (("gate", 0),), ("down",), 1, 1)]),
+    "a product": (gated("multiply"), [(6, (("gate", 0),), ("down",), 1, 1), UP]),
+    "a sum": (gated("add"), []),
+    "a square": (squared, []),
+    "a scale": (scaled, []),
+    "a matrix that others read": (also_used_elsewhere, []),
+    "a matrix twice": (used_twice, [(4, (("norm", 0),), ("down",), 1, 1)]),
+    "rows apart": (parts_of_one(4), [(4, (("whole", 0),), ("a",), 1, 1), (4, (("whole", 4),), ("b",), 1, 1)]),
+    "rows further apart": (parts_of_one(5), [(4, (("whole", 0),), ("a",), 1, 1), (4, (("whole", 5),), ("b",), 1, 1)]),
+    "rows of both": (parts_of_one(3), []),
+    "the same rows": (parts_of_one(0), []),
+    "some columns": (part_of_columns, []),
+    "no tensor of the file": (without_a_tensor, []),
+    "experts": (experts(), [(6, (("up", 0),), ("down",), 1, 1)]),
+    "experts with biases": (experts(6), []),
+    "values": (attended(Paged(0, 2, 4, 3)), [(6, (("v", 0),), ("out",), 2, 2)]),
+    "values of a head each": (attended(Paged(0, 4, 4, 3)), [(12, (("v", 0),), ("out",), 4, 1)]),
+    "values that another layer reads": (attended(Paged(0, 2, 4, 3), True), []),
+    "one row for keys and values": (attended(Latent(0, 4, 3)), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_what_can_be_scaled_instead(case):
+    say, expected = FOUND[case]
+    say(model := Model())
+    assert model.found() == expected
+
+
+@pytest.mark.parametrize(("kept", "left"), [("a", 0), ("norm", 0), ("norm.bias", 0), ("c", 1)])
+def test_what_must_not_change_is_not_folded(kept, left):
+    read_by_two(model := Model())
+    assert len(model.found(kept)) == left

@@ -16,6 +16,7 @@ from models.golden import kept
 from models.guessing import GUESSES, HEADS, MADE, OWN, text, with_guess, with_head
 from models.guessing import head as head_for
 from step_costs import Free
+from test_reuse import TakenLock
 
 from localllm import api
 from localllm.arch import architecture
@@ -572,6 +573,9 @@ def test_runs_of_a_head(monkeypatch):
     rows = (follower := some.follower(0)).append([2])
     assert rows.tolist() == [[-np.inf, 2, -np.inf, 2, -np.inf]] and rows.dtype == np.float32
     assert (sorted(closed), some.abandoned, follower.tokens) == ([0, 1, 2], [], [2])
+    some.lock = TakenLock()
+    with pytest.raises(BlockingIOError):
+        follower.append([2])
 
 
 def test_what_guesses_is_named():

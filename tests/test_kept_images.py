@@ -224,16 +224,20 @@ def test_where_pieces_end():
 
 def test_rows_that_are_kept(folder, monkeypatch):
     """Lot by lot; they are used then, and what cannot be is removed."""
-    kept, lots = SeenRows("name", 3), [np.arange(6.0).reshape(2, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)]
+    kept, lots = SeenRows("name", 3), [np.arange(9.0).reshape(3, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)]
     assert kept.find(b"a") is None
     kept.keep(b"a", lots)
     file = folder / key_of(b"a")
     os.utime(file, (0, 0))
-    found = kept.find(b"a")
+    opened, opens = [], seen_rows.open_kept
+    with monkeypatch.context() as watched:
+        watched.setattr(seen_rows, "open_kept", lambda key: opened.append(opens(key)) or opened[-1])
+        found = kept.find(b"a")
+    assert [one._file.closed for one in opened] == [True]
     assert [lot.tolist() for lot in found] == [lot.tolist() for lot in lots]
     assert {lot.dtype for lot in found} == {np.dtype(np.float32)}
     assert file.stat().st_mtime > 1e9
-    assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.entries()] == [("name", 3, "")]
+    assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.entries()] == [("name", 4, "")]
     assert kept.find(b"b") is None
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     kept.keep(b"b", lots)

@@ -7,7 +7,23 @@ from models import model, write
 from test_goldens import nmse
 
 from localllm.engine.engine import batches
-from localllm.engine.seen import Seen, has_images, passages, texts_only, whole_end
+from localllm.engine.runs import Runs
+from localllm.engine.seen import (
+    MOST_ROWS,
+    Seen,
+    ahead_of,
+    has_images,
+    images_between,
+    is_within,
+    is_worth_keeping,
+    key_of,
+    last_end,
+    passages,
+    piece_ends,
+    row_of,
+    texts_only,
+    whole_end,
+)
 from localllm.errors import UsageError
 
 SCALED = {"gemma3": 8.0}  # by the root of its width
@@ -175,3 +191,99 @@ def test_pieces():
     assert [whole_end(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
     assert has_images(ids) and list(texts_only(ids)) == [5, 6]
     assert Seen(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
+
+
+def test_what_is_seen_of_an_image():
+    """Ids below 0 of 47 bits for the image and 15 for the row; positions by rows, or as far as a grid reaches."""
+    rows, grid = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([[0, i // 3, i % 3] for i in range(6)])
+    plain, turned = Seen(b"x", rows), Seen(b"x", rows, grid, True)
+    assert (plain.is_whole, plain.axes, plain.places, turned.is_whole, turned.places) == (False, None, 6, True, 3)
+    # The first 8 bytes of sha256(b"x") are 2d711642b726b044: without 17 bits of the last ones.
+    assert plain.key == turned.key == int.from_bytes(bytes.fromhex("2d711642b726b044"), "little") >> 17
+    assert plain.ids == [-1 - plain.key * MOST_ROWS - row for row in range(6)] and plain.ids[-1] >= -(2**62)
+    assert [(key_of(token), row_of(token)) for token in plain.ids] == [(plain.key, row) for row in range(6)]
+    some = np.array(plain.ids[2:5])
+    assert plain.rows_of(some).tolist() == rows[2:5].tolist()
+    assert plain.turns_of(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
+    assert turned.turns_of(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
+    assert len(Seen(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
+    with pytest.raises(UsageError, match=r"^an image of 32769 rows, 32768 are the most$"):
+        Seen(b"", np.zeros((MOST_ROWS + 1, 1)))
+
+
+def test_places_and_positions():
+    """Behind an image that takes fewer positions than rows, from its last row on."""
+    grid = Seen(b"x", np.zeros((15, 1)), GRID)
+    images = [(10, grid), (30, Seen(b"y", np.zeros((4, 1)))), (40, grid)]
+    assert [ahead_of(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
+    assert [images_between(images, *ends) for ends in ((0, 10), (10, 30), (10, 31), (11, 99))] == [
+        [], images[:1], images[:2], images[1:],
+    ]  # fmt: skip
+
+
+def rows_of(key: int, count: int, first: int = 0) -> list[int]:
+    return [-1 - (key * MOST_ROWS + row) for row in range(first, first + count)]
+
+
+def test_where_an_image_goes_on():
+    tokens = [5, *rows_of(1, 3), *rows_of(2, 2), 6]
+    assert [place for place in range(9) if is_within(tokens, place)] == [2, 3, 5]
+    assert not is_within(rows_of(1, 2, first=4), 0) and not is_within(rows_of(1, 2), 2)
+    assert texts_only([3, 0]) == [3, 0] and texts_only(tokens) == [5, 6] and texts_only([-1, 0]) == [0]
+    assert [has_images(some) for some in ([], [0], [0, -1])] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "is_worth"), [(512, 0, False), (513, 0, True), (127, 1, False), (128, 1, True), (0, 129, True)]
+)
+def test_what_is_worth_keeping(text, rows, is_worth):
+    assert is_worth_keeping([5] * text + rows_of(1, rows)) == is_worth
+
+
+@pytest.mark.parametrize(
+    ("parts", "end"),
+    [
+        ([9], 8), ([8], 8), ([7], 4), ([3], 0),  # text, in runs of 4
+        ([2, -1], 3), ([2, -1, 1], 4), ([4, -1, 2], 5),
+        ([2, -1, 2], 4), ([2, -2], 4), ([1, -2, -2], 5), ([1, -2, 3, -1], 7),
+        ([3, -4], 7), ([1, -7], 8),
+    ],
+)  # fmt: skip
+def test_the_last_end_of_a_run_or_an_image(parts, end):
+    """parts: how many tokens of text, or rows of an image, below 0."""
+    tokens = [token for number, count in enumerate(parts)
+              for token in ([5] * count if count > 0 else rows_of(number, -count))]  # fmt: skip
+    assert last_end(tokens, len(tokens), Runs(4, 4)) == end
+    assert last_end([*tokens, 5], len(tokens), Runs(4, 4)) == end
+
+
+def test_no_run_ends_within_an_image():
+    """What is cut off is read again from its beginning, or from the end of the run before."""
+    for before, rows, length, end in (
+        (3, 4, 5, 0),
+        (3, 4, 6, 0),
+        (3, 4, 7, 7),
+        (5, 4, 8, 4),
+        (5, 9, 13, 4),
+        (2, 9, 9, 0),
+    ):
+        tokens = [5] * before + rows_of(1, rows) + [5] * 9
+        assert last_end(tokens, length, Runs(4, 4)) == end
+    tokens = [5, *rows_of(1, 2), *rows_of(2, 9)]
+    assert [last_end(tokens, length, Runs(4, 4)) for length in (2, 3, 4, 8, 11, 12)] == [0, 3, 3, 3, 3, 12]
+
+
+@pytest.mark.parametrize(("between", "ends"), [(63, [30]), (64, [30]), (65, [15, 30])])
+def test_images_that_are_parts_of_one(between, ends):
+    """No more than 64 tokens between them."""
+    tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
+    ends = [end if end == 15 else 15 + between + 15 for end in ends]
+    assert piece_ends(tokens, Runs(1000, 1000)) == ends
+
+
+def test_passages_of_nothing_and_of_one_kind():
+    assert [*passages(np.zeros(0, np.int64))] == [(0, 0, None)]
+    assert [*passages(np.array([0, 4]))] == [(0, 2, None)]
+    assert [*passages(np.array(rows_of(7, 3, first=2)))] == [(0, 3, 7)]
+    assert [*passages(np.array([*rows_of(7, 1), *rows_of(8, 1), 3, 2]))] == [(0, 1, 7), (1, 2, 8), (2, 4, None)]
+    assert [*passages(np.array([3, *rows_of(7, 2), *rows_of(7, 1)]))] == [(0, 1, None), (1, 3, 7), (3, 4, 7)]
