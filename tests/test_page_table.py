@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.states import Paged, Recurrent
+from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.storage import KVType
 from localllm.engine.memory import page_table
-from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.cache import KVCache, ranges
+from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.pages import Pages
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
+from localllm.engine.memory.room import Room
+from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.memory.store import HybridStore
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
@@ -262,3 +265,147 @@ def test_a_store_with_states_gives_all_pages_back(cache: KVCache):
         assert pages.used == 4, "the fork reads them"
         fork.close()
         assert pages.used == 0
+
+
+class Heard(list):
+    """Stands for whatever is asked; what it is asked, and what it says: the name with the arguments."""
+
+    def __init__(self, **known):
+        self.__dict__.update(known)
+
+    def __getattr__(self, name):
+        return lambda *given, **named: self.append((name, *given, *named.values())) or f"{name} {given}"
+
+
+def test_a_store_with_states_asks_both():
+    pages, states = Heard(addresses=(7, 0, 0), table="table"), Heard(addresses=(8, 9), knows=lambda last: last == 5)
+    store = HybridStore(pages, states)
+    assert (store.addresses, store.table) == ((7, 8, 9), "table")
+    store.prepare(5, 2)
+    assert pages == states == [("prepare", 5, 2)]
+    pages.parts = lambda first, last: ["pages", f"{first} {last}"]
+    assert store.parts(0, 5) == ["pages", "0 5", "states"] and store.parts(0, 4) == ["pages", "0 4"]
+    assert store.part("pages", 0, 5) == "part ('pages', 0, 5)" and store.part("states", 0, 5) == "after (5,)"
+    for some in (pages, states):
+        some.clear()
+    store.put(0, 5, {"pages": 1})
+    store.put(0, 5, {"pages": 1, "states": 2})
+    assert pages == [("put", 0, 5, {"pages": 1}), ("put", 0, 5, {"pages": 1, "states": 2})]
+    assert states == [("put", 5, 2)]
+    states.truncate = lambda length: length - length % 4  # each goes back to places of its own
+    pages.truncate = lambda length: length - length % 3
+    assert [store.truncate(length) for length in (3, 4, 11, 13)] == [0, 0, 4, 12]
+
+
+def test_two_caches_as_one():
+    """Each page is in both; what they hold goes one behind the other."""
+    first, second = (KVCache([state], 2 * PAGE, KVType.of("f32"), (1,)) for state in
+                     (Paged(0, 1, 16, 16), Paged(1, 2, 16, 32, window=20)))  # fmt: skip
+    both = JointCache(first, second)
+    assert (both.pages, both.window, JointCache(second, first).window) == (3, 20, 20)
+    assert both.place_bytes == first.place_bytes + second.place_bytes == 4 * (2 * 16 + 2 * (16 + 32))
+    sizes = {local: (first.page_bytes(local), second.page_bytes(local)) for local in (False, True)}
+    assert sizes == {False: (PAGE * 4 * 32, 0), True: (0, PAGE * 4 * 96)}
+    pages, random = np.array([2, 0]), np.random.default_rng(0)
+    for local, (one, other) in sizes.items():
+        content = random.integers(1, 256, 2 * (one + other), np.uint8)
+        both.fill(pages, local, content)
+        np.testing.assert_array_equal(both.content(pages, local), content)
+        np.testing.assert_array_equal((second if local else first).content(pages, local), content)
+        for wrong in (content[:-1], np.append(content, 0)):
+            with pytest.raises(ValueError, match=f"^{len(wrong)} bytes for {len(content)}$"):
+                both.fill(pages, local, wrong)
+            with pytest.raises(ValueError, match=f"^{len(wrong)} bytes for {len(content)}$"):
+                (second if local else first).fill(pages, local, wrong)
+    both.copy(2, 1, 7)
+    for local, heads, columns in ((False, 2, 64), (True, 2, 64)):
+        source, target = (both.content(np.array([page]), local) for page in (2, 1))
+        if not local:
+            source, target = (some.reshape(heads, PAGE, columns) for some in (source, target))
+            np.testing.assert_array_equal(target[:, :7], source[:, :7])
+            assert not target[:, 7:].any()
+        else:
+            keys, values = np.split(target, [2 * PAGE * 64])
+            for some, of_token in ((keys, 64), (values, 128)):
+                per_head = some.reshape(2, PAGE, of_token)
+                assert per_head[:, :7].all() and not per_head[:, 7:].any()
+    heard = Heard(pages=3, window=0), Heard(pages=3, window=0)
+    both = JointCache(*heard)
+    both.use(iter([1, 2]))
+    both.give_back(iter([1, 2]))
+    both.give_back(iter([2]), local=True)
+    assert heard[0] == heard[1] == [("use", [1, 2]), ("give_back", [1, 2], False), ("give_back", [2], True)]
+
+
+def test_a_page_is_a_piece_of_each_stream():
+    """Of every head of keys and of values; latent rows have one for both, and layers with a window may go alone."""
+    states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
+    cache = KVCache(states, 4 * PAGE, KVType.of("f32"), (1,))
+    assert (cache.pages, cache.window, cache.place_bytes) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
+    keys, values = cache.sides(states[0])
+    assert [tuple(side) for side in (keys, values)] == [(0, 2, 64, "f32"), (2 * 5 * PAGE * 64, 2, 128, "f32")]
+    rows = 2 * 5 * PAGE * (64 + 128)
+    assert [tuple(side) for side in cache.sides(states[1])] == [(rows, 1, 256, "f32")] * 2
+    assert cache.head_stride(values) == 5 * PAGE * 128 and cache.address(values) - cache.address(keys) == values.start
+    local = [
+        (head * 5 * PAGE * size + start + first * PAGE * size, head * 5 * PAGE * size + start + last * PAGE * size)
+        for first, last in ((0, 2), (3, 4)) for start, size in ((0, 64), (values.start, 128)) for head in (0, 1)
+    ]  # fmt: skip
+    assert [*cache._pieces_of([3, 0, 1], local=True)] == local
+    both = [piece for piece in cache._pieces_of([3, 0, 1]) if piece not in local]
+    assert both == [(rows, rows + 2 * PAGE * 256), (rows + 3 * PAGE * 256, rows + 4 * PAGE * 256)]
+    assert ranges([]) == [] and ranges([4, 5, 7, 8, 9, 11]) == [(4, 6), (7, 10), (11, 12)]
+
+
+@pytest.mark.parametrize(("inputs", "pages_of_layers"), [((1, 3, 3), 3), ((3, 3), 1), ((), 1)])
+def test_layers_of_a_run_share_memory(inputs, pages_of_layers):
+    """Unless one reads the keys of another."""
+    states = [Paged(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
+    attends = [SimpleNamespace(verb="attend", inputs=[0] * count) for count in inputs]
+    operations = [SimpleNamespace(verb="add", inputs=[0]), *attends]
+    cache = RunCache(states, 3, KVType.of("f32"), operations)
+    starts = [side.start for state in states for side in cache.sides(state)]
+    one = 3 * PAGE * 64
+    assert starts == ([0, one, 2 * one, 3 * one] if pages_of_layers == 3 else [0, one, 0, one])
+    assert cache.pages == 3 and len(cache._memory.bytes) == one * (5 if pages_of_layers == 3 else 3)
+    assert cache._memory.is_whole
+
+
+def test_room_for_sequences(cache: KVCache):
+    """With what recurrent layers keep, if there are some; places are whole pages."""
+    room, layout = Room(cache, None), StateLayout([Recurrent(2, ((4,),))])
+    assert isinstance(room.store(), PageTable) and isinstance(Room(cache, layout).store(), HybridStore)
+    assert (room.place_bytes, room.places()) == (cache.place_bytes, (0, 9 * PAGE))
+    one, other = room.store(), room.store()
+    one.prepare(0, PAGE + 1)
+    other.prepare(0, 1)
+    assert room.places() == (3 * PAGE, 9 * PAGE)
+
+
+def test_where_states_lie():
+    """Rows of 16 numbers, one state behind the other, from a cache line on."""
+    layout = StateLayout([Recurrent(0, ((3, 2), (17,))), Recurrent(2, ((2, 2, 16),))])
+    assert [layout.offset(0, 0), layout.offset(0, 1), layout.offset(2, 0)] == [0, 4 * 48, 4 * 80]
+    for memory in (layout.zeros, layout.new()):
+        assert (len(memory), memory.dtype, layout.address(memory) % 64) == (144, np.float32, 0)
+    assert not layout.zeros.any()
+    content = np.arange(576, dtype=np.uint16).astype(np.uint8)
+    assert layout.content(filled := layout.filled(content)).tolist() == content.tolist()
+    assert filled.dtype == np.float32
+    with pytest.raises(ValueError, match=r"^575 bytes for 576$"):
+        layout.filled(content[:-1])
+
+
+def test_pages_are_taken_where_there_is_room():
+    """Behind the last one, or in the middle of the largest gap, the first of them; no page lies before the first."""
+    pages = Pages(9)
+    assert [pages.take(None), pages.take(None), pages.take(0), pages.take(1), pages.take(8)] == [0, 5, 1, 2, 7]
+    assert (pages.used, len(pages)) == (5, 9)
+    pages.share([5, 7])
+    assert pages.release([0, 5, 1]) == [0, 1]
+    assert pages.references.tolist() == [0, 0, 1, 0, 0, 1, 0, 2, 0]
+    assert pages.take(None) == 0 and pages.take(-1) == 4
+    full = Pages(2)
+    full.take(None), full.take(0)
+    with pytest.raises(MemoryLimitError, match=f"^the cache is full: all of its {2 * PAGE} places are in use$"):
+        full.take(1)
