@@ -132,16 +132,18 @@ def collected() -> frozenset[str]:
 def tests_of(mutant: Mutant, seconds: float) -> list[str]:
     """Those that execute the function, or what is around it; the most special first, as many as take so long.
 
-    Of a function with FEW of them also its module's, and if those are few the files that import it: what runs when a
-    module is imported, or in a fixture, is known of one test only.
+    Of a function with FEW of them also its module's, and if those are few the files that import it: what runs in a
+    fixture is known of one test only. What runs when a module is imported is known of tests with a process of their own
+    only, so what stands in no function is always the module's.
     """
     names, found = mutant.fault.function.split("."), list[tuple[int, float, str]]()
     for count in range(len(names), 0, -1):
         found = found or executed().get(f"{mutant.path}:{'.'.join(names[:count])}", [])
-    if len(found) < FEW:
+    is_called = names[-1][:1].islower() or names[-1].startswith("_")  # not a module's or a class's
+    if len(found) < FEW or not is_called:
         known = {test for _, _, test in found}
         found = [
-            *((0, each, test) for _, each, test in found),
+            *((0 if is_called else special, each, test) for special, each, test in found),
             *(t for t in of_module(mutant.path) if t[2] not in known),
         ]
     return chosen(found, seconds) + (by_imports(mutant.path) if len(found) < FEW else [])

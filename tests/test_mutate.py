@@ -113,6 +113,21 @@ def test_the_most_special_tests_come_first(monkeypatch):
     mutate.of_module.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("function", "tests"),
+    [("f", [*"abcde"]), ("C._f", [*"abcde"]), ("", ["module", *"abcde"]), ("C", ["module", *"abcde"])],
+)
+def test_what_is_in_no_function_meets_the_tests_of_the_module(monkeypatch, function: str, tests: list[str]):
+    """Many tests with a process of their own import it, and none that calls its functions is seen to."""
+    own = [(50 + number, 1.0, test) for number, test in enumerate("abcde")]
+    known = {f"x.py:{function}": own, "x.py:g": [(3, 1.0, "module"), (99, 1.0, "late")], "y.py:g": [(1, 1.0, "other")]}
+    monkeypatch.setattr(mutate, "executed", lambda: known)
+    mutate.of_module.cache_clear()
+    mutant = mutate.Mutant("x.py", mutate.Fault(1, 0, 0, "", "number", function))
+    assert mutate.tests_of(mutant, len(tests)) == tests
+    mutate.of_module.cache_clear()
+
+
 @pytest.mark.sampled
 def test_a_fault_is_noticed_or_not(tmp_path):
     """In a copy: by a test that looks, and by one that does not."""
