@@ -1,0 +1,451 @@
+"""An engine whose backend computes nothing: what is run, in which pieces, and what is left behind a failure."""
+
+from threading import Lock
+from types import SimpleNamespace
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pytest
+from test_reuse import TakenLock
+
+from localllm.engine import engine as engine_module
+from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.engine import Engine
+from localllm.engine.forks import Refusal
+from localllm.engine.guess_head import Follower
+from localllm.engine.runs import Runs
+from localllm.engine.seen import Seen
+from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
+from localllm.kernels.arguments import PAGE
+
+KNOWN = 20  # a store goes back to multiples of it, or stays where it is
+
+
+class Store:
+    """How many tokens it holds, and what it was asked."""
+
+    def __init__(self):
+        self.held, self.asked, self.is_closed = 0, list[tuple](), False
+
+    def prepare(self, length: int, count: int) -> None:
+        assert length == self.held
+        self.held = length + count
+
+    def truncate(self, length: int) -> int:
+        self.asked.append(("truncate", length))
+        self.held = self.held if length >= self.held else length // KNOWN * KNOWN
+        return self.held
+
+    def shift(self, keep: int, count: int) -> int:
+        self.asked.append(("shift", keep, count))
+        self.held -= count
+        return self.held
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Backend:
+    """The logits of a token are its id. What it is asked to run: (position, ids, wanted, encoded, ahead) by span."""
+
+    def __init__(self):
+        self.ran, self.asked, self.error = list[list[tuple]](), list[tuple](), None
+
+    def store(self) -> Store:
+        return Store()
+
+    def places(self) -> tuple[int, int]:
+        return 3, 4
+
+    def run(self, spans, precise: bool) -> np.ndarray:
+        if self.error:
+            raise self.error
+        self.precise = precise
+        self.ran.append([(one.position, one.ids.tolist(), one.wanted, one.encoded, one.ahead) for one in spans])
+        wanted = [token for one in spans for token in one.ids[len(one.ids) - one.wanted :]]
+        return np.array(wanted, np.float32)[:, None]
+
+    def encode(self, spans, precise: bool) -> None:
+        ((_, position, ids, wanted, *_),) = spans
+        self.asked.append(("encode", position, ids.tolist(), wanted, precise))
+        if self.error:
+            raise self.error
+
+    def prepare_shift(self, turns) -> None:
+        self.asked.append(("prepare_shift", turns))
+
+    def turn(self, store, first: int, end: int, distance: int) -> None:
+        self.asked.append(("turn", first, end, distance))
+        if self.error:
+            raise self.error
+
+    def prepare_all(self) -> None:
+        self.asked.append(("prepare_all",))
+
+    def close(self) -> None:
+        self.asked.append(("close",))
+
+
+class Bare(Engine):
+    """As if it had been opened."""
+
+    def __init__(self, **known):
+        self.context, self.vocab_size, self.runs, self.device = 300, 100, Runs(), "CPU"
+        self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
+        self.lock, self.abandoned, self._images = Lock(), [], WeakValueDictionary()
+        self._path, self._start, self._takes_rows, self._shifts = "m.gguf", None, True, False
+        self._shown = self._guesser = self._head = None
+        self._backend, self._turns = Backend(), lambda: "turns"
+        self.__dict__.update(known)
+
+    def ran(self) -> list[list[tuple]]:
+        """By run and span: (position, ids, wanted)."""
+        ran, self._backend.ran = self._backend.ran, []
+        return [[span[:3] for span in spans] for spans in ran]
+
+
+@pytest.fixture
+def engine() -> Bare:
+    return Bare()
+
+
+@pytest.fixture
+def runs_of_4(monkeypatch) -> None:
+    monkeypatch.setattr(engine_module, "BATCH", 4)
+
+
+def test_requests_share_runs(engine, runs_of_4):
+    """Each gets its own rows, of the tokens that it asked for."""
+    first, second = engine.sequence(), engine.sequence()
+    for logits, expected, wanted in (
+        ("all", [[1, 2, 3, 4, 5, 6], [7, 8, 9]], [[4], [2, 2], [1]]),
+        ("last", [[6], [9]], [[0], [1, 0], [1]]),
+        ("none", [[], []], [[0], [0, 0], [0]]),
+    ):
+        place = len(first.tokens), len(second.tokens)
+        rows = engine.run([(first, [1, 2, 3, 4, 5, 6]), (second, [7, 8, 9])], logits, True)
+        assert [some.ravel().tolist() for some in rows] == expected
+        assert all(some.shape[1] == 1 for some in rows)
+        assert engine.ran() == [
+            [(place[0], [1, 2, 3, 4], wanted[0][0])],
+            [(place[0] + 4, [5, 6], wanted[1][0]), (place[1], [7, 8], wanted[1][1])],
+            [(place[1] + 2, [9], wanted[2][0])],
+        ]
+    assert (len(first.tokens), second.tokens) == (18, [7, 8, 9] * 3)
+    engine.step([(first, [1])], precise=False)
+    assert engine._backend.precise is False
+    engine.step([(first, [1])])
+    assert engine._backend.precise is True
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        (20, [[(20, [7, 8], 1)]]),
+        (21, [[(20, [1, 7, 8], 1)]]),
+        (36, [[(20, [1] * 16 + [7, 8], 1)]]),
+        (37, [[(20, [1] * 17, 0)], [(37, [7, 8], 1)]]),
+    ],
+)
+def test_what_a_store_has_lost_is_read_again(engine, held, expected):
+    """Few tokens together with the new ones, many before them, and nobody wants their logits."""
+    sequence = engine.sequence()
+    sequence.append([1] * 40, "none")
+    engine.ran()
+    assert sequence.truncate(held) == held
+    assert sequence.append([7, 8]).tolist() == [[8]]
+    assert engine.ran() == expected
+    assert sequence.tokens == [1] * held + [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ModelError("not numbers"), "m.gguf: not numbers"), (MemoryError("none"), "none")]
+)
+def test_a_run_that_fails(engine, error, told):
+    first, second = engine.sequence(), engine.sequence()
+    first.append([1] * 20)
+    engine._backend.error = error
+    with pytest.raises(type(error)) as caught:
+        engine.step([(first, [2]), (second, [3])])
+    assert str(caught.value) == told
+    assert [(len(some.tokens), some.store.held, some.store.asked[-1]) for some in (first, second)] == [
+        (20, 20, ("truncate", 20)), (0, 0, ("truncate", 0)),
+    ]  # fmt: skip
+
+
+def test_what_is_refused_before_anything_runs(engine):
+    sequence, of_another = engine.sequence(), Bare().sequence()
+    sequence.append([1] * 298)
+    for requests, error, told in (
+        ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can take part in a run only once"),
+        ([(of_another, [1])], UsageError, "a sequence can only be read by the model that it was made by"),
+        ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
+        ([(sequence, [100])], UsageError, "token ids should be a list of numbers from 0 to 99"),
+        ([(sequence, [])], UsageError, "token ids should be a list of numbers from 0 to 99"),
+        ([(sequence, [1.5])], UsageError, "token ids should be a list of numbers from 0 to 99"),
+    ):
+        with pytest.raises(error) as caught:
+            engine.step(requests)
+        assert str(caught.value) == told
+    with pytest.raises(UsageError, match=r"^logits should be last, all or none, not 'some'$"):
+        engine.run([(sequence, [1])], "some", True)
+    engine.ran()
+    sequence.append([0, 99])
+    assert engine.ran() == [[(298, [0, 99], 1)]]
+
+
+# ---- encoders -------------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_reads_the_text_before_the_answer():
+    engine = Bare(_start=0)
+    sequence, backend = engine.sequence(), engine._backend
+    assert sequence.append([5, 6, 0, 7], "all", False).ravel().tolist() == [0, 7]
+    assert backend.asked == [("encode", 0, [5, 6], 0, False)]
+    sequence.append([0, 8])
+    assert backend.ran == [[(2, [0, 7], 2, 2, 0)], [(4, [0, 8], 1, 2, 0)]]
+    assert (sequence.tokens, sequence.encoded, len(backend.asked)) == ([5, 6, 0, 7, 0, 8], 2, 1)
+    fresh = engine.sequence()
+    told = "llama models answer a text: tokens should be those of one, 0, and those of its answer"
+    for ids in ([5, 6], [0, 5]):
+        with pytest.raises(UsageError) as caught:
+            fresh.append(ids)
+        assert str(caught.value) == told
+    backend.error = MemoryError()
+    with pytest.raises(MemoryError):
+        fresh.append([5, 0])
+    assert (fresh.tokens, fresh.encoded, fresh.store.asked) == ([], 0, [("truncate", 0)])
+    with pytest.raises(UsageError, match=r"^what an encoder has read cannot be forgotten: shift is not possible$"):
+        sequence.shift(0, 0)
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_texts_that_are_read_whole(engine, runs_of_4, most):
+    engine._backend.error = None if most == 4 else ModelError("not numbers")
+    if most == 4:
+        assert engine.read_whole([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
+        assert engine.ran() == [[(0, [1, 2, 3, 4], 4)]]
+        with pytest.raises(ContextError, match=r"^5 tokens are more than the 4 that see each other at most$"):
+            engine.read_whole([1] * 5)
+    else:
+        stores = []
+        engine._backend.store = lambda: stores.append(Store()) or stores[-1]
+        with pytest.raises(ModelError):
+            engine.read_whole([1])
+        assert [store.is_closed for store in stores] == [True]
+    engine.hyperparameters.fills = True
+    with pytest.raises(
+        UnsupportedError, match=r"^m\.gguf: llama models fill masked places and do not write on: use loc"
+    ):
+        engine.sequence()
+
+
+# ---- forgetting the middle ------------------------------------------------------------------------------------------
+
+
+def test_forgetting_moves_what_is_behind(engine):
+    sequence, asked = engine.sequence(), engine._backend.asked
+    sequence.append([1] * 10 + [2] * PAGE + [3] * 6)
+    sequence.shift(10, PAGE)
+    assert sequence.tokens == [1] * 10 + [3] * 6
+    assert sequence.store.asked[-2:] == [("truncate", 16 + PAGE), ("shift", 10, PAGE)]
+    assert asked == [("prepare_shift", "turns"), ("turn", 10, 16, PAGE)]
+    sequence.append([4] * PAGE)
+    sequence.shift(0, PAGE)
+    assert asked[2:] == [("turn", 0, 16, PAGE)]  # nothing is prepared again
+    sequence.shift(16, 0)
+    assert asked[3:] == []
+    for keep, count in ((-1, 0), (0, -PAGE), (0, 1), (0, PAGE - 1), (0, PAGE), (17, 0)):
+        with pytest.raises(UsageError, match=f"^cannot forget {count} of 16 tokens behind the first {keep}$"):
+            sequence.shift(keep, count)
+
+
+def test_forgetting_what_a_store_has_lost(engine):
+    """What it does not have, it reads again when it goes on."""
+    sequence = engine.sequence()
+    sequence.append([1] * 200)
+    sequence.truncate(90)  # of which 80 are there
+    sequence.shift(10, PAGE)
+    assert sequence.store.asked[-2:] == [("truncate", 90), ("shift", 10, PAGE)]
+    assert engine._backend.asked[-1] == ("turn", 10, 16, PAGE)
+    sequence.append([1] * 80)
+    sequence.truncate(101)  # of which 100 are there
+    engine._backend.asked.clear()
+    sequence.shift(37, PAGE)
+    assert sequence.store.asked[-2:] == [("truncate", 101), ("truncate", 37)]
+    assert engine._backend.asked == [] and len(sequence.tokens) == 37
+
+
+def test_forgetting_that_fails(engine):
+    sequence = engine.sequence()
+    sequence.append([1] * 100)
+    engine._backend.error = MemoryError()
+    with pytest.raises(MemoryError):
+        sequence.shift(10, PAGE)
+    assert (len(sequence.tokens), sequence.store.asked[-1]) == (100, ("truncate", 10))
+
+
+# ---- images ---------------------------------------------------------------------------------------------------------
+
+
+def test_which_images_can_be_seen(engine, runs_of_4):
+    rows = np.zeros((5, 2), np.float32)
+    for known, seen, error, told in (
+        ({"_takes_rows": False}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
+        ({"_start": 0}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
+        ({"device": "a card"}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by models on a card"),
+        ({}, Seen(b"", rows[:, :1]), UsageError, "an image's rows have 1 numbers, the model's embeddings 2"),
+        ({}, Seen(b"", rows, is_whole=True), UsageError, "an image of 5 rows that see each other; 4 are the most"),
+    ):
+        with pytest.raises(error) as caught:
+            Bare(**known).see(seen)
+        assert str(caught.value) == told
+    for seen in (Seen(b"long", rows), Seen(b"whole", rows[:4], is_whole=True)):
+        engine.see(seen)
+        sequence = engine.sequence()
+        ids = [1, *seen.ids, 2]
+        sequence.append(ids)
+        assert engine.images_among(ids) == sequence.images == [(1, seen)]
+        with pytest.raises(UsageError):
+            sequence.append([seen.ids[-1] - 1])
+
+
+def test_places_behind_images(engine, runs_of_4):
+    """Are ahead of positions; an image is read alone."""
+    seen = Seen(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
+    engine.see(seen)
+    engine.sequence().append([1, *seen.ids, 2])
+    assert engine._backend.ran == [
+        [(0, [1], 0, 0, 0)], [(1, seen.ids[:4], 0, 0, 0)], [(5, seen.ids[4:], 0, 0, 0)], [(7, [2], 1, 0, 3)],
+    ]  # fmt: skip
+
+
+# ---- who guesses ----------------------------------------------------------------------------------------------------
+
+
+class Head:
+    """Makes followers."""
+
+    def __init__(self, *given):
+        self.given, self.abandoned, self.closed = given, [], 0
+
+    def follower(self, place: int) -> Follower:
+        made = Follower.__new__(Follower)
+        made.engine, made.begin, made.told = self, place, []
+        made.heard = lambda *given: made.told.append((given[0], given[1].tolist(), given[2].tolist()))
+        return made
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    with pytest.raises(UsageError, match=r"^m\.gguf has no layer that guesses, or not for CPU$"):
+        engine.listen(engine.sequence())
+    memory = np.arange(40, dtype=np.float32).reshape(10, 4)
+    engine._guesser, engine._options = SimpleNamespace(columns=3), "options"
+    engine._shown = SimpleNamespace(memory=memory)
+    first, second = engine.sequence(), engine.sequence()
+    first.append([1, 2])
+    follower = engine.listen(first)
+    assert engine.listen(first) is follower and follower.begin == 2
+    assert engine._head.given == (engine._guesser, 300, "options")
+    engine.step([(second, [5, 6, 7]), (first, [3, 4])])
+    assert follower.told == [(2, [3, 4], memory[3:5, :3].tolist())]
+    other, head = engine.listen(second), engine._head
+    engine._head = Head()
+    engine.step([(second, [8]), (first, [5])])
+    assert len(follower.told) == 1 and other.told == []  # they listened to another one
+    assert engine.listen(first) is not follower and first.listener.engine is not head
+
+
+class Cpu(CpuBackend):
+    """Of which nothing is there."""
+
+    def __init__(self):
+        self.became = []
+
+    def become(self, operations) -> None:
+        self.became.append(operations)
+
+
+def test_a_head_of_another_file_takes_over(monkeypatch):
+    """Only when all of it is there; until then nothing changes."""
+    given = []
+    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "guesser")
+    monkeypatch.setattr(engine_module, "shown_to", lambda guesser: f"shown to {guesser}")
+    said, before = [SimpleNamespace(verb="add")], Head()
+    known = {"_file": "file", "_options": "options", "_head": before, "_guesser": "own", "_shown": "what is shown"}
+    engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
+    with pytest.raises(UsageError, match=r"^head\.gguf: heads of other files guess on the CPU only, not on a card$"):
+        engine.use_head(file)
+    engine._backend = Cpu()
+    engine._record = lambda shown: given.append(shown) or SimpleNamespace(operations=said)
+    with pytest.raises(UnsupportedError) as caught:
+        engine.use_head(file)
+    assert str(caught.value) == "m.gguf: llama models do not show what goes into their layers: nobody can guess by it"
+    assert (engine._head, engine._guesser, engine._shown, engine._backend.became) == (
+        before,
+        "own",
+        known["_shown"],
+        [],
+    )
+    said.append(SimpleNamespace(verb="show"))
+    given.clear()
+    engine.use_head(file)
+    assert given == [(file, "file", engine.hyperparameters), "shown to guesser"]
+    assert engine._head.given == ("guesser", 300, "options")
+    assert (engine._guesser, engine._shown, engine._backend.became) == ("guesser", "shown to guesser", [said])
+    assert before.closed == 1
+    monkeypatch.setattr(engine_module, "GuessHead", lambda *given: 1 // 0)
+    head = engine._head
+    with pytest.raises(ZeroDivisionError):
+        engine.use_head(file)
+    assert (engine._head, head.closed, len(engine._backend.became)) == (head, 0, 1)
+    engine._head = None
+    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    engine.use_head(file)
+
+
+# ---- what goes back -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_forgotten_without_being_closed_goes_back(engine):
+    stores = [Store(), Store()]
+    engine.abandoned += stores
+    assert engine.places() == (3, 4)
+    assert all(store.is_closed for store in stores) and engine.abandoned == []
+    sequence = engine.sequence()
+    engine.abandoned.append(Store())
+    sequence.append([1])
+    assert engine.abandoned == []
+
+
+def test_an_engine_ends_once(engine):
+    backend, head = engine._backend, Head()
+    engine._head = head
+    engine.prepare_all()
+    engine.close()
+    engine.close()
+    assert (backend.asked, head.closed) == ([("prepare_all",), ("close",)], 1)
+    with pytest.raises(LocalllmError, match=r"^the model is closed$"):
+        engine.sequence()
+    forked = Bare(lock=Refusal())
+    forked.close()
+    assert forked._backend is not None
+
+
+def test_whoever_changes_sequences_waits(engine):
+    sequence = engine.sequence()
+    sequence.append([1, 2])
+    engine.lock = TakenLock()
+    for call in (
+        lambda: sequence.append([1]), sequence.fork, lambda: sequence.truncate(1), lambda: sequence.rewind(1),
+        lambda: sequence.shift(0, 0), sequence.close, engine.places, lambda: engine.listen(sequence),
+        engine.prepare_all, lambda: engine.use_head(None), engine.close,
+    ):  # fmt: skip
+        with pytest.raises(BlockingIOError):
+            call()
+    assert sequence.tokens == [1, 2] and not engine._backend.asked
