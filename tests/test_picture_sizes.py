@@ -1,5 +1,6 @@
 """How large pictures are made, and how they are cut: numbers by hand, without an encoder."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 
 from localllm.arch.fields import Fields
+from localllm.arch.vision import idefics3, internvl, lfm2vl, llava
+from localllm.arch.vision.any_size import read_any_size
 from localllm.arch.vision.anyres import Anyres, arranged, read_anyres, without_bars
 from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
 from localllm.arch.vision.lfm2vl import grid_for
@@ -202,6 +205,38 @@ def test_what_is_read():
 def test_what_makes_no_sense(changes: dict[str, Any], message: str):
     with pytest.raises(ModelError, match=message):
         read_vision(fields_of(**{**SEEING, **changes}))
+
+
+ANY_SIZE = {"vision__embedding_length": 16, "vision__image_size": 40}
+
+
+@pytest.mark.parametrize(("read", "right", "wrong", "message"), [
+    (idefics3.read, {"vision__preproc_image_size": 256}, {"vision__preproc_image_size": 257}, "up to 256, is 257"),
+    (internvl.read, {"vision__projector__scale_factor": 4}, {"vision__projector__scale_factor": 3},
+     "4 patches on each side cannot be merged by 3"),
+    (internvl.read, {"vision__preproc_max_tiles": 1}, {"vision__preproc_min_tiles": 2, "vision__preproc_max_tiles": 1},
+     "preproc_max_tiles should be a number from 2 to"),
+    (lfm2vl.read, ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 3},
+     "patches of 2 pixels, merged by 3, do not fill tiles of 512"),
+    (llava.read, {"vision__feature_layer": np.array([1])}, {"vision__feature_layer": np.array([0])},
+     "feature_layer should be from 1 to 3"),
+    (llava.read, {"vision__feature_layer": np.array([3])}, {"vision__feature_layer": np.array([4])},
+     "feature_layer should be from 1 to 3"),
+    (llava.read, {}, {"vision__feature_layer": np.array([1, 2])}, "rows of 2 layers together are not supported"),
+    (partial(read_any_size, merge=4), ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 5},
+     "patches merged by 5 are not supported, 4 is the most"),
+    (partial(read_any_size, merge=2), ANY_SIZE, {**ANY_SIZE, "vision__embedding_length": 24},
+     "heads of 6 numbers cannot turn"),
+])  # fmt: skip
+def test_what_encoders_refuse(read: Any, right: dict[str, Any], wrong: dict[str, Any], message: str):
+    assert read(fields_of(**{**SEEING, **right}))
+    with pytest.raises(ModelError, match=message):
+        read(fields_of(**{**SEEING, **wrong}))
+
+
+def test_which_layer_an_encoders_rows_are_of():
+    found = [llava.read(fields_of(**SEEING, vision__feature_layer=np.array([layer]))).seen for layer in (1, 2, 3)]
+    assert found == [1, 2, 3] and llava.read(fields_of(**SEEING)).seen == 3
 
 
 def test_functions_and_colours():
