@@ -1,0 +1,179 @@
+"""Tensors by their names, and parts of them, without a model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.arch.weights import Weight, Weights, names_in_layers, stacked
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
+
+NUMBERS = np.arange(24, dtype=np.float32) + 1
+
+
+def tensor(name: str, *shape: int, format: str = "F32", numbers: np.ndarray | None = None) -> Tensor:
+    """With NUMBERS, as many as there is room for."""
+    found = NUMBERS[: int(np.prod(shape))] if numbers is None else numbers
+    data = found.reshape(shape).view(np.uint8) if len(shape) > 1 else found.view(np.uint8)
+    return Tensor(name, BY_NAME[format], shape, data)
+
+
+def numbers(weight: Weight) -> Any:
+    return np.ascontiguousarray(weight.tensor.data).view(np.float32).reshape(weight.shape).tolist()
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(("format", "kind"), [("F32", np.float32), ("F16", np.float16), ("F64", np.float64)])
+def test_plain_numbers(format: str, kind: Any):
+    found = Weight(tensor("v", 3, format=format, numbers=np.array([1.5, -2, 0.25], kind))).vector()
+    assert found.dtype == np.float32 and found.tolist() == [1.5, -2, 0.25]
+
+
+def test_halves_of_numbers_and_whole_ones():
+    upper = (np.array([1.5, -2, 0.25], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    found = Weight(tensor("v", 3, format="BF16", numbers=upper)).vector()
+    assert found.dtype == np.float32 and found.tolist() == [1.5, -2, 0.25]
+    whole = Weight(tensor("v", 2, 2, format="I32", numbers=np.array([1, -2, 3, 1 << 30], np.int32))).whole()
+    assert whole.dtype == np.int64 and whole.tolist() == [[1, -2], [3, 1 << 30]]
+    assert Weight(tensor("v", 1)).number() == 1.0
+
+
+@pytest.mark.parametrize(("read", "weight", "said"), [
+    (Weight.vector, tensor("v", 2, 2), r"v should be a vector of F32, is F32 \(2, 2\)"),
+    (Weight.vector, tensor("v", 3, format="I32"), r"v should be a vector of F32, is I32 \(3,\)"),
+    (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v has values that are not numbers"),
+    (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v has values that are not numbers"),
+    (Weight.whole, tensor("v", 3), "v should be whole numbers, is F32"),
+    (Weight.number, tensor("v", 2), r"v should be one number, has the shape \[2\]"),
+    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v should have the shape \[3, 2\], has \[2, 3\]"),
+    (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v should be 2 matrices, has the shape \[3, 2\]"),
+    (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v should be 2 matrices, has the shape \[4\]"),
+    (lambda weight: weight.split(1, 1), tensor("v", 3, 2), "v should have 2 rows, has 3"),
+    (lambda weight: weight.split(2, 2), tensor("v", 3, 2), "v should have 4 rows, has 3"),
+])  # fmt: skip
+def test_what_a_tensor_is_not(read: Any, weight: Tensor, said: str):
+    with pytest.raises(ModelError, match=said):
+        read(Weight(weight))
+
+
+# ---- other shapes
+
+
+def test_vectors_and_matrices():
+    matrix = Weight(tensor("m", 3, 2))
+    assert matrix.shaped(3, 2) is matrix
+    assert matrix.flat().shape == (6,) and matrix.flat().vector().tolist() == [1, 2, 3, 4, 5, 6]
+    assert numbers(matrix.flat().as_row()) == [[1, 2, 3, 4, 5, 6]]
+    assert numbers(Weight(tensor("v", 3)).repeated(2)) == [1, 1, 2, 2, 3, 3]
+    stack = Weight(tensor("m", 6, 2)).in_stacks(2)
+    assert numbers(stack) == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
+    assert stack.tensor.data.shape == (2, 3, 8)
+    with pytest.raises(ModelError, match="m should be 2 matrices"):
+        Weight(tensor("m", 4, 2), bias=matrix).in_stacks(2)
+
+
+def test_rows_for_each():
+    """They know where they begin in the file, and have their part of the bias."""
+    fused = Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 5)))
+    first, second = fused.split(2, 3)
+    assert numbers(first) == [[1, 2], [3, 4]] and numbers(second) == [[5, 6], [7, 8], [9, 10]]
+    assert (first.tensor.data.shape, second.tensor.data.shape) == ((2, 8), (3, 8))
+    assert (first.first_row, second.first_row, second.halves()[1].first_row) == (0, 2, 3)
+    assert first.bias and second.bias and numbers(first.bias) == [1, 2] and numbers(second.bias) == [3, 4, 5]
+    assert first.bias.tensor.data.shape == (8,)
+    assert [numbers(part) for part in Weight(tensor("v", 5)).split(1, 4)] == [[1], [2, 3, 4, 5]]
+    assert [numbers(part) for part in Weight(tensor("m", 2, 2)).split(1, 1)] == [[[1, 2]], [[3, 4]]]
+    upper, lower = fused.halves()
+    assert (upper.shape, lower.shape) == ((2, 2), (3, 2))
+    with pytest.raises(ModelError, match=r"m\.bias should have the shape \[5\], has \[4\]"):
+        Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 4))).split(2, 3)
+
+
+def test_rows_of_every_expert():
+    experts = Weight(tensor("m", 2, 3, 2))
+    first, second = experts.split(1, 2)
+    assert numbers(first) == [[[1, 2]], [[7, 8]]] and numbers(second) == [[[3, 4], [5, 6]], [[9, 10], [11, 12]]]
+    assert (first.first_row, second.first_row, second.split(1, 1)[1].first_row) == (0, 1, 2)
+    with pytest.raises(UnsupportedError, match=r"m\.bias: biases of fused experts are not supported"):
+        Weight(experts.tensor, bias=Weight(tensor("m.bias", 2, 3))).split(1, 2)
+
+
+def test_experts_in_a_tensor_each():
+    whole = NUMBERS.reshape(3, 2, 4)
+    apart = [Weight(Tensor(f"e.{n}", BY_NAME["F32"], (2, 4), whole[n].view(np.uint8))) for n in range(3)]
+    made = stacked(apart)
+    assert made.shape == (3, 2, 4) and numbers(made) == whole.tolist() and not made.tensor.data.flags.writeable
+    assert np.shares_memory(made.tensor.data, whole)
+    assert numbers(stacked(apart[1:2])) == whole[1:2].tolist()
+    elsewhere = Weight(Tensor("e.9", BY_NAME["F32"], (2, 4), whole[1].copy().view(np.uint8)))
+    other = Weight(Tensor("e.9", BY_NAME["I32"], (2, 4), whole[2].view(np.uint8)))
+    for wrong in (
+        [*apart[:2], elsewhere], [*apart[:2], other], [Weight(apart[0].tensor, bias=other), *apart[1:]],
+        [Weight(apart[0].tensor, scale=other)], [Weight(tensor("v", 4))],
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match="experts in a tensor each must be alike and at equal distances"):
+            stacked(wrong)
+
+
+# ---- names
+
+NAMES = (
+    "token_embd.weight", "blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale", "blk.1.a.weight", "blk.1.b.weight",
+    "blk.1.c.bias", "blk.1.d", "v.blk.0.b.weight", "alone.bias", "bare",
+)  # fmt: skip
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return Weights({name: tensor(name, 2) for name in NAMES})
+
+
+def names(*found: Weight | None) -> list[str | None]:
+    return [weight and weight.name for weight in found]
+
+
+def test_weights_by_their_names(weights: Weights):
+    first, second = weights.block(0), weights.block(1)
+    whole = first.a
+    assert names(whole, whole.bias, whole.scale) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
+    assert names(weights.token_embd, weights.bias("alone"), weights.bare("bare"), weights.exactly("bare")) == [
+        "token_embd.weight", "alone.bias", "bare", "bare",
+    ]  # fmt: skip
+    assert names(second.bias("c"), second.bare("d"), second.exactly("d"), second.b) == [
+        "blk.1.c.bias", "blk.1.d", "blk.1.d", "blk.1.b.weight",
+    ]  # fmt: skip
+    assert names(weights.get("x"), weights.bias("x"), weights.bare("x"), weights.get("b")) == [None] * 4
+    assert names(*first.all()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
+    assert len(weights.all()) == len(NAMES)
+    weights.require_biases("alone")
+    assert names_in_layers(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
+
+
+def test_what_only_other_layers_have(weights: Weights):
+    """Unless the family says that it goes by layer. A part has layers of its own."""
+    first, second = weights.block(0), weights.block(1)
+    for ask, name in (
+        (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.bias("c"), "blk.0.c.bias"),
+        (lambda: first.bare("d"), "blk.0.d"), (lambda: second.get("a"), "blk.1.a.bias"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=f"the model has no tensor {name}, but other layers have one"):
+            ask()
+    assert first.get("b", by_layer=True) is None
+    found = second.get("a", by_layer=True)
+    assert found and names(found, found.bias, found.scale) == ["blk.1.a.weight", None, None]
+    part = weights.part("v.")
+    assert names(part.block(0).b, part.block(0).get("a"), part.block(0).bias("c")) == ["v.blk.0.b.weight", None, None]
+
+
+def test_what_is_missing_is_named(weights: Weights):
+    for ask, name in (
+        (lambda: weights.require("x"), "x.weight"), (lambda: weights.x, "x.weight"),
+        (lambda: weights.block(2).x, "blk.2.x.weight"), (lambda: weights.block(2).exactly("x"), "blk.2.x"),
+        (lambda: weights.require_biases("alone", "y"), "y.bias"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=f"^the model has no tensor {name}$"):
+            ask()
