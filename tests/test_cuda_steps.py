@@ -1,0 +1,335 @@
+"""What a card is asked to do, by the number of tokens: no kernel runs here."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from simulated import SimulatedCard
+from test_recorded import tensor
+
+from localllm.arch.routing import Routing
+from localllm.arch.states import Latent, Paged, Recurrent
+from localllm.arch.storage import KVType
+from localllm.arch.verbs import Scores
+from localllm.arch.weights import Weight
+from localllm.engine.cuda import products
+from localllm.engine.cuda import program as card_program
+from localllm.engine.cuda import weights as card_weights
+from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda.card import Launch, LibraryProduct
+from localllm.engine.cuda.lowering import card_steps, work_of
+from localllm.engine.cuda.program import CudaProgram, Nowhere, PinnedHeader, fitting, words_of_header
+from localllm.engine.cuda.recurrent import CardLayout
+from localllm.engine.cuda.weights import pieces
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import Step
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.record.operations import WANTED
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import Header, Text
+from localllm.errors import UnsupportedError
+from localllm.files.gguf_file import Tensor
+from localllm.kernels.arguments import PAGE
+from localllm.quant.formats import BY_NAME
+
+
+class Somewhere(Nowhere):
+    """Matrices at an address."""
+
+    def __init__(self, capability=(8, 0)):
+        self.capability = capability
+
+    def address(self, weight: Weight) -> int:
+        return 77
+
+
+def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0)) -> list[Step]:
+    """Of what is said of rows that are given: say(builder, columns to rows)."""
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
+    say(builder, lambda columns: builder.given(np.zeros((tokens, columns), np.float32), columns))
+    places = StepPlaces(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
+    steps = card_steps(builder.operations, places, Somewhere(capability), (tokens, 1), {})
+    for step in steps:  # what kernels take, no more and no less
+        assert isinstance(work_of(step, lambda array: 0, 0), Launch | LibraryProduct)
+    return [step for step in steps if step.kernel not in ("columns", "logits")]
+
+
+def attending(state, *, heads=4, chosen=False, **given):
+    def say(b, rows):
+        new = (rows(state.kv_heads * state.key_dim), rows(state.kv_heads * state.value_dim))
+        k, v = new if isinstance(state, Paged) else (new[0], None)
+        scores = Scores(heads, 0.5, chosen=rows(2) if chosen else None, **given)
+        b.attend(rows(heads * state.key_dim), k, v, state, scores)
+
+    return say
+
+
+PAGED = Paged(0, 2, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "state", "kv_type", "given", "kernel"),
+    [
+        (16, PAGED, "f16", {}, "attend_few-F16-F16-2-16-32"),
+        (17, PAGED, "f16", {}, "attend_many-F16-F16-16-32-16"),
+        (17, PAGED, "q8_0", {}, "attend_many-Q8_0-Q8_0-16-32-16"),
+        (17, PAGED, "f32", {}, "attend_few-F32-F32-2-16-32"),
+        (17, PAGED, "k=f16,v=f32", {}, "attend_few-F16-F32-2-16-32"),
+        (17, PAGED, "f16", {"logs": True}, "attend_few-F16-F16-2-16-32"),
+        (17, PAGED, "f16", {"chosen": True}, "attend_few-F16-F16-2-16-32-chosen"),
+        (17, Paged(0, 1, 256, 256), "f16", {}, "attend_many-F16-F16-256-256-16"),
+        (17, Paged(0, 1, 272, 16), "f16", {}, "attend_few-F16-F16-4-272-16"),
+        (17, Paged(0, 1, 16, 272), "f16", {}, "attend_few-F16-F16-4-16-272"),
+        (17, Latent(0, 32, 16), "f16", {}, "attend_many-F16-F16-32-16-16"),
+        (17, Latent(0, 32, 16, period=2), "f16", {}, "attend_few-F16-F16-4-32-16"),
+    ],
+)
+def test_kernels_of_attention(tokens, state, kv_type, given, kernel):
+    steps = steps_of(attending(state, **given), tokens, [state], kv_type)
+    *_, attends = [step for step in steps if step.kernel.startswith("attend")]
+    assert attends.kernel == kernel
+    assert attends.parts == tokens
+    if "few" in kernel:
+        merge = steps[steps.index(attends) + 1]
+        assert (merge.kernel, merge.parts, merge.reads) == ("merge_few", tokens, attends.writes)
+        (partial,) = attends.writes
+        assert partial.rows == tokens * 4 * attends.arguments["parts"]
+        assert partial.stride == attends.arguments["partial_bytes"] >= 4 * (state.value_dim + 2)
+    else:
+        assert attends.writes == [attends.arguments["y"]]
+    assert steps_of(attending(PAGED), 17, [PAGED], capability=(7, 5))[-1].kernel.endswith("-16-32-8")
+
+
+@pytest.mark.parametrize("given", [{"crosses": True}, {"biases": np.zeros((4, 3), np.float32)}])
+def test_attention_of_encoders_is_no_cards(given):
+    with pytest.raises(UnsupportedError, match="what an encoder has read is computed by the CPU only: use --device cp"):
+        steps_of(attending(PAGED, **given), 1, [PAGED])
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, 64)])
+def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
+    index = Latent(0, 16, 16, is_index=True)
+
+    def say(b, rows):
+        b.choose(rows(48), rows(16), rows(3), index, 5)
+        b.choose(rows(48), rows(16), None, index, 5)
+        b.choose_blocks(rows(48), rows(16), index, 5, 2, 1)
+
+    steps = [step for step in steps_of(say, tokens, [index]) if step.kernel.startswith("choose")]
+    assert [step.kernel for step in steps] == ["choose-F16", "choose-F16", "choose_blocks-F16"]
+    for step, words in zip(steps, (2, 2, 6), strict=True):
+        _, scores = step.writes
+        assert step.parts == tokens and scores.stride == step.arguments["scratch_bytes"] == 4 * 32 * words
+        assert scores is step.arguments["scratch"] and scores.rows >= min(tokens, rows)
+    assert steps[1].arguments["weights"].tolist() == [1, 1, 1] and steps[1].arguments["weights_stride"] == 0
+    assert steps[0].arguments["weights_stride"] > 0 and steps[2].arguments["choice_stride"] == 8
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def matrix(format: str, rows: int, columns: int, bias: bool = False) -> Weight:
+    data = np.zeros((rows, BY_NAME[format].row_bytes(columns)), np.uint8)
+    return Weight(Tensor("w", BY_NAME[format], (rows, columns), data), Weight(tensor("b", rows)) if bias else None)
+
+
+@pytest.mark.parametrize(
+    ("format", "few", "many"),
+    [
+        ("F32", ["linear_plain-8-F32"], [("product", "f32", False)]),
+        ("F16", ["linear_plain-8-F16"], ["halve", ("product", "f16", False), "rescale"]),
+        ("BF16", ["linear_plain-8-BF16"], ["split_bf16", ("product", "bf16", False), ("product", "bf16", True)]),
+        ("Q8_0", ["quantize_planes", "linear_planes-8-Q8_0"],
+         ["halve", "unpack-Q8_0", ("product", "f16", False), "rescale"]),
+        ("IQ2_XXS", ["quantize_planes", "linear_planes-8-Q8_0"],
+         ["halve", "unpack-Q8_0", ("product", "f16", False), "rescale"]),
+    ],
+)  # fmt: skip
+def test_kernels_of_products(format, few, many):
+    """Up to eight rows with weights as they are; of the wanted ones there may be fewer."""
+
+    def kernels(say, tokens):
+        return [(step.kernel, step.arguments["kind"], step.arguments["adds"]) if step.kernel == "product"
+                else step.kernel for step in steps_of(say, tokens)]  # fmt: skip
+
+    def say(b, rows):
+        b.linear(rows(256), matrix(format, 6, 256, bias=True))
+
+    def for_wanted(b, rows):
+        b.linear(b.select(rows(256), WANTED), matrix(format, 6, 256))
+
+    assert kernels(say, 8) == [*few, "add"]
+    assert kernels(say, 9) == [*many, "add"]
+    assert kernels(for_wanted, 9)[1:] == [kernel.replace("-8-", "-1-") for kernel in few]
+
+
+def test_weights_are_unpacked_some_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(products, "UNPACKED", 2 * 256 * 2)
+    steps = steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)
+    unpacked = [step for step in steps if step.kernel == "unpack-Q8_0"]
+    made = [step for step in steps if step.kernel == "product"]
+    assert [(step.arguments["first"], step.arguments["rows"], step.parts) for step in unpacked] == [
+        (0, 2, 2), (2, 2, 2), (4, 1, 1),
+    ]  # fmt: skip
+    assert [(step.arguments["m"], step.arguments["c"].offset, step.arguments["a_stride"]) for step in made] == [
+        (2, 0, 256), (2, 8, 256), (1, 16, 256),
+    ]  # fmt: skip
+    assert [step.reads[1] for step in made] == [step.writes[0] for step in unpacked]
+    assert all(buffer.stride == 512 for step in unpacked for buffer in step.writes)
+    monkeypatch.setattr(products, "UNPACKED", 1)
+    assert len(steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)) == 2 + 2 * 5
+
+
+def test_experts_of_a_card():
+    """With biases, of not too many."""
+
+    def say(b, rows, experts=3, bias=True):
+        choice, data = b.route(rows(experts), Routing(experts, 2)), np.zeros((experts, 6, 272), np.uint8)
+        weight = Weight(Tensor("w", BY_NAME["Q8_0"], (experts, 6, 256), data))
+        weight = Weight(weight.tensor, Weight(tensor("b", experts, 6)) if bias else None)
+        b.scatter(b.expert_linear(b.gather(rows(256), choice), weight, choice), choice)
+
+    steps = steps_of(say, 9)
+    assert [step.kernel for step in steps] == [
+        "route", "plan_experts", "gather", "quantize_planes", "linear_planes-8-Q8_0", "add_by_expert", "scatter",
+    ]  # fmt: skip
+    product = next(step for step in steps if step.kernel.startswith("linear_planes"))
+    assert product.arguments["experts"] == 3 and product.arguments["expert_bytes"] == 6 * product.arguments["row_bytes"]
+    assert [step.kernel for step in steps_of(lambda b, rows: say(b, rows, bias=False), 9)].count("add_by_expert") == 0
+    most = products.MOST_EXPERTS
+    steps_of(lambda b, rows: say(b, rows, most), 2)
+    with pytest.raises(UnsupportedError, match=rf"^{most + 1} experts are too many for a card: {most} at most$"):
+        steps_of(lambda b, rows: say(b, rows, most + 1), 2)
+
+
+def test_a_kernel_is_given_what_it_takes():
+    step = Step("rescale", {"x": 1}, 1, None, [], [])
+    with pytest.raises(TypeError, match=r"^rescale: columns, count, scales, stride, x, y$"):
+        work_of(step, lambda array: 0, 0)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cards_cache_is_as_the_cpus():
+    """Page by page and stream by stream; only where a second context has room, there is one."""
+    states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
+    here, card = KVCache(states, 2 * PAGE, KVType.of("f16"), (1,)), SimulatedCard()
+    there = CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 0)
+    assert (there.sequences, there.pages, there.place_bytes) == ((1,), here.pages, here.place_bytes)
+    assert CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 1 << 29).sequences == (2,)
+    pages, random = np.array([2, 0]), np.random.default_rng(0)
+    assert len(there.content(np.zeros(0, np.int64), True)) == 0
+    for local in (False, True):
+        content = random.integers(1, 256, 2 * here.page_bytes(local), np.uint8)
+        for cache in (here, there):
+            cache.fill(pages, local, content)
+            np.testing.assert_array_equal(cache.content(pages, local), content)
+            with pytest.raises(ValueError, match=rf"^{len(content) - 1} bytes for {len(content)}$"):
+                cache.fill(pages, local, content[1:])
+    for cache in (here, there):
+        cache.fill(np.array([1]), False, np.zeros(here.page_bytes(False), np.uint8))
+        cache.fill(np.array([1]), True, np.zeros(here.page_bytes(True), np.uint8))
+        cache.copy(2, 1, 7)
+    there.use([0])
+    there.give_back([0])
+    for local in (False, True):
+        np.testing.assert_array_equal(there.content(np.arange(3), local), here.content(np.arange(3), local))
+
+
+def test_states_of_a_card_go_back_when_nobody_has_them():
+    states, card = [Recurrent(0, ((3, 2), (17,)))], SimulatedCard()
+    layout, here = CardLayout(card, states), StateLayout(states)
+    assert layout.offset(0, 1) == here.offset(0, 1)
+    assert not layout.content(layout.zeros).any() and len(layout.content(layout.zeros)) == here.zeros.nbytes
+    content = np.arange(here.zeros.nbytes, dtype=np.uint8)
+    one, other = layout.filled(content), layout.new()
+    assert layout.content(one).tolist() == content.tolist()
+    assert layout.address(one) != layout.address(other) and other.nbytes == here.zeros.nbytes
+    assert len(card.memory) == 3
+    del one, other
+    assert [*card.memory] == [layout.address(layout.zeros)]
+    with pytest.raises(ValueError, match=r"^1 bytes for 320$"):
+        layout.filled(content[:1])
+
+
+def test_what_a_card_is_told_of_texts():
+    """As the CPU, but for tables of pages, which lie behind the header in the card's memory."""
+    card = SimulatedCard()
+    there, here, pages = PinnedHeader(card, 200, 4), Header(200), np.array([5, 7, 6, 9])
+    there.base = 10_000
+    assert len(there.words) == words_of_header(200) + card_program.MOST_SEQUENCES * 4
+    texts = [Text(np.arange(PAGE + 1), 3), Text(np.array([8]), 1), Text(np.arange(9), 9)]
+    rows = np.zeros((3, 2), np.float32)
+    for header in (there, here):
+        header.fill_texts(texts, pages, rows, False)
+    for name in ("numbers", "ids", "positions", "turns", "kinds", "owners", "wanted", "few_counts"):
+        np.testing.assert_array_equal(getattr(there, name), getattr(here, name))
+    for number, table in enumerate(([5, 7], [6], [9])):
+        assert there.sequences[number, :3].tolist() == here.sequences[number, :3].tolist()
+        place = (int(there.sequences[number, 3]) - 10_000) // 8
+        assert there.words[place : place + len(table)].tolist() == table
+        assert place == words_of_header(200) + 4 * number
+    assert there.offset(there.ids) == 8 * 6 and there.offset(there.words) == 0
+    assert there.offset(np.zeros(1)) is None
+
+
+def test_programs_are_made_when_they_are_needed(monkeypatch):
+    """For powers of two; rows are the caller's own."""
+    made, told, pinned = [], [], []
+
+    class Sized:
+        def __init__(self, model, size, progress):
+            made.append((size, progress))
+            self.size = size
+
+        def run(self, fill):
+            fill(SimpleNamespace(fill=lambda *given: told.append((self.size, "spans", *given)),
+                                 fill_texts=lambda *given: told.append((self.size, "texts", *given))))  # fmt: skip
+
+    monkeypatch.setattr(card_program, "SizedProgram", Sized)
+    used = []
+    card = SimpleNamespace(capability=(8, 0), use=lambda: used.append(1),
+                           pinned=lambda size: pinned.append(size) or np.zeros(size, np.uint8))  # fmt: skip
+    operations = [SimpleNamespace(given={}, output=SimpleNamespace(columns=3))]
+    options = SimpleNamespace(uploading=None, progress="shown")
+    program = CudaProgram(card, operations, None, None, 64, options, {})
+    assert made == [((512, 1), "shown"), ((1, 1), "shown")]
+    texts = [Text(np.zeros(count, np.int64), count) for count in (3, 2, 4)]
+    rows = program.read(texts, "pages")
+    size, kind, *given, logits, precise = told.pop()
+    assert (size, kind, given, precise) == ((16, 4), "texts", [texts, "pages"], False)
+    assert rows.shape == logits.shape == (3, 3) and not np.shares_memory(rows, logits)
+    assert pinned == [4 * 4 * 3] and made[2:] == [((16, 4), None)]
+    spans = [SimpleNamespace(ids=[1] * count, wanted=wanted) for count, wanted in ((5, 0), (4, 0))]
+    assert program.run(spans, True).shape == (0, 3)
+    assert told.pop()[:2] == ((16, 1), "spans") and len(used) == 2
+    program.read(texts, "pages")
+    assert len(made) == 4 and len(pinned) == 1
+    program.read([*texts, *texts[:2]], "pages")
+    assert pinned[1:] == [4 * 8 * 3]
+    assert [fitting(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "counts"), [(1, [1] * 5), (271, [1] * 5), (272, [1] * 5), (544, [2, 2, 1]), (9999, [5])]
+)
+def test_rows_go_to_the_card_some_at_a_time(monkeypatch, chunk, counts):
+    """No more than a chunk, but a row at least; what the card has no kernels for, in another format."""
+    monkeypatch.setattr(card_weights, "CHUNK", chunk)
+    data = np.random.default_rng(0).integers(0, 256, (5, 272), np.uint8)
+    weights = Tensor("w", BY_NAME["Q8_0"], (5, 256), data)
+    found = [*pieces(weights, "Q8_0")]
+    assert [len(piece) // 272 for piece in found] == counts
+    np.testing.assert_array_equal(np.concatenate(found), data.reshape(-1))
+
+
+def test_weights_become_what_a_card_knows(monkeypatch):
+    """What it has no kernels for: float16, or blocks that are encoded."""
+    weights = Tensor("w", BY_NAME["F32"], (2, 32), np.arange(64, dtype=np.float32).view(np.uint8).reshape(2, 128))
+    (found,) = pieces(weights, "F16")
+    assert found.view(np.float16).tolist() == [*range(64)]
+    monkeypatch.setattr("localllm.quant.encode.encode", lambda kind, numbers: (numbers + len(kind)).astype(np.uint8))
+    (found,) = pieces(weights, "Q8_0")
+    assert found.tolist() == [*range(4, 68)]
