@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import config_readings
 from config_changes import PATH as CHANGES
 from config_readings import facts_of, read_all
-from readings import MANY, MODELS, PATH, changed, metadata_of, read, recorded, unlike
+from readings import KINDS, MANY, PATH, changed, metadata_of, read, recorded, unlike
 
 from localllm.arch.fields import Fields
 from localllm.convert.config import Config
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     names, changes = parser.parse_args().names, json.loads(CHANGES.read_text(encoding="utf-8"))
-    record(PATH, names, recorded(), {name: model.arch for name, model in MODELS.items()}, readings)
+    record(PATH, names, recorded(), KINDS, readings)
     kinds = {variant: str(facts_of(variant)["config"].get("architectures")) for variant in changes}
     record(config_readings.PATH, names, config_readings.recorded(), kinds, lambda name: of_config(name, changes[name]))
 

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 from models import ANSWERING, DECLARATIONS, ENCODERS, MASKED, PARTLY
 from models.declaration import dims_of, fields
+from models.projectors import PROJECTORS, projector
 
 from localllm.arch import ARCHITECTURES
 from localllm.arch.fields import Fields
+from localllm.arch.vision import FAMILIES
+from localllm.arch.vision.hyperparameters import Vision
 from localllm.errors import ModelError
 
 PATH = Path(__file__).with_name("readings.json")
 MODELS = {**DECLARATIONS, **MASKED, **ENCODERS, **ANSWERING, **PARTLY}
+SEEING = "picture_"  # before the names of projectors
+# The families of all: of projectors by their types.
+KINDS = {
+    **{name: model.arch for name, model in MODELS.items()},
+    **{f"{SEEING}{name}": projector.kind for name, projector in PROJECTORS.items()},
+}
 NUMBERS = {"i": np.int32, "f": np.float32}  # of arrays, as files have them
 FACTOR = 4.0  # of yarn, which needs one
 FEW = 4
@@ -27,6 +36,9 @@ Facts = dict[str, Any]
 
 def metadata_of(name: str) -> Metadata:
     """A model's, as a file has them, without the architecture's name."""
+    if name.startswith(SEEING):
+        found = projector(name.removeprefix(SEEING)).metadata
+        return {key.removeprefix("clip."): in_file(value) for key, value in found.items() if key.startswith("clip.")}
     declaration = MODELS[name]
     found = fields(declaration, dims_of(declaration), dict(declaration.dims))
     return {key.removeprefix(f"{declaration.arch}."): in_file(value) for key, value in found.items()}
@@ -50,12 +62,15 @@ def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
 
 def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | str:
     """What a family reads of them, or why it does not."""
-    arch, vocab = MODELS[name].arch, dims_of(MODELS[name]).vocab
+    if name.startswith(SEEING):
+        arch, vocab, module = "clip", 0, f"vision.{FAMILIES[KINDS[name]]}"
+    else:
+        arch, vocab, module = KINDS[name], dims_of(MODELS[name]).vocab, ARCHITECTURES[KINDS[name]]
     bare = ("xielu.", "tokenizer.")
     named = {key if key.startswith(bare) else f"{arch}.{key}": value for key, value in metadata.items()}
     try:
-        module = import_module(f"localllm.arch.{ARCHITECTURES[arch]}")
-        return facts(module.read(of({**named, "general.architecture": arch}, "", vocab)))
+        read_fields = import_module(f"localllm.arch.{module}").read
+        return facts(read_fields(of({**named, "general.architecture": arch}, "", vocab)))
     except ModelError as error:
         return str(error).replace(f"{arch}.", "")
 
@@ -66,6 +81,10 @@ def facts(h: Any) -> Facts:
     found["states"] = " ".join(kept_by(state) for state in h.states())
     if callable(getattr(h, "rope", None)):
         found["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
+    if isinstance(h, Vision):
+        sizes = ("row_width", "most_patches", "most_grid", "columns", "head_dim", "rms")
+        found |= {name: rounded(getattr(h, name)) for name in sizes}
+        found["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]
     return {**found, "scale": rounded(getattr(h, "scale", None))}
 
 

@@ -10,13 +10,13 @@ import json
 import config_readings
 import pytest
 from config_readings import facts_of, read_all
-from readings import MODELS, changed, metadata_of, read, recorded, unlike
+from readings import KINDS, changed, metadata_of, read, recorded, unlike
 
 READINGS, OF_CONFIGS = recorded(), config_readings.recorded()
 
 
 def test_every_model_has_been_read():
-    assert [*READINGS] == [*MODELS]
+    assert [*READINGS] == [*KINDS]
 
 
 @pytest.mark.parametrize("name", READINGS)
