@@ -1,0 +1,438 @@
+"""What small functions of architectures say, as texts of verbs, and tensors as they take them: each way by itself."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.arch import jina_bert, mpt
+from localllm.arch.attention import by_head, qkv, rope_factors, rotated
+from localllm.arch.experts import admitted, gated_or_mixture, matrices, mixture, shared
+from localllm.arch.feed_forward import gated, plain
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.pooling import DENSE, pooled, read_pooling
+from localllm.arch.states import SLACK, Latent, Paged, Recurrent, cache_bytes, kept_tokens
+from localllm.arch.storage import KVType
+from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
+from localllm.arch.vision.pixtral import project
+from localllm.arch.vision.vit import activated, as_matrix, feed_forward, transposed
+from localllm.arch.weights import Weight, Weights, stacked
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
+
+
+class Teller:
+    """A builder whose activations are texts of what makes them."""
+
+    positions = "positions"
+
+    def __init__(self) -> None:
+        self.ignored: list[str] = []
+
+    def __getattr__(self, verb: str) -> Any:
+        def say(*given: Any, **named: Any) -> str:
+            return (
+                f"{verb}({', '.join([*map(told, given), *(f'{key}={told(value)}' for key, value in named.items())])})"
+            )
+
+        return say
+
+    def ignore(self, *weights: Weight | None) -> None:
+        self.ignored += [weight.name for weight in weights if weight]
+
+
+def told(value: Any) -> str:
+    if isinstance(value, Weight):
+        rows = f"[{value.first_row}:{value.first_row + value.shape[-2]}]" if value.first_row else ""
+        return value.name.removesuffix(".weight") + rows
+    return value if isinstance(value, str) else repr(value)
+
+
+def tensor(name: str, *shape: int, format: str = "F32") -> Tensor:
+    kind = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32}[format]
+    numbers = np.arange(int(np.prod(shape)), dtype=kind).reshape(shape)
+    return Tensor(name, BY_NAME[format], shape, numbers.view(np.uint8).reshape(*shape[:-1], -1))
+
+
+def weights(**shapes: tuple[int, ...]) -> Weights:
+    """By names with __ for dots, ".weight" where none is said."""
+    names = {name.replace("__", "."): shape for name, shape in shapes.items()}
+    names = {name if name.endswith((".bias", ".scale")) else f"{name}.weight": shape for name, shape in names.items()}
+    return Weights({name: tensor(name, *shape) for name, shape in names.items()})
+
+
+# ---- networks
+
+
+@pytest.mark.parametrize(("shapes", "says"), [
+    ({"ffn_gate": (6, 4), "ffn_up": (6, 4)}, "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"),
+    ({"ffn_up": (12, 4)}, "linear(gate(linear(x, ffn_up), linear(x, ffn_up[6:12])), ffn_down)"),
+])  # fmt: skip
+def test_gates(shapes: dict[str, tuple[int, ...]], says: str):
+    b: Any = Teller()
+    assert gated(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
+    assert jina_bert.feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
+        "gate(linear", "multiply(gelu_erf(linear", 1
+    ).replace("), linear", ")), linear", 1)
+
+
+def test_networks_without_gates():
+    b: Any = Teller()
+    w = weights(ffn_up=(6, 4), ffn_down=(4, 6))
+    assert plain(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
+    assert jina_bert.feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
+    with pytest.raises(ModelError, match=r"no tensor ffn_gate\.weight"):
+        gated(b, w, "x", b.gate)
+
+
+def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
+    return SimpleNamespace(width=4, activation=activation, exact=exact, out=4, merge=1)
+
+
+@pytest.mark.parametrize(("h", "says"), [
+    (of_pictures(), "gelu(x)"), (of_pictures(exact=True), "gelu_erf(x)"),
+    (of_pictures("silu"), "multiply(x, sigmoid(x))"), (of_pictures("silu", True), "multiply(x, sigmoid(x))"),
+    (of_pictures("gelu_quick"), "multiply(x, sigmoid(scale(x, 1.702)))"),
+])  # fmt: skip
+def test_functions_of_encoders(h: Any, says: str):
+    assert activated(Teller(), h, "x") == says  # type: ignore[arg-type]
+
+
+def test_networks_of_encoders():
+    b: Any = Teller()
+    w, turned = weights(ffn_up=(6, 4), ffn_down=(4, 6)), weights(ffn_up=(4, 6), ffn_down=(6, 4))
+    assert feed_forward(b, w, of_pictures(), "x") == "linear(gelu(linear(x, ffn_up)), ffn_down)"
+    assert feed_forward(b, turned, of_pictures(), "x") == "linear(gelu(linear(x, ffn_down)), ffn_up)"
+    w = weights(ffn_up=(6, 4), ffn_gate=(6, 4), ffn_down=(4, 6))
+    for activation, gate in (("silu", "swiglu"), ("gelu", "geglu")):
+        says = f"linear({gate}(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
+        assert feed_forward(b, w, of_pictures(activation), "x") == says
+    with pytest.raises(ModelError, match=r"^tensor ffn_gate\.weight: a gate and no function for it$"):
+        feed_forward(b, w, of_pictures("gelu_quick"), "x")
+
+
+# ---- experts
+
+ROUTER = {"ffn_gate_inp": (2, 4)}
+STACKS = {"ffn_gate_exps": (2, 6, 4), "ffn_up_exps": (2, 6, 4), "ffn_down_exps": (2, 4, 6)}
+SHARED = {"ffn_gate_shexp": (6, 4), "ffn_up_shexp": (6, 4), "ffn_down_shexp": (4, 6)}
+
+
+class OfTwo:
+    """A routing."""
+
+    experts = 2
+
+    def __repr__(self) -> str:
+        return "R"
+
+
+R: Any = OfTwo()
+
+
+def mixed(bias: str = "None", gate: str = "ffn_gate_exps", up: str = "ffn_up_exps") -> str:
+    choice = f"route(linear(x, ffn_gate_inp), R, {bias})"
+    rows = f"gather(x, {choice})"
+    both = ", ".join(f"expert_linear({rows}, {name}, {choice})" for name in (gate, up))
+    return f"scatter(expert_linear(gate({both}), ffn_down_exps, {choice}), {choice})"
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({}, mixed()), ({"exp_probs_b__bias": (2,)}, mixed("exp_probs_b.bias")),
+    ({"exp_probs_b__bias": (1, 2)}, mixed("exp_probs_b.bias")),
+])  # fmt: skip
+def test_mixtures(more: dict[str, tuple[int, ...]], says: str):
+    b: Any = Teller()
+    assert mixture(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
+
+
+def test_a_bias_of_one_row_is_a_vector():
+    seen: list[Weight] = []
+    b: Any = Teller()
+    b.route = lambda logits, routing, bias: seen.append(bias) or "choice"
+    for shape in ((1, 2), (2,)):
+        mixture(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
+    assert [bias.shape for bias in seen] == [(2,), (2,)]
+
+
+def test_gates_of_experts_above_the_others():
+    b: Any = Teller()
+    fused = weights(ffn_gate_up_exps=(2, 12, 4), ffn_down_exps=(2, 4, 6))
+    of_gate, up, down = matrices(b, fused, 2)
+    assert (of_gate.shape, up.shape, up.first_row, down.name) == ((2, 6, 4), (2, 6, 4), 6, "ffn_down_exps.weight")
+    biased = weights(ffn_gate_up_exps=(2, 12, 4), ffn_gate_up_exps__bias=(2, 12), ffn_down_exps=(2, 4, 6))
+    with pytest.raises(UnsupportedError, match=r"tensor ffn_gate_up_exps\.bias: biases of fused experts are not"):
+        matrices(b, biased, 2)
+
+
+def test_layers_with_and_without_experts():
+    b: Any = Teller()
+    dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
+    says = "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
+    assert gated_or_mixture(b, dense, R, "x", b.gate) == says
+    assert gated_or_mixture(b, dense, None, "x", b.gate, shared) == says
+    experts = weights(**ROUTER, **STACKS, **SHARED)
+    beside = "linear(gate(linear(x, ffn_gate_shexp), linear(x, ffn_up_shexp)), ffn_down_shexp)"
+    assert gated_or_mixture(b, experts, R, "x", b.gate) == mixed()
+    assert gated_or_mixture(b, experts, R, "x", b.gate, shared) == f"add({mixed()}, {beside})"
+    gate = weights(**SHARED, ffn_gate_inp_shexp=(4,))
+    assert admitted(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
+    with pytest.raises(ModelError, match="ffn_gate_inp"):
+        gated_or_mixture(b, weights(**STACKS), R, "x", b.gate)
+
+
+# ---- attention
+
+
+def test_queries_keys_and_values():
+    b: Any = Teller()
+    h: Any = SimpleNamespace(attention=SimpleNamespace(heads=(3, 2), kv_heads=(1, 2), head_dim=2))
+    apart = weights(attn_q=(6, 4), attn_k=(2, 4), attn_v=(2, 4))
+    assert qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
+    fused = weights(attn_qkv=(10, 4))
+    assert qkv(b, fused, h, 0, "x") == ["linear(x, attn_qkv)", "linear(x, attn_qkv[6:8])", "linear(x, attn_qkv[8:10])"]
+    with pytest.raises(ModelError, match=r"attn_qkv\.weight should have 12 rows, has 10"):
+        qkv(b, fused, h, 1, "x")
+
+
+def test_factors_of_rotations():
+    b: Any = Teller()
+    h: Any = SimpleNamespace(attention=SimpleNamespace(rope=SimpleNamespace(original_context=7)))
+    assert rope_factors(b, weights(), h) is None
+    assert told(rope_factors(b, weights(rope_freqs=(2,), rope_factors_long=(2,)), h)) == "rope_freqs"
+    both = weights(rope_factors_long=(2,), rope_factors_short=(2,))
+    assert told(rope_factors(b, both, h)) == "by_context(rope_factors_short, rope_factors_long, 7)"
+    for less, missing in (("short", "long"), ("long", "short")):
+        with pytest.raises(ModelError, match=f"no tensor rope_factors_{missing}"):
+            rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
+    with pytest.raises(ModelError, match=r"rope_factors_long\.weight should have the shape \[2\], has \[3\]"):
+        rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
+
+
+def test_what_is_rotated():
+    b: Any = Teller()
+    ropes = {0: None, 1: SimpleNamespace(by_factors=False), 2: SimpleNamespace(by_factors=True)}
+    h: Any = SimpleNamespace(rope=ropes.get)
+    assert rotated(b, h, 0, "q", "k") == ("q", "k")
+    for layer, factors in ((1, None), (1, "f"), (2, "f")):
+        says = f"{ropes[layer]!r}, positions, {factors})"
+        assert rotated(b, h, layer, "q", "k", factors) == (f"rope(q, {says}", f"rope(k, {says}")
+    with pytest.raises(ModelError, match=r"^the model has no factors for its rope scaling, longrope$"):
+        rotated(b, h, 2, "q", "k")
+
+
+class Numbers(Teller):
+    """Activations are arrays [tokens, columns]."""
+
+    def join(self, x: Any, y: Any, heads: int) -> Any:
+        parts = [np.split(each, heads, axis=1) for each in (x, y)]
+        return np.concatenate([part for pair in zip(*parts, strict=True) for part in pair], axis=1)
+
+    def columns(self, x: Any, first: int, end: int, period: int) -> Any:
+        return x.reshape(len(x), -1, period)[:, :, first:end].reshape(len(x), -1)
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        return x * y
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 7, 8, 12])
+def test_each_head_by_its_factor(dim: int):
+    x, factors = np.arange(2.0 * 3 * dim).reshape(2, -1) + 1, np.arange(6.0).reshape(2, 3) + 1
+    expected = (x.reshape(2, 3, dim) * factors[:, :, None]).reshape(2, -1)
+    np.testing.assert_array_equal(by_head(Numbers(), x, factors, 3, dim), expected)  # type: ignore[arg-type]
+
+
+def test_mpt_says_what_its_file_has():
+    b: Any = Teller()
+    attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2)
+    h: Any = SimpleNamespace(attention=attention, epsilon=0.5, limit=0.0, alibi_bias=0.0, scale=1.0, states=list)
+    h.rope, h.ahead = lambda layer: None, lambda layer: 0
+    shapes = {"attn_norm": (4,), "attn_qkv": (12, 4), "attn_output": (4, 4), "ffn_norm": (4,), "ffn_up": (6, 4),
+              "ffn_down": (4, 6)}  # fmt: skip
+    state: Any = SimpleNamespace(layer=0)
+    bare = mpt.block(b, weights(**shapes), h, state, "x")
+    assert "clamp(" not in bare and "layer_norm(linear" not in bare and "slopes=()" in bare
+    h.limit, h.alibi_bias = 3.0, 8.0
+    full = mpt.block(b, weights(**shapes, attn_q_norm=(4,), attn_k_norm=(4,)), h, state, "x")
+    for rows in ("", "[4:8]", "[8:12]"):
+        assert f"clamp(linear(layer_norm(x, attn_norm, 0.5), attn_qkv{rows}), 3.0)" in full
+    assert "attn_q_norm, 0.5)" in full and "attn_k_norm, 0.5)" in full
+    assert "slopes=(0.0625, 0.00390625)" in full
+
+
+# ---- poolings
+
+
+def pooling(kind: str, looks_ahead: bool = True, head_gelu: bool = False) -> Any:
+    before = Hyperparameters.before_head.fget(SimpleNamespace(looks_ahead=looks_ahead))  # type: ignore[attr-defined]
+    return SimpleNamespace(pooling=kind, before_head=before, head_gelu=head_gelu, norm_of_head=0.25)
+
+
+@pytest.mark.parametrize(("h", "shapes", "says", "ignored"), [
+    (pooling("mean"), {"cls": (2, 4), "cls__bias": (2,), "cls__norm": (2,), "cls__output": (1, 2)}, "pool(x, mean)",
+     ["cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight"]),
+    (pooling("last"), {"dense_2": (3, 4), "dense_3": (5, 3)}, "linear(linear(pool(x, last), dense_2), dense_3)", []),
+    (pooling("cls"), {"dense_3": (5, 4)}, "linear(pool(x, cls), dense_3)", []),
+    (pooling("rank"), {"cls__output": (1, 4), "dense_2": (3, 4)}, "linear(pool(x, cls), cls.output)",
+     ["dense_2.weight"]),
+    (pooling("rank", False), {"cls__output": (1, 4)}, "linear(pool(x, last), cls.output)", []),
+    (pooling("rank"), {"cls": (2, 4)}, "linear(pool(x, cls), cls)", []),
+    (pooling("rank"), {"cls": (2, 4), "cls__output": (1, 2)},
+     "linear(softcap(linear(pool(x, cls), cls), 1.0), cls.output)", []),
+    (pooling("rank", head_gelu=True), {"cls": (2, 4), "cls__norm": (2,), "cls__output": (1, 2)},
+     "linear(layer_norm(gelu_erf(linear(pool(x, cls), cls)), cls.norm, 0.25), cls.output)", []),
+])  # fmt: skip
+def test_poolings(h: Any, shapes: dict[str, tuple[int, ...]], says: str, ignored: list[str]):
+    b: Any = Teller()
+    assert pooled(b, weights(**shapes), h, "x") == says and b.ignored == ignored
+
+
+def test_scores_need_a_head():
+    with pytest.raises(ModelError, match=r"^the model has no tensor cls\.output\.weight$"):
+        pooled(Teller(), weights(), pooling("rank"), "x")  # type: ignore[arg-type]
+
+
+def test_numbers_of_poolings():
+    def read(number: int | None) -> str | None:
+        found: Any = SimpleNamespace(has=lambda name: number is not None, count=lambda name, least: number)
+        found.wrong = lambda name, expected: ModelError(f"{name} should be {expected}")
+        return read_pooling(found)
+
+    assert [read(number) for number in (None, 0, 1, 2, 3, 4)] == [None, "none", "mean", "cls", "last", "rank"]
+    with pytest.raises(ModelError, match=r"^pooling_type should be a number from 0 to 4$"):
+        read(5)
+    assert DENSE == ("dense_2", "dense_3")
+
+
+# ---- tensors
+
+
+def weight(*shape: int, format: str = "F32", bias: bool = False) -> Weight:
+    return Weight(tensor("w", *shape, format=format), Weight(tensor("w.bias", shape[0])) if bias else None)
+
+
+def test_numbers_of_tensors():
+    assert weight(3).vector().tolist() == weight(3, format="F16").vector().tolist() == [0, 1, 2]
+    assert weight(3, format="F64").vector().dtype == np.float32
+    found = weight(2, 3, format="I32").whole()
+    assert found.dtype == np.int64 and found.tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(ModelError, match=r"^tensor w should be whole numbers, is F32$"):
+        weight(2).whole()
+    for wrong in (weight(2, 2), weight(2, format="I32")):
+        with pytest.raises(ModelError, match=r"^tensor w should be a vector of F32, is "):
+            wrong.vector()
+    assert weight(1).number() == 0
+    for wrong in (weight(2), weight(1, 1)):
+        with pytest.raises(ModelError, match=r"^tensor w should be one number, has the shape "):
+            wrong.number()
+
+
+def test_tensors_in_other_shapes():
+    matrix = weight(4, 6)
+    assert matrix.flat().shape == (24,) and matrix.as_row().shape == (1, 24) and matrix.shaped(4, 6) is matrix
+    assert weight(2).repeated(3).vector().tolist() == [0, 0, 0, 1, 1, 1]
+    upper, lower = weight(5, 2, bias=True).halves()
+    assert (upper.shape, lower.shape, lower.first_row) == ((2, 2), (3, 2), 2)
+    assert (upper.bias.vector().tolist(), lower.bias.vector().tolist()) == ([0, 1], [2, 3, 4])  # type: ignore[union-attr]
+    first, second = lower.split(1, 2)
+    assert (first.first_row, second.first_row, second.flat().tensor.data.view(np.float32).tolist()) == (
+        2, 3, [[6, 7], [8, 9]]
+    )  # fmt: skip
+    stack = weight(4, 6).in_stacks(2)
+    assert stack.shape == (2, 2, 6) and stack.tensor.data.view(np.float32).ravel().tolist() == [*range(24)]
+    for wrong in (weight(5, 6), weight(4, 6, bias=True), weight(4)):
+        with pytest.raises(ModelError, match=r"^tensor w should be 2 matrices, has the shape "):
+            wrong.in_stacks(2)
+    with pytest.raises(ModelError, match=r"^tensor w should have 4 rows, has 5$"):
+        weight(5, 2).split(1, 3)
+
+
+def test_experts_of_their_own():
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    apart = [Weight(Tensor("w", BY_NAME["F32"], (3, 2), each.view(np.uint8))) for each in numbers]
+    for count in (1, 2, 4):
+        found = stacked(apart[:count])
+        assert found.shape == (count, 3, 2)
+        np.testing.assert_array_equal(np.ascontiguousarray(found.tensor.data).view(np.float32), numbers[:count])
+    for wrong in ([apart[0], apart[1], apart[3]], [apart[0], weight(2, 3)], [weight(3, 2, bias=True)], [weight(3)]):
+        with pytest.raises(
+            ModelError, match=r"^tensor w: experts in a tensor each must be alike and at equal distances"
+        ):
+            stacked(wrong)
+
+
+def test_tensors_of_encoders():
+    turned = transposed(weight(2, 3))
+    assert turned.shape == (3, 2) and turned.tensor.data.view(np.float32).tolist() == [[0, 3], [1, 4], [2, 5]]
+    for wrong in (weight(3), weight(2, 3, format="I32")):
+        with pytest.raises(ModelError, match=r"^tensor w should be a matrix of F32, F16 or BF16$"):
+            transposed(wrong)
+    assert as_matrix(weight(5, 3, 2, 2), 12).shape == (5, 12)
+    for shape, columns in (((5, 3, 2, 2), 11), ((12,), 1)):
+        with pytest.raises(ModelError, match=r"^tensor w should have rows of "):
+            as_matrix(weight(*shape), columns)
+
+
+def test_embeddings_behind_lines():
+    whole = Anyres(((2, 2),), True)
+    for name in ("v.image_newline", "model.image_newline"):
+        w = Weights({name: tensor(name, 3)})
+        assert newline_of(w, Anyres(), 3).name == name and newline_numbers(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        with pytest.raises(ModelError, match=r"should have the shape \[4\], has \[3\]"):
+            newline_of(w, whole, 4)
+    assert (
+        newline_of(Weights({}), Anyres(), 3) is None and newline_numbers(Weights({}), Anyres(), 3).tolist() == [0] * 3
+    )
+    with pytest.raises(ModelError, match=r"^the model has no tensor v\.image_newline$"):
+        newline_of(Weights({}), whole, 3)
+
+
+@pytest.mark.parametrize(("merge", "says"), [(1, "x"), (2, "linear(x, mm.patch_merger)")])
+def test_what_pixtral_projects(merge: int, says: str):
+    b: Any = Teller()
+    shapes = {"mm.patch_merger.weight": (4, 16), "mm.1.weight": (4, 4), "mm.2.weight": (4, 4)}
+    tensors = {name: tensor(name, *shape) for name, shape in shapes.items()}
+    h: Any = SimpleNamespace(out=4, merge=merge)
+    end = "v.token_embd.img_break"
+    w = Weights({**tensors, end: tensor(end, 4)})
+    assert project(b, w, h, "x") == f"linear(gelu_erf(linear({says}, mm.1)), mm.2)" and b.ignored == [end]
+    with pytest.raises(ModelError, match=r"img_break should have 4 numbers, has the shape \[5\]$"):
+        project(b, Weights({**tensors, end: tensor(end, 5)}), h, "x")
+
+
+# ---- what is kept
+
+
+def test_how_many_bytes_are_kept():
+    assert [kept_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
+    assert kept_tokens(5000, None) == 5000
+    full, mixed = KVType("f32", "f32"), KVType("q8_0", "f16")
+    keys_and_values, latent = Paged(0, 2, 64, 32), Latent(1, 96, 64)
+    assert (keys_and_values.bytes(10, full), keys_and_values.bytes(10, mixed)) == (
+        10 * 2 * 4 * 96, 10 * 2 * (68 + 64)
+    )  # fmt: skip
+    assert Paged(0, 2, 64, 32, window=8).bytes(5000, full) == 1032 * 2 * 4 * 96
+    assert (latent.bytes(10, full), latent.bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
+    assert Latent(1, 96, 64, window=8).bytes(5000, full) == 1032 * 4 * 96
+    states = Recurrent(2, ((3, 4), (5,)))
+    assert states.bytes(1, full) == states.bytes(5000, mixed) == 4 * 17
+    assert cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
+    assert (keys_and_values.chunked, keys_and_values.window, latent.is_index, latent.period, latent.window) == (
+        False, None, False, 1, None
+    )  # fmt: skip
+
+
+def test_which_matrices_numbers_meet_before_they_are_kept():
+    few, many = KVType("q4_0", "f16"), KVType("q4_1", "q4_0")
+    assert (Paged(0, 1, 96, 64).rotations(few), Paged(0, 1, 96, 64).rotations(many)) == ((32, 1), (32, 64))
+    assert (Latent(0, 96, 64).rotations(few), Latent(0, 96, 64).rotations(KVType())) == ((32, 32), (1, 1))
+
+
+def test_what_all_models_have():
+    h = Hyperparameters("x", 2, 8, 9, 10)
+    assert (h.guessing, h.pooling, h.looks_ahead, h.fills, h.head_gelu) == (0, None, False, False, False)
+    assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)
+    with pytest.raises(NotImplementedError):
+        h.states()
