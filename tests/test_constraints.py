@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -567,3 +568,17 @@ def test_what_is_forced_is_expected_whatever_has_begun():
         assert list(guide.expected()) == expected
     guide.transcript = SimpleNamespace(kind="thought", is_between=False)
     assert list(guide.expected()) == []
+
+
+def test_a_matcher_that_fails_says_so_at_once():
+    """When it is made, asked, or told of a token."""
+    problems = [""]
+    llguidance: Any = SimpleNamespace(is_error=lambda: bool(problems[0]), get_error=lambda: problems[0])
+    llguidance.compute_bitmask, llguidance.consume_token = lambda: b"\x15", lambda token: None
+    matcher = Matcher(llguidance, 5, None)
+    assert matcher.allowed().tolist() == [True, False, True, False, True]
+    matcher.accept(0)
+    problems[0] = "too complex"
+    for action in (lambda: Matcher(llguidance, 5, None), matcher.allowed, lambda: matcher.accept(0)):
+        with pytest.raises(ConstraintError, match=r"^the answer cannot be constrained any further: too complex$"):
+            action()

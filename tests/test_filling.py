@@ -193,6 +193,31 @@ def test_noise_is_as_large_as_the_temperature(temperature):
     assert not tokens.any()
 
 
+class Drawn:
+    """Random numbers that are known."""
+
+    def __init__(self, *numbers: list):
+        self.numbers = iter(numbers)
+
+    def random(self, shape) -> np.ndarray:
+        return np.array(next(self.numbers)).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "chosen"), [([0.9, 0.5, 0.1], 0), ([0.1, 0.5, 0.9], 2), ([0.0, 1e-30, 1e-19], 2), ([1e-30, 0.0, 0], 0)]
+)
+def test_the_larger_the_number_that_is_drawn_the_likelier(numbers: list[float], chosen: int):
+    """Of tokens and of places; numbers too small to tell are alike."""
+    noisy, placed = FillingOptions(temperature=1.0, has_noise=True, top_k=1), FillingOptions(algorithm_temperature=1.0)
+    with np.errstate(all="raise"):
+        tokens = np.full(1, MASK)
+        filling.fill(tokens, np.arange(1), np.zeros((1, 3)), 1, noisy, Drawn(numbers, [0.2]))
+        assert tokens.tolist() == [chosen]
+        tokens = np.full(3, MASK)
+        filling.fill(tokens, np.arange(3), np.zeros((3, 2)), 1, placed, Drawn(numbers))
+        assert [number for number in range(3) if tokens[number] == 0] == [chosen]
+
+
 def test_limits_of_what_may_be_drawn():
     rows = np.log([[4.0, 1.0, 1.0, 2.0]])
     for options, expected in (

@@ -4,8 +4,10 @@ import base64
 import gc
 import json
 import shutil
+from collections import OrderedDict
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,6 +256,20 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     gc.collect()
     with pytest.raises(UsageError, match="token ids"):
         opened.sequence().append(one_by_one)
+
+
+@pytest.mark.parametrize(
+    ("count", "mega", "left"),
+    [(129, 2, 128), (128, 2, 128), (70, 100, 64), (64, 100, 64), (1025, 0.25, 1024), (9, 1, 9)],
+)
+def test_which_images_are_forgotten(count: int, mega: float, left: int):
+    """64 stay at least, and as many as take 256 MB: the latest."""
+    from localllm.generation.eye import Eye, SeenImage
+
+    eye, half = Eye.__new__(Eye), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
+    eye._known = OrderedDict((number, SeenImage([], [half, half])) for number in range(count))
+    eye._forget()
+    assert [*eye._known] == [*range(count - left, count)]
 
 
 @pytest.mark.slow

@@ -531,3 +531,24 @@ def test_what_authors_may_recommend():
         "top_k", "temp", "mirostat_tau", "top_p", "xtc_threshold", "xtc_probability", "mirostat_eta", "mirostat",
         "min_p", "sequence", "penalty_last_n", "penalty_repeat",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "least", "most", "text"), [
+    (["repeat_penalty"], 5e-324, 1e308, "above 0"), (["typical", "top_p"], 5e-324, 1, "above 0 and at most 1"),
+    (["min_p", "xtc_probability", "xtc_threshold"], 0, 1, "from 0 to 1"), (["dry_base"], 1, 1e308, "1 or above"),
+    (["dynatemp_range", "dynatemp_exponent", "dry_multiplier", "mirostat_tau", "mirostat_eta"], 0, 1e308, "0 or above"),
+    (["adaptive_target"], -1e308, 1, "at most 1"), (["adaptive_decay"], 0, 0.99, "from 0 to 0.99"),
+    (["top_k", "dry_allowed_length", "seed"], 0, 1e15, "a whole number, 0 or above"),
+    (["repeat_last_n", "dry_penalty_last_n"], -1, 1e15, "a whole number, -1 or above"),
+    (["mirostat"], 0, 2, "0, 1 or 2"),
+    (["temperature", "top_n_sigma", "presence_penalty", "frequency_penalty"], -1e308, 1e308, "a number"),
+])  # fmt: skip
+def test_which_numbers_make_sense(names: list[str], least: float, most: float, text: str):
+    for name in names:
+        for sensible in (least, most):
+            assert getattr(SamplingOptions(**{name: sensible}), name) == sensible
+        below, above = math.nextafter(least, -math.inf), math.nextafter(most, math.inf)
+        for wrong in (below if abs(least) < 1e308 else -math.inf, above if most <= 2 else math.inf):
+            problem = text if abs(wrong) < math.inf else "a number"
+            with pytest.raises(UsageError, match=f"^{name} should be {problem}, not {wrong}$"):
+                SamplingOptions(**{name: wrong})

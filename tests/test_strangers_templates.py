@@ -249,6 +249,8 @@ LONG, MANY, LARGE = "a value is over 40 long", "a value has over 6 parts", "a nu
     ("{{ ('\n' * (N - 1)) | indent }}", 10, 11, LONG), ("{{ ('\n' * (N - 1)) | indent('12345') }}", 8, 9, LONG),
     ("{{ [[1] * (N - 1), 2] }}", 5, 6, MANY), ("{{ dict.fromkeys(range(N)) | length }}", 6, 7, MANY),
     ("{{ dict.fromkeys(range(N)).values() }}", 6, 7, MANY), ("{{ ('x',) * N }}", 6, 7, MANY),
+    ("{% set a = [[1] * N, 2] %}", 4, 5, MANY), ("{% set a = ([1] * N, 2) %}", 4, 5, MANY),
+    ("{% set a = {1: [1] * N, 2: 3} %}", 4, 5, MANY),
     ("{{ [[], 'y' * N] | string | length }}", 32, 33, LONG), ("{{ [[], 'y' * N] | length }}", 40, 41, LONG),
     ("{{ {'y' * N: 1} | length }}", 40, 41, LONG), ("{{ {1: 'y' * N} | length }}", 40, 41, LONG),
     ("{{ range(N) | list }}", 6, 7, MANY), ("{{ range(N) | sum }}", 6, 7, MANY), ("{{ ('x' * N) | list }}", 6, 7, MANY),

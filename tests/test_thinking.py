@@ -6,7 +6,10 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngine, saying
 from hypothesis import given
@@ -16,12 +19,14 @@ from tiny_model import write_tiny_model
 from localllm.cli.terminal import printable
 from localllm.errors import UsageError
 from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.guide import Guide
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
 from localllm.generation.thinking import (
     ANSWER,
     FORMATS,
+    SIGN,
     THOUGHT,
     Splitter,
     Tags,
@@ -29,8 +34,9 @@ from localllm.generation.thinking import (
     format_of,
     template_variables,
 )
+from localllm.generation.transcript import Transcript
 from localllm.text.templates import ChatTemplate
-from localllm.text.tokenizer import Tokenizer
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
 THINK, GPT_OSS = Tags("<think>", "</think>"), FORMATS[0]
@@ -269,6 +275,148 @@ def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_closes_a_thought_begins_the_answer(format):
     assert parted(format, f"{format.opens}a{format.closing}b") == ("a", "b")
+
+
+class Follower:
+    """A constraint that lets some tokens come, and hears what came."""
+
+    def __init__(self, *tokens: int):
+        self.tokens, self.said, self.is_complete = list(tokens), list[int](), False
+
+    def copy(self) -> "Follower":
+        twin = Follower(*self.tokens)
+        twin.said = [*self.said]
+        return twin
+
+    def allowed(self) -> np.ndarray:
+        return np.isin(np.arange(9), self.tokens)
+
+    def unfinished(self, thinking: Thinking) -> np.ndarray:
+        return np.isin(np.arange(9), [1, 2, 4, 8])
+
+    def accept(self, token: int) -> None:
+        self.said.append(token)
+
+    def expected(self) -> list[int]:
+        return [7]
+
+
+PIECES = [b"", b"a", b"b", b"<think>", b"</think>", b"\n", b"<|channel|>x", b"<|message|>", b"}"]
+
+
+def guided(
+    format, matcher: Follower | None = None, is_whole: bool = False, calls: Any = None, **thinking: Any
+) -> Guide:
+    """Of an answer whose tokens have the pieces above."""
+    decoder = StreamDecoder(SimpleNamespace(token_bytes=lambda token, special: PIECES[token]), False, False)
+    known = Thinking(format, **thinking)
+    return Guide(Transcript(decoder, (), known), known, matcher, calls, *[True] * is_whole)
+
+
+def may_come(guide: Guide) -> list[int] | None:
+    allowed = guide.allowed(8)
+    assert allowed is None or allowed.shape == (8,)
+    return None if allowed is None else np.flatnonzero(allowed).tolist()
+
+
+MARKS = {"shown": {3: SIGN + "<think>", 4: SIGN + "</think>"}, "starts": (3,), "continuing": (5,), "closing": (4, 5)}
+
+
+@pytest.mark.parametrize(("matcher", "calls", "budget", "expected"), [
+    (None, None, None, False), (Follower(1), None, None, True), (None, Follower(1), None, True),
+    (None, None, 0, True), (None, None, 5, True),
+])  # fmt: skip
+def test_whose_say_is_needed(matcher, calls, budget: int | None, expected: bool):
+    guide = guided(None, matcher, calls=calls, budget=budget)
+    twin = guide.copy()
+    assert guide.is_needed == twin.is_needed == expected
+    assert (twin._calls is calls) == (calls is None) and (twin._matcher is matcher) == (matcher is None)
+
+
+def test_a_guide_from_token_to_token():
+    """A thought may begin as its format says, is free, and the constraint hears of nothing but the answer."""
+    guide = guided(THINK.signed(), Follower(0, 1, 3, 8), **MARKS)
+    other, matcher = guide.copy(), guide._matcher
+    assert (may_come(guide), guide.expected(), guide.has_ended) == ([0, 1, 3], (), False)
+    for token, allowed, expected, thoughts in (
+        (3, [5], (5,), 0), (5, [1, 2, 4], (), 0), (1, [1, 2, 4], (), 1), (4, [0, 1], [7], 2), (1, [0, 1], [7], 2),
+    ):  # fmt: skip
+        matcher.is_complete = True
+        assert guide.has_ended == (guide.transcript.kind == ANSWER), "not within a thought"
+        matcher.is_complete = False
+        guide.accept(token)
+        assert (may_come(guide), guide.expected(), guide.thoughts) == (allowed, expected, thoughts)
+    assert (matcher.said, guide.transcript.thinking, guide.transcript.text) == ([1], "a", "a")
+    matcher.is_complete = True
+    assert guide.has_ended
+    other.accept(5)
+    assert (other._matcher.said, other.transcript.text, may_come(other), other.thoughts) == ([5], "\n", [0, 1], 0)
+    free = guided(THINK.signed(), **MARKS)
+    for token in (3, 1, 4):
+        free.accept(token)
+        assert (may_come(free), free.expected(), free.has_ended) == (None, (), False)
+    unmarked = guided(THINK, Follower(0, 1, 3))
+    assert (unmarked.transcript.kind, may_come(unmarked)) == (ANSWER, [0, 1, 3])
+
+
+def test_a_guide_closes_what_has_used_up_the_budget():
+    for matcher in (None, Follower(0, 1, 3)):
+        guide = guided(THINK.signed(), matcher, is_open=True, budget=2, **MARKS)
+        free, behind = (None, None) if matcher is None else ([1, 2, 4], [0, 1])
+        assert may_come(guide) == free
+        for token, allowed, expected in ((1, free, ()), (2, [4], (4, 5)), (4, [5], (5,))):
+            guide.accept(token)
+            assert (may_come(guide), guide.expected()) == (allowed, expected)
+        guide.accept(5)
+        assert (may_come(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
+        guide = guided(THINK.signed(), matcher, is_open=True, budget=0, **MARKS)
+        assert may_come(guide) == [4]
+        guide = guided(THINK.signed(), matcher, budget=0, **MARKS)
+        assert may_come(guide) == behind, "none may begin"
+        assert guided(THINK.signed(), matcher, is_open=True, budget=1, **MARKS).expected() == ()
+
+
+def test_a_guide_where_every_answer_has_a_head():
+    """It begins, whatever the budget is; the constraint hears of what is behind it."""
+    format = replace(GPT_OSS, thought="never")  # whose marks are no tokens here
+    for budget in (None, 0):
+        guide = guided(format, Follower(0, 1), starts=(6,), budget=budget)
+        assert (guide.transcript.kind, may_come(guide)) == (None, [6])
+        guide.accept(6)
+        assert (guide.transcript.kind, may_come(guide), guide._matcher.said) == (None, [1, 2, 4], [])
+        guide.accept(7)
+        assert (guide.transcript.kind, may_come(guide), guide._matcher.said) == (ANSWER, [0, 1], [])
+        guide.accept(1)
+        assert (guide._matcher.said, guide.transcript.text) == ([1], "a")
+
+
+def test_a_constraint_that_has_thoughts_and_heads_too():
+    guide = guided(THINK.signed(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
+    assert (guide.transcript.kind, may_come(guide)) == (None, [0, 1, 3])
+    for token, kind, thoughts in ((3, THOUGHT, 0), (1, THOUGHT, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
+        guide.accept(token)
+        assert (guide.transcript.kind, may_come(guide), guide.thoughts) == (kind, [0, 1, 3], thoughts)
+    assert (guide._matcher.said, guide.transcript.thinking, guide.transcript.text) == ([3, 1, 4, 2], "a", "b")
+
+
+ON = {"enable_thinking": True, "thinking": True, "thinking_mode": "enabled"}
+OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled", "thinking_budget": 0}
+
+
+@pytest.mark.parametrize(("source", "think", "budget", "expected"), [
+    ("", "auto", None, {}), ("'no_think'", "auto", 5, {"thinking_budget": 5}), ("", "auto", 0, {"thinking_budget": 0}),
+    ("", "on", None, ON), ("", "on", 7, ON | {"thinking_budget": 7}),
+    ("none", "off", 7, OFF | {"reasoning_effort": "low"}),
+    ('"no_think" "none"', "off", None, OFF | {"reasoning_effort": "no_think"}),
+    ("'minimal' 'none'", "off", None, OFF | {"reasoning_effort": "none"}),
+    ("'minimal' 'low'", "off", None, OFF | {"reasoning_effort": "minimal"}),
+    ("'no_think'", "on", None, ON | {"reasoning_effort": "high"}),
+    ("'no_think'", "medium", None, ON | {"reasoning_effort": "medium"}),
+    ("", "low", 3, ON | {"reasoning_effort": "low", "thinking_budget": 3}),
+    ("", "high", None, ON | {"reasoning_effort": "high"}),
+])  # fmt: skip
+def test_what_a_template_is_told(source: str, think: str, budget: int | None, expected: dict):
+    assert template_variables(source, think, budget) == expected
 
 
 # The command line.
