@@ -1,14 +1,23 @@
 """What is read of a checkpoint's config.json: every kind of value from both sides, and how positions are rotated."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint import write_safetensors
 
+from localllm.convert import files, folder, modules, weights
 from localllm.convert.config import Config
+from localllm.convert.families.dense import windows_of
+from localllm.convert.families.layer_norms import of_heads
+from localllm.convert.families.windowed import windows_behind
+from localllm.convert.pair_folder import words
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
+from localllm.convert.sentencepiece import message, varint
+from localllm.convert.tensors import kept
 from localllm.errors import ModelError
 
 KINDS = ("linear", "yarn", "llama3", "longrope")
@@ -205,3 +214,200 @@ def test_sections_of_several_positions():
     assert "rope scaling mrope is not supported" in refused(
         rope, rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]}
     )
+
+
+# ---- which layers have a window
+
+
+def letters(windows: list[bool]) -> str:
+    return "".join("w" if window else "a" for window in windows)
+
+
+@pytest.mark.parametrize(("said", "found"), [
+    ({}, "wwwawww"), ({"sliding_window_pattern": 2}, "wawawaw"), ({"sliding_window_pattern": 1}, "aaaaaaa"),
+    ({"sliding_window_pattern": "LLG"}, "wwawwaw"), ({"sliding_window_pattern": "L"}, "wwwwwww"),
+    ({"sliding_window_pattern": 2, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]}, "wwwwwwa"),
+])  # fmt: skip
+def test_windows_by_a_list_or_a_pattern(said: dict[str, Any], found: str):
+    assert letters(windows_of(config(**said), 7)) == found
+
+
+@pytest.mark.parametrize(("said", "problem"), [
+    ({"layer_types": ["sliding_attention"] * 6}, "layer_types should be sliding_attention or full_attention for each"),
+    ({"layer_types": ["full"] * 7}, "layer_types should be sliding_attention or full_attention for each layer"),
+    ({"layer_types": 7, "sliding_window_pattern": "L"}, "layer_types should be"),
+    ({"sliding_window_pattern": "LX"}, "sliding_window_pattern should be a number from 1"),
+    ({"sliding_window_pattern": ""}, "sliding_window_pattern should be a number from 1"),
+])  # fmt: skip
+def test_windows_that_make_no_sense(said: dict[str, Any], problem: str):
+    assert refused(windows_of, config(**said), 7).startswith(problem)
+
+
+@pytest.mark.parametrize(("leading", "found"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
+def test_windows_behind_the_first_layers(leading: int, found: str):
+    assert letters(windows_behind(config(), 9, leading)) == found
+    types = ["full_attention", "sliding_attention"] * 4 + ["full_attention"]
+    assert letters(windows_behind(config(layer_types=types), 9, leading)) == "awawawawa"
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])
+def test_norms_of_heads_that_are_stored_one_by_one(kind: str, shape: tuple[str, ...]):
+    norms = of_heads(kind, 3)
+    assert norms.dimensions == shape
+    assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
+    made = norms.made([kept(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
+    assert made.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
+
+
+# ---- files of strangers
+
+
+def test_how_large_a_small_file_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "x.json"
+    path.write_bytes(b'{"a":1}')
+    for most in (7, 8):
+        monkeypatch.setattr(files, "MOST_BYTES", most)
+        assert files.read_json(path) == {"a": 1}
+    monkeypatch.setattr(files, "MOST_BYTES", 6)
+    with pytest.raises(ModelError, match=r"x\.json: 7 bytes are more than such a file has$"):
+        files.read_bytes(path)
+    assert files.read_bytes(tmp_path) is None and files.read_text(tmp_path / "none") is None
+
+    def fail(self: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "MOST_BYTES", 7)
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(ModelError, match=r"x\.json: cannot be read: Input/output error$"):
+        files.read_text(path)
+
+
+@pytest.mark.parametrize(("names", "found"), [
+    ([], "there is no model.safetensors"), (["a.bin"], "PyTorch pickles"), (["a.pt"], "PyTorch pickles"),
+    (["a.pth", "consolidated.safetensors"], "PyTorch pickles"),
+    (["consolidated.safetensors", "x.gguf"], "the weights are in Mistral's own layout"),
+    (["x.gguf"], "there is no model.safetensors; name the GGUF file itself"),
+])  # fmt: skip
+def test_folders_without_weights(tmp_path: Path, names: list[str], found: str):
+    for name in names:
+        (tmp_path / name).touch()
+    said = weights.without_weights(tmp_path)
+    assert (said == found) if found.startswith("there") else found in said
+    with pytest.raises(ModelError) as error:
+        weights.weight_files(tmp_path)
+    assert str(error.value) == f"{tmp_path}: {said}"
+
+
+def test_parts_of_weights(tmp_path: Path):
+    """In their order, whatever the folder's is; all that the last numbers say; the index before that."""
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    for name in (names[2], names[0]):
+        (tmp_path / name).touch()
+    missing = rf"{names[1]}: this file is missing; it is number 2 of 3$"
+    with pytest.raises(ModelError, match=missing):
+        weights.weight_files(tmp_path)
+    (tmp_path / names[1]).touch()
+    assert [path.name for path in weights.weight_files(tmp_path)] == names
+    index = {"a": names[2], "b": names[0], "c": names[2]}
+    (tmp_path / weights.INDEX).write_text(json.dumps({"weight_map": index}))
+    assert [path.name for path in weights.weight_files(tmp_path)] == [names[0], names[2]]
+    (tmp_path / weights.WHOLE).touch()
+    assert weights.weight_files(tmp_path) == [tmp_path / weights.WHOLE]
+
+
+@pytest.mark.parametrize("content", [
+    {}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": 3}}, {"weight_map": {"a": "../a.safetensors"}},
+    {"weight_map": {"a": "a.bin"}}, {"weight_map": {"a": "a:b.safetensors"}}, {"weight_map": {"a": ".safetensors"}},
+])  # fmt: skip
+def test_an_index_that_says_nothing(tmp_path: Path, content: dict[str, Any]):
+    (tmp_path / weights.INDEX).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"expected a weight_map$|expected the name of a safetensors file, found "):
+        weights.read_index(tmp_path)
+
+
+def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(30)))
+    entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
+    found = weights.stored(path, "t", entry, 10)
+    assert (found.name, found.dtype, found.shape, found.start) == ("t", "BF16", (3, 2), 14)
+    assert found.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
+    assert weights.stored(path, "t", {**entry, "dtype": "F8"}, 10).shape == (3, 2)  # of a kind that is listed only
+    for end in (15, 17):
+        with pytest.raises(ValueError, match=rf"^tensor t: {end - 4} bytes; expected 6 numbers$"):
+            weights.stored(path, "t", {**entry, "data_offsets": [4, end]}, 10)
+    path.write_bytes(bytes(25))
+    assert found.rows(0, 2).shape == (2, 4)
+    with pytest.raises(ModelError, match=r"x: has become shorter while it was read$"):
+        found.rows(1, 3)
+    path.unlink()
+    with pytest.raises(ModelError, match=r"x: cannot be read: No such file"):
+        found.rows(0, 1)
+    with pytest.raises(ModelError, match=r"x: cannot be read: |x: not a valid safetensors file: "):
+        weights.read_header(path)
+
+
+def test_what_belongs_to_a_checkpoint(tmp_path: Path):
+    for name in ("b.json", "a.safetensors", "x.gguf", "c"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.json").mkdir()
+    assert folder.own_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
+
+
+@pytest.mark.parametrize(("vocab", "merges", "problem"), [
+    ({"a": 0, "b": 1}, "#version: 0.2\na b\n\n", ""), ({"b": 1, "a": 0}, "a b", ""),
+    ({"a": 0, "b": 2}, "a b", "the vocabulary's ids are not the numbers from 0 to 1"), ({}, "a b", "no vocabulary"),
+    ({"a": 0}, None, "no vocabulary with merges"), ([], "a b", "expected a JSON object"),
+])  # fmt: skip
+def test_words_of_clip(tmp_path: Path, vocab: Any, merges: str | None, problem: str):
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    if merges is not None:
+        (tmp_path / "merges.txt").write_text(merges)
+    if problem:
+        with pytest.raises(ModelError, match=problem):
+            words(tmp_path)
+    else:
+        assert words(tmp_path) == {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x": 1, "y": 0}, "merges": [["y", "x"]]}}))
+    assert words(tmp_path) == {"tokenizer.ggml.tokens": ["y", "x"], "tokenizer.ggml.merges": ["y x"]}
+
+
+@pytest.mark.parametrize(("said", "matrix", "problem"), [
+    ({}, (3, 2), ""), ({"bias": True}, (3, 2), "Dense module"), ({"bias": None}, (3, 2), ""),
+    ({"activation_function": "torch.nn.modules.activation.Tanh"}, (3, 2), "Dense module"),
+    ({"in_features": 3}, (3, 2), "no linear.weight of the sizes"), ({}, None, "no linear.weight of the sizes"),
+    ({"out_features": 2}, (3, 2), "no linear.weight of the sizes"),
+])  # fmt: skip
+def test_matrices_behind_a_pooling(tmp_path: Path, said: dict[str, Any], matrix: Any, problem: str):
+    usual = {"in_features": 2, "out_features": 3, "bias": False, "activation_function": "torch.nn.Identity"}
+    for place in ("2_Dense", "3_Dense"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(json.dumps({**usual, **said}))
+        tensors = [("linear.weight", "F32", np.ones(matrix, np.float32))] if matrix else [("x", "F32", np.ones(2))]
+        write_safetensors(tmp_path / place / "model.safetensors", tensors)
+    kinds = [{"type": "x.Dense", "path": place} for place in ("2_Dense", "3_Dense")]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": "1_Pooling"}, *kinds]))
+    if problem:
+        with pytest.raises(ModelError, match=problem):
+            modules.projections(tmp_path, True)
+    else:
+        found = modules.projections(tmp_path, True)
+        assert {name: tensor.shape for name, tensor in found.items()} == {"dense_2": (3, 2), "dense_3": (3, 2)}
+    with pytest.raises(ModelError, match="in this architecture is not supported"):
+        modules.projections(tmp_path, False)
+    (tmp_path / "modules.json").write_text(json.dumps([*kinds, kinds[1]]))
+    with pytest.raises(ModelError, match=r"is not supported|no linear"):
+        modules.projections(tmp_path, True)
+
+
+def test_numbers_of_protobuf():
+    for number, data in ((0, b"\0"), (127, b"\x7f"), (128, b"\x80\1"), ((1 << 70) - 1, b"\xff" * 9 + b"\x7f")):
+        assert varint(data, 0) == (number, len(data)) and varint(b"x" + data + b"y", 1) == (number, len(data) + 1)
+    for wrong in (b"", b"\x80", b"\xff" * 10 + b"\1"):
+        with pytest.raises(ValueError, match=r"^not a SentencePiece model$"):
+            varint(wrong, 0)
+    fields = b"\x08\x05" + b"\x11" + bytes(range(8)) + b"\x1a\2ab" + b"\x25\1\0\0\0" + b"\x2a\0"
+    assert [*message(fields)] == [(1, 5), (2, int.from_bytes(bytes(range(8)), "little")), (3, b"ab"), (4, 1), (5, b"")]
+    for wrong in (b"\x1a\3ab", b"\x11" + bytes(7), b"\x25\0\0\0", b"\x0b", b"\x0c\0"):
+        with pytest.raises(ValueError, match=r"^not a SentencePiece model$"):
+            [*message(wrong)]

@@ -470,6 +470,35 @@ def test_biases_that_are_missing(golden, name, bias):
         recorded(file, module.forward, Weights(file.tensors), h, 128)
 
 
+# Others that a model must have, though verbs could do without them.
+NEEDED = {
+    "output.weight": ["apertus", "gptneox", "jais", "maple", "mimo2", "nemotron", "stablelm", "step35", "talkie"],
+    "ssm_norm.weight": ["granitehybrid", "nemotron_h"],
+}
+
+
+@pytest.mark.parametrize(("name", "lost"), [(name, lost) for lost, names in NEEDED.items() for name in names])
+def test_tensors_that_are_missing(golden, name, lost):
+    file = golden(name)
+    file.tensors = {
+        each: tensor for each, tensor in file.tensors.items() if not re.fullmatch(rf"(blk\.\d+\.)?{lost}", each)
+    }
+    module, h = architecture(file)
+    with pytest.raises(ModelError, match=rf": the model has no tensor (blk\.\d+\.)?{lost}$"):
+        recorded(file, module.forward, Weights(file.tensors), h, 128)
+
+
+@pytest.mark.parametrize("lost", ["ffn_gate_inp.scale", "ffn_down_exps.scale"])
+def test_gemma_4_scales_what_its_experts_read_and_make(golden, lost):
+    file = golden("gemma4_experts")
+    file.tensors = {name: tensor for name, tensor in file.tensors.items() if not name.endswith(lost)}
+    module, h = architecture(file)
+    with pytest.raises(
+        ModelError, match=r"ffn_gate_inp\.weight and blk\.0\.ffn_down_exps\.weight should have a scale$"
+    ):
+        recorded(file, module.forward, Weights(file.tensors), h, 128)
+
+
 @pytest.mark.parametrize(("experts", "normed"), [(127, True), (128, False), (129, True)])
 def test_queries_of_maverick_are_not_normalized(tmp_path, experts, normed):
     path = write_model("llama4", tmp_path / "model.gguf", expert_hidden=32, experts=experts)
