@@ -158,3 +158,15 @@ def test_a_file_that_is_not_needed_any_more(path: Path):
     for _ in range(2):
         file.remove()
         assert not path.exists()
+
+
+def test_a_disk_that_reads_no_more(path: Path, monkeypatch):
+    with RecordFile(path, "key") as file:
+        for first, end in ((-1, 2), (2, 1), (0, 8)):
+            with pytest.raises(IndexError, match=f"^a: bytes {first} to {end} of 7$"):
+                file.read("a", first, end)
+        whole, file._file = file._file, io.FileIO(os.open(path, os.O_WRONLY), "w")
+        with file._file, pytest.raises(LocalllmError, match="x: cannot be written: "):
+            file.read("a", 0, 7)
+        file._file = whole
+        assert list(file.read("a", 2, 4)) == [2, 3]

@@ -156,6 +156,21 @@ def test_a_string_that_comes_twice_is_found_at_its_first_place():
     assert found.get("a b", 5) == 0 and found.get("none") is None and found.get("none", 5) == 5
 
 
+def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
+    found = found_in(["a b", "c d", "a b", "é"])
+    assert (len(found), found[0], found[-1], found[1:3], found[::-2]) == (4, "a b", "é", ["c d", "a b"], ["é", "c d"])
+    assert ["a b" in found, "é" in found, "none" in found, 5 in found] == [True, True, False, False]
+    places = StringPlaces(found)
+    assert [places["é"], [*places], "c d" in places, "none" in places] == [3, ["a b", "c d", "é"], True, False]
+    assert dict(places.items()) == {"a b": 0, "c d": 1, "é": 3}
+    with pytest.raises(KeyError, match="none"):
+        places["none"]
+    del places["a b"]
+    assert [[*places], places.get("a b"), "a b" in places, dict(places.items())] == [
+        ["c d", "é"], None, False, {"c d": 1, "é": 3},
+    ]  # fmt: skip
+
+
 def test_after_many_questions_it_is_a_dictionary(monkeypatch):
     monkeypatch.setattr(strings, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]

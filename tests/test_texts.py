@@ -1,6 +1,8 @@
 """Rows of texts against llama.cpp's: every architecture that makes some; see tests/models/encoders.py."""
 
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +11,15 @@ from models import ENCODERS, model, write
 from models.encoders import GELU, ROWS_IN_BLOCKS, RowsGolden, texts
 from models.golden import check_digest
 from test_goldens import looked_up, nmse
+from test_reuse import TakenLock
 
 from localllm.arch import verbs
 from localllm.arch.pooling import KINDS
+from localllm.engine import texts as engine_texts
 from localllm.engine.options import EngineOptions
-from localllm.engine.texts import TextReader, runs
-from localllm.errors import ContextError, UnsupportedError, UsageError
+from localllm.engine.run import Text
+from localllm.engine.texts import TextReader, by_reference, runs
+from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf_file import GGUFFile
 
 
@@ -136,3 +141,143 @@ def test_all_poolings_differ(model_path):
     file = GGUFFile.open(model_path("bert"))
     found = [TextReader(file, kind, EngineOptions(backend="reference")).read([[5, 6, 7]])[0] for kind in KINDS[1:4]]
     assert nmse(found[0], found[1]) > 1e-3 < nmse(found[1], found[2])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "together"),
+    [
+        ([], []), ([11], [[0]]), ([4, 11], [[0], [1]]),
+        ([5, 5], [[0, 1]]), ([6, 5], [[1], [0]]), ([4, 4, 2], [[2], [0, 1]]),
+        ([3, 4], [[0], [1]]), ([3, 3], [[0, 1]]), ([1] * 4, [[0, 1, 2], [3]]), ([1] * 3, [[0, 1, 2]]),
+        ([5, 1, 5, 1], [[1, 3], [0, 2]]),
+    ],
+)  # fmt: skip
+def test_which_texts_are_read_together(monkeypatch, lengths, together):
+    """Up to 10 tokens here, and three texts; those of up to three tokens by themselves."""
+    for name, number in (("BATCH", 10), ("SHORT", 3), ("MOST_TEXTS", 3)):
+        monkeypatch.setattr(engine_texts, name, number)
+    assert [numbers.tolist() for numbers in runs(lengths)] == together
+
+
+class Bare(TextReader):
+    """As if it had been opened: of each text the first id, its tokens, and where the second one begins."""
+
+    def __init__(self, has_kinds: bool = True):
+        self.context, self.vocab_size, self.width, self.lock = 9, 20, 3, Lock()
+        self._path, self._has_kinds, self.warning, self.closed = "m.gguf", has_kinds, None, 0
+        self._read = lambda texts: np.array([[text.ids[0], len(text.ids), text.second] for text in texts])
+        self._close = lambda: setattr(self, "closed", self.closed + 1)
+
+
+def test_rows_come_in_the_order_of_the_texts(monkeypatch):
+    monkeypatch.setattr(engine_texts, "BATCH", 4)
+    told = list[int]()
+    texts = [[19, 1, 1], [2], [3, 3], np.array([0])]
+    found = Bare().read(texts, [2, 1, 1, 0], told.append)
+    assert found.tolist() == [[19, 3, 2], [2, 1, 1], [3, 2, 1], [0, 1, 0]] and found.dtype == np.float32
+    assert told == [3, 4]
+    for seconds, has_kinds in ((None, True), ([2, 1, 1, 0], False), ([], True)):
+        assert Bare(has_kinds).read(texts, seconds)[:, 2].tolist() == [3, 1, 2, 1]
+    assert Bare().read([]).shape == (0, 3)
+
+
+def test_texts_that_cannot_be_read():
+    reader = Bare()
+    assert len(reader.read([[1] * 9])) == 1
+    for text, error, told in (
+        ([1] * 10, ContextError, "a text of 10 tokens; the model reads 9"),
+        ([], UsageError, "token ids should be a list of numbers from 0 to 19"),
+        ([1, 20], UsageError, "token ids should be a list of numbers from 0 to 19"),
+        ([-1, 1], UsageError, "token ids should be a list of numbers from 0 to 19"),
+    ):
+        with pytest.raises(error) as caught:
+            reader.read([[1], text])
+        assert str(caught.value) == told
+
+    def broken(texts):
+        raise ModelError("not numbers")
+
+    reader._read = broken
+    with pytest.raises(ModelError, match=r"^m\.gguf: not numbers$"):
+        reader.read([[1]])
+    reader.close()
+    assert reader.closed == 1
+    reader.lock = TakenLock()
+    for call in (lambda: reader.read([[1]]), reader.close):
+        with pytest.raises(BlockingIOError):
+            call()
+
+
+def test_models_that_write_answers_make_no_vectors(monkeypatch):
+    written = SimpleNamespace(arch="t5", start_token=0)
+    monkeypatch.setattr(engine_texts, "architecture", lambda file: (None, written))
+    with pytest.raises(UnsupportedError) as error:
+        TextReader(SimpleNamespace(path="m.gguf"), "mean")
+    assert str(error.value) == "m.gguf: t5 models write answers, and make no vectors: use localllm run"
+
+
+def test_who_computes_texts(monkeypatch):
+    """A card, if one is asked for; if one may, and cannot, the CPU, and why."""
+    closed = list[int]()
+    card = SimpleNamespace(close=lambda: closed.append(1), warning="slow", name="a card", read="read")
+    monkeypatch.setattr("localllm.engine.cuda.texts.CardTexts", lambda *given: made.append(given) or card)
+    reader, made = Bare(), list[tuple]()
+    options = EngineOptions(backend="cuda")
+    assert reader._on_card(["operations"], ["states"], options) == "read"
+    assert made == [(["operations"], ["states"], 9, options)]
+    assert (reader.warning, reader.device) == ("slow", "a card")
+    reader.close()
+    assert closed == [1]
+
+    def broken(*given):
+        raise LocalllmError("it is on fire")
+
+    monkeypatch.setattr("localllm.engine.cuda.texts.CardTexts", broken)
+    with pytest.raises(LocalllmError, match=r"^it is on fire$"):
+        Bare()._on_card([], [], options)
+    reader = Bare()
+    assert reader._on_card([], [], EngineOptions(backend="auto")) is None
+    assert reader.warning == "the CPU computes: it is on fire"
+
+
+@pytest.mark.parametrize(
+    ("format", "long_is_precise"), [("F16", True), ("BF16", True), ("F32", False), ("Q8_0", False)]
+)
+@pytest.mark.parametrize(("context", "pages"), [(9, 8), (600, 10)])
+def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, context, pages):
+    """Of short texts always, of others where weights have as many: what is read in one run is of one kind."""
+    asked, given = list[tuple](), dict[str, object]()
+    program = SimpleNamespace(read=lambda *call: asked.append(call), close="close", prepare_all="all", warning="slow")
+    monkeypatch.setattr(engine_texts, "MOST_TEXTS", 5)
+    monkeypatch.setattr(engine_texts, "RunCache", lambda *known: known)
+
+    def compiled(operations, places, threads, progress, keeps):
+        given.update(places=places, threads=threads, keeps=keeps)
+        return program
+
+    monkeypatch.setattr(engine_texts, "compiled", compiled)
+    reader, options = Bare(), EngineOptions(threads=3)
+    reader.context = context
+    weight = SimpleNamespace(tensor=SimpleNamespace(format=SimpleNamespace(name=format)))
+    operations = [SimpleNamespace(verb="linear", given={"weight": weight}), SimpleNamespace(verb="add", given={})]
+    read = reader._compiled(operations, ["states"], options)
+    assert given["places"].cache == (["states"], pages + 5, options.kept_as, operations)
+    assert len(given["places"].header.ids) == max(512, context)
+    assert (given["threads"], given["keeps"]) == (3, False)
+    assert (reader._close, reader.prepare_all, reader.warning) == ("close", "all", "slow")
+    for lengths, is_precise in (((32, 1), True), ((1, 33), long_is_precise)):
+        read(texts := [Text(np.zeros(length, np.int64), length) for length in lengths])
+        told, table, precise = asked.pop()
+        assert (told, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)
+
+
+def test_the_reference_is_told_of_kinds(monkeypatch):
+    ran = list[tuple]()
+    backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
+    monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
+    options = EngineOptions()
+    by_reference("forward", options, 64)([Text(np.array([5, 6, 7]), 2), Text(np.array([8]), 1)])
+    made, (spans, precise) = ran
+    assert (made, precise) == (("forward", options.kept_as, 64, None), True)
+    found = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]
+    assert found == [("store", 0, [5, 6, 7], 1, [0, 0, 1]), ("store", 0, [8], 1, [0])]

@@ -1,0 +1,137 @@
+"""A file that comes in pieces: what has come stays, and it has its name only when all of it is right."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
+from localllm.files import partial
+from localllm.files.partial import Partial, partials, sha256_of
+
+CONTENT = bytes(range(250))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "model.gguf"
+
+
+@pytest.fixture(autouse=True)
+def chunks(monkeypatch) -> None:
+    monkeypatch.setattr(partial, "CHUNK", 100)
+
+
+def begun(target: Path, told: list[int] | None = None) -> Partial:
+    return Partial(target, len(CONTENT), SHA256, *([told.append] if told is not None else []))
+
+
+def test_a_later_process_goes_on(target):
+    """It reads what is there, and says how far it is; the file gets its name when all has come."""
+    for first, last, read in ((0, 120, []), (120, 240, [100, 120]), (240, 250, [100, 200, 240])):
+        told, checked = list[int](), list[str]()
+        with begun(target, told) as file:
+            assert file.path == target.with_name(f"model.gguf.{SHA256[:16]}.partial")
+            assert (file.position, told, file.is_right) == (first, read, False)
+            file.write(CONTENT[first:last])
+            assert (file.position, file.is_right) == (last, last == 250)
+            if last == 250:
+                file.finish(checked.append)
+        assert partials(target) == ([file.path] if last < 250 else [])
+    assert checked == [str(file.path)]
+    assert target.read_bytes() == CONTENT
+    told.clear()
+    assert sha256_of(target, told.append) == SHA256 and told == [100, 200, 250]
+
+
+def test_what_cannot_be_its_beginning_goes(target):
+    """Other versions of the file, and what is longer; but nothing that is another file's."""
+    target.parent.mkdir()
+    kept = [target.with_name(name) for name in ("model.gguf", "model.gguf.txt", "other.gguf.0.partial", "a.partial")]
+    gone = target.with_name(f"model.gguf.{'0' * 16}.partial")
+    for path in (*kept, gone):
+        path.write_bytes(b"x")
+    begun(target).path.write_bytes(CONTENT + b"x")
+    with begun(target) as file:
+        assert (file.position, file.path.stat().st_size, gone.exists()) == (0, 0, False)
+        assert all(path.read_bytes() == b"x" for path in kept)
+    assert not file.path.exists(), "nothing has come"
+    file.path.write_bytes(CONTENT)
+    with begun(target) as file:
+        assert (file.position, file.is_right) == (250, True)
+        file.restart()
+        assert (file.position, file.path.stat().st_size, file.is_right) == (0, 0, False)
+        file.write(CONTENT)
+        assert file.is_right
+
+
+def test_what_came_is_damaged(target):
+    for damaged in (CONTENT[:-1], CONTENT + b"\0", CONTENT[:-1] + b"\0"):
+        with begun(target) as file:
+            file.write(damaged)
+            with pytest.raises(ModelError) as error:
+                file.finish(lambda path: None)
+            assert file.position == 0
+        told = f"{target}: what came is damaged: its size or SHA-256 is not what was promised"
+        assert (str(error.value), [*target.parent.iterdir()]) == (told, [])
+
+
+def test_what_is_no_model_is_told_by_its_later_name(target):
+    def check(path: str) -> None:
+        raise UnsupportedError(f"{path}: of no use, this {path}")
+
+    with begun(target) as file:
+        file.write(CONTENT)
+        with pytest.raises(UnsupportedError) as error:
+            file.finish(check)
+    assert (str(error.value), [*target.parent.iterdir()]) == (f"{target}: of no use, this {target}", [])
+    with begun(target) as file:
+        file.write(CONTENT)
+        with pytest.raises(ZeroDivisionError):
+            file.finish(lambda path: 1 // 0)
+    assert [*target.parent.iterdir()] == [file.path]
+
+
+def test_a_system_that_writes_a_part_of_it(target, monkeypatch):
+    write_at = partial.write_at
+    monkeypatch.setattr(partial, "write_at", lambda descriptor, data, place: write_at(descriptor, data[:7], place))
+    with begun(target) as file:
+        file.write(CONTENT)
+        assert file.is_right
+    assert file.path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("function", ["write_at", "sync", "replace", "sync_folder"])
+def test_a_disk_that_refuses(target, monkeypatch, function):
+    """What has come stays."""
+
+    def refuse(*given) -> None:
+        raise OSError(errno.ENOSPC, "No space")
+
+    with begun(target) as file:
+        file.write(CONTENT[:9])
+        monkeypatch.setattr(partial, function, refuse)
+        with pytest.raises(LocalllmError) as error:
+            file.write(CONTENT[9:])
+            file.finish(lambda path: None)
+        assert str(error.value) == f"{target}: cannot be written: No space"
+    assert file.path.exists() or function == "sync_folder"
+
+
+def test_a_folder_that_is_none(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LocalllmError, match=r"model\.gguf: cannot be written: "):
+        begun(tmp_path / "file" / "model.gguf").__enter__()
+    assert partials(tmp_path / "file" / "model.gguf") == []
+
+
+def test_another_process_pulls_it(target, monkeypatch):
+    closed, close = [], os.close
+    monkeypatch.setattr(partial, "lock", lambda descriptor: False)
+    monkeypatch.setattr(os, "close", lambda descriptor: closed.append(descriptor) or close(descriptor))
+    with pytest.raises(UsageError) as error:
+        begun(target).__enter__()
+    assert (str(error.value), len(closed)) == (f"{target}: another localllm is pulling this file", 1)
