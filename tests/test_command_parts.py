@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,15 +31,18 @@ from localllm.cli import (
     session_list,
     terminal,
     tool_calls,
+    tool_options,
     vector_output,
 )
 from localllm.cli import map as map_command
 from localllm.cli import pull as pull_command
 from localllm.cli.asking import system_message
+from localllm.cli.endpoint import EndpointGroup
 from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
 from localllm.cli.images import ImageGroup
 from localllm.cli.options import layers
 from localllm.cli.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
+from localllm.cli.sampling import ExactSampling
 from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
 from localllm.cli.vector_output import output_of
 from localllm.convert.config import Config
@@ -464,6 +468,33 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 # ---- options
+
+
+# Of options, by group: what nobody's word means, and what is made of that.
+UNSAID = [
+    (Shape, {"json_whitespace": False}, Shape.given, {"schema": None, "grammar": None, "regex": None}),
+    (Thoughts, {"think": "auto"}, Thoughts.given, {"think": "auto", "think_budget": None, "template_variables": {}}),
+    (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
+    (tool_options.ToolGroup, {"max_steps": 20}, lambda group: group.opened(None), None),
+    (EndpointGroup, {}, EndpointGroup.place, None), (options.Sampling, {}, options.Sampling.given, {}),
+    (ExactSampling, {"ignore_eos": False}, ExactSampling.given, {}),
+    (Diffusion, {"has_noise": False, "visual": False}, Diffusion.given, {}),
+    (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
+    (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: layers("auto"), "auto"),
+    (options.Answers, {"escape": False}, lambda group: layers("all"), "all"),
+    (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: layers("7"), "7"),
+    (serve.Place, {"port": 11435}, lambda group: serve.amount("7"), 7),
+    (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0},
+     lambda group: serve.amount("1K"), 1000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "usual", "made", "of_it"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
+def test_what_options_mean_that_nobody_gives(group: Any, usual: dict[str, Any], made: Any, of_it: Any):
+    defaults = {each.name: each.default for each in fields(group) if each.default not in (MISSING, None)}
+    assert defaults == usual
+    nested = {each.name: None for each in fields(group) if each.default is MISSING}
+    assert made(group(**nested)) == of_it
 
 
 def test_a_form_is_one_of_three():
