@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch import jina_bert, mpt
+from localllm.arch import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.attention import by_head, qkv, rope_factors, rotated
 from localllm.arch.experts import admitted, gated_or_mixture, matrices, mixture, shared
 from localllm.arch.feed_forward import gated, plain
@@ -260,6 +260,40 @@ def test_mpt_says_what_its_file_has():
         assert f"clamp(linear(layer_norm(x, attn_norm, 0.5), attn_qkv{rows}), 3.0)" in full
     assert "attn_q_norm, 0.5)" in full and "attn_k_norm, 0.5)" in full
     assert "slopes=(0.0625, 0.00390625)" in full
+
+
+def test_values_that_are_shorter_than_keys_in_one_matrix():
+    b: Any = Teller()
+    attention = SimpleNamespace(heads=(2,))
+    h: Any = SimpleNamespace(attention=attention, epsilon=0.5, scale=1.0, value_scale=3.0, routing=None)
+    h.rope, h.ahead = lambda layer: None, lambda layer: 0
+    state: Any = SimpleNamespace(layer=0, kv_heads=1, key_dim=4, value_dim=3, window=None)
+    network = {"attn_norm": (4,), "attn_output": (4, 6), "ffn_norm": (4,), "ffn_gate": (6, 4), "ffn_up": (6, 4),
+               "ffn_down": (4, 6)}  # fmt: skip
+    fused = mimo2.block(b, weights(**network, attn_qkv=(15, 4)), h, state, "x")
+    apart = mimo2.block(b, weights(**network, attn_q=(8, 4), attn_k=(4, 4), attn_v=(3, 4)), h, state, "x")
+    rows = {"attn_q": "attn_qkv", "attn_k": "attn_qkv[8:12]", "attn_v": "attn_qkv[12:15]"}
+    for name, part in rows.items():
+        assert f", {part})" in fused
+        apart = apart.replace(f", {name})", f", {part})")
+    assert fused == apart
+
+
+def test_what_the_delta_rule_writes_and_forgets():
+    b: Any = Teller()
+    d: Any = SimpleNamespace(heads=6, key_heads=2)
+    both = "linear(x, ssm_ba)"
+    assert qwen35.strength_and_steps(b, weights(ssm_ba=(12, 4)), d, "x") == [
+        f"columns({both}, 0, 3, 6)", f"columns({both}, 3, 6, 6)"
+    ]  # fmt: skip
+    apart = weights(ssm_beta=(6, 4), ssm_alpha=(6, 4))
+    assert qwen35.strength_and_steps(b, apart, d, "x") == ["linear(x, ssm_beta)", "linear(x, ssm_alpha)"]
+
+
+@pytest.mark.parametrize("family", [deepseek2, dots1, glm4, glm4moe, qwen35])
+def test_layers_that_guess_are_as_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
+    monkeypatch.setattr(family, "guessed", lambda *given: given)
+    assert family.guess("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
 
 
 # ---- poolings
