@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.text import limits
 from localllm.text import sandbox as template_sandbox
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+from localllm.text.messages import checked
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
@@ -52,6 +54,7 @@ def render(source: str, *messages: dict, **variables) -> str:
         ("{% for m in messages recursive %}{{ loop.first }}{% else %}none{% endfor %}", "True"),
         ("{{ '-' * 3 + 'x' }}{{ 7 % 4 }}{{ 2 ** 3 }}", "---x38"),
         ("{{ [1, none, 'a'] | join('-') }}{{ {'b': 1, 2: 3} | join }}{{ 'xyz' | join('.') }}", "1-None-ab2x.y.z"),
+        ("{{ '-'.join(['a', 'b'] | map('upper')) }}{{ '+'.join('cd') }}{{ namespace(a=1) }}", "A-Bc+d<namespace>"),
         ("{{ '%05.1f|%s' % (2.5, 'x') }}{{ '%s' | format(7) }}{{ 99999 * 99999 }}", "002.5|x79999800001"),
     ],
 )  # fmt: skip
@@ -319,3 +322,36 @@ def test_the_real_models_template(shared):
 def test_importing_the_tokenizer_does_not_import_jinja():
     program = "import sys, localllm.text.tokenizer; print('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(("messages", "problem"), [
+    ("Hi", "messages should be a list of them, not str"), (USER, "messages should be a list of them, not dict"),
+    (b"", "messages should be a list of them, not bytes"),
+    ([{"role": "user"}], "a message should be {\"role\": ..., \"content\": ...}, not {'role': 'user'}"),
+    ([{"content": "Hi"}], "a message should be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
+    ([USER, 5], 'a message should be {"role": ..., "content": ...}, not 5'),
+    ([{"role": "user", "content": None}], "the content of a message should be a text, not NoneType"),
+    ([{"role": "assistant", "content": 5}], "the content of a message should be a text, not int"),
+    ([{"role": "user", "content": [5]}], 'a part of a content should be {"type": "text", "text": ...}, not 5'),
+    ([{"role": "user", "content": [{"type": "x" * 41}]}],
+     f"a part of a content is of type '{'x' * 40}': only text can be read"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' should have a text, not None"),
+    ([{"role": "user", "content": [{"type": "text", "text": [5] * 99}]}],
+     f"a part of type 'text' should have a text, not {[5] * 99}"[:100]),
+])  # fmt: skip
+def test_what_is_no_conversation(messages, problem: str):
+    with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):
+        checked(messages)
+
+
+def test_parts_of_a_content_become_a_text():
+    calls = {"role": "assistant", "content": None}
+    assert checked([USER, calls]) == [USER, calls] and checked(()) == []
+    parts = {"role": "user", "content": ["a", {"type": "text", "text": "b"}], "name": "x"}
+    assert checked([parts]) == [{"role": "user", "content": "a\nb", "name": "x"}] and parts["content"][0] == "a"
+
+
+def test_a_template_that_refuses_a_text_gets_parts():
+    source = "{# type #}{% if messages[0].content is string %}X{% endif %}{{ messages[0].content[0].text }}"
+    assert render(source.replace("X", "{{ raise_exception('parts') }}")) == render(source) == "Hi"
+    assert render("{# type #}{{ messages[0].content }}") == "Hi"

@@ -19,8 +19,8 @@ from localllm.cli import embed as embed_command
 from localllm.cli import vector_output
 from localllm.cli.terminal import ProgressLine
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
-from localllm.generation import reranking
-from localllm.generation.embedding import Embedder, joined, normalized
+from localllm.generation import embedding, reranking
+from localllm.generation.embedding import Embedder, EmbedOptions, joined, normalized
 from localllm.generation.pair_embedding import PairEmbedder
 from localllm.generation.reranking import Reranker
 from localllm.generation.roles import prompt_of
@@ -179,6 +179,73 @@ def test_pieces_are_averaged_by_their_lengths():
     found = joined(rows, [[0] * 3, [0], [0]], [0, 0, 1])
     np.testing.assert_allclose(found, [[0.75, 0.5], [4, 4]])
     np.testing.assert_allclose(normalized(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
+
+
+@pytest.mark.parametrize(("text", "overflow", "expected"), [
+    ("abcd", "refuse", ["<abcd>"]), ("", "refuse", ["<>"]), ("abcde", "cut", ["<abcd>"]),
+    ("abcde", "split", ["<abcd>", "<e>"]), ("abcdefgh", "split", ["<abcd>", "<efgh>"]),
+    ("abcde", "refuse", "text 3 has 7 tokens, the model reads 6: --overflow cut or split reads it all the same"),
+])  # fmt: skip
+def test_pieces_of_texts(text: str, overflow: str, expected: list[str] | str):
+    made = Embedder.__new__(Embedder)
+    made.context, made._before, made._behind, made._tokenizer = 6, ["<"], [">"], SimpleNamespace(encode=list)
+    with pytest.raises(ContextError, match=f"^{expected}$") if isinstance(expected, str) else nullcontext():
+        assert ["".join(piece) for piece in made.pieces(text, overflow, 3)] == expected
+    for made.context in (3, 2):
+        short = "^a context of 2 tokens is too short for any text$"
+        with nullcontext() if made.context == 3 else pytest.raises(UsageError, match=short):
+            assert made.pieces("ab", "cut", 1) == [["<", "a", ">"]]
+    made._before = made._behind = []
+    with pytest.raises(UsageError, match=r"^text 3 is empty, and the model puts no tokens around texts$"):
+        made.pieces("", overflow, 3)
+
+
+def test_vectors_of_texts():
+    """Of the numbers that are wanted, one for each text whatever its pieces are; what is read is counted."""
+    made, heard = Embedder.__new__(Embedder), []
+    made.context, made._before, made._behind, made._tokenizer = 6, ["<"], [">"], SimpleNamespace(encode=list)
+    made.width, made.tokens, made.path, made._metadata = 3, 5, "x", {"localllm.prompt.query": "q"}
+    made.reader = SimpleNamespace(read=lambda pieces, progress: heard.append((pieces, progress)) or np.tile(
+        np.array([[3, 4, 12]], np.float32), (len(pieces), 1)))  # fmt: skip
+    np.testing.assert_allclose(made.embed(["ab", "c"], progress=print), [[3 / 13, 4 / 13, 12 / 13]] * 2, rtol=1e-6)
+    assert (heard, made.tokens) == ([([[*"<ab>"], [*"<c>"]], print)], 12)
+    np.testing.assert_allclose(made.embed(["a"], EmbedOptions(dims=2, role="query")), [[0.6, 0.8]], rtol=1e-6)
+    assert heard[1] == ([[*"<qa>"]], None)
+    raw = made.embed(["abcdef", "g"], EmbedOptions(dims=3, normalize=False, overflow="split"))
+    assert raw.tolist() == [[3, 4, 12]] * 2 and heard[2][0] == [[*"<abcd>"], [*"<ef>"], [*"<g>"]]
+    for options, problem in (
+        (EmbedOptions(dims=4), "dims should be 3 or below, not 4: the vectors are no longer"),
+        (EmbedOptions(dims=0), "dims should be"), (EmbedOptions(role="x"), "role should be query or document, not 'x'"),
+        (EmbedOptions(overflow="x"), "overflow should be refuse, cut or split, not 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            made.embed(["a"], options)
+    with pytest.raises(ContextError, match="text 2 has 7 tokens"):
+        made.embed(["a", "abcde"])
+    assert EmbedOptions() == EmbedOptions(None, True, None, "refuse")
+
+
+NOTHING_SAID = "/m.gguf: the model does not say how the rows of tokens become a vector: it was not made for that"
+
+
+@pytest.mark.parametrize(("wanted", "said", "head", "ahead", "expected"), [
+    (None, "mean", False, False, "mean"), (None, "last", True, False, "last"), (None, None, False, True, "cls"),
+    (None, "mean", True, True, "cls"), ("last", "rank", True, True, "last"), ("mean", None, False, False, "mean"),
+    ("last", None, True, False, "last"),
+    ("none", "mean", False, False, "pooling should be mean, cls or last, not 'none'"),
+    ("rank", "mean", False, False, "pooling should be mean, cls or last, not 'rank'"),
+    (None, None, False, False, NOTHING_SAID), (None, "none", False, False, NOTHING_SAID),
+    (None, "rank", False, True, "/m.gguf: a reranker"), (None, None, True, True, "/m.gguf: a reranker"),
+])  # fmt: skip
+def test_how_rows_become_vectors(wanted, said, head: bool, ahead: bool, expected: str, monkeypatch):
+    read = SimpleNamespace(pooling="cls", looks_ahead=ahead)
+    monkeypatch.setattr(embedding, "architecture", lambda file: (None, read))
+    monkeypatch.setattr(embedding, "Fields", SimpleNamespace(of=lambda file: file))
+    monkeypatch.setattr(embedding, "read_pooling", lambda fields: said)
+    for name in ("cls.weight", "cls.output.weight"):
+        file = SimpleNamespace(path="/m.gguf", tensors={name: 1} if head else {"cls.bias": 1})
+        with nullcontext() if " " not in expected else pytest.raises((ModelError, UsageError), match=expected):
+            assert embedding.pooling_of(file, wanted) == expected
 
 
 def test_prompts_of_models():

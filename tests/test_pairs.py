@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.pairs import PairReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile
+from localllm.generation import pair_embedding
 from localllm.generation.embedding import EmbedOptions, ShownImage
 from localllm.generation.pair_embedding import PairEmbedder
 from localllm.services.validity import validity
@@ -75,6 +78,27 @@ def test_vocabularies_without_merges(clip):
         merges_of(["a", "b", "abc"])
     with pytest.raises(ModelError, match="each piece once"):
         ClipWords(metadata | {"tokenizer.ggml.tokens": ["a", "a"]})
+
+
+@pytest.mark.parametrize(("merges", "problem"), [
+    ([], None), (["a b</w>"], None), (["b</w> a"], "of pieces that are no tokens"), (["a x"], "of pieces that are"),
+    (["x a"], "of pieces that are no tokens"), (["ab</w>"], "a merge that is not two pieces"),
+    ([" a"], "a merge that is not two pieces"), (["a "], "a merge that is not two pieces"),
+])  # fmt: skip
+def test_merges_that_are_none(merges: list[str], problem: str | None):
+    pieces = [START, END, "a", "b</w>", "ab</w>"]
+    with nullcontext() if problem is None else pytest.raises(ModelError, match=f"tokenizer.ggml.merges: {problem}"):
+        ClipWords({"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.merges": merges}, "x.gguf")
+
+
+@pytest.mark.parametrize("pieces", [4, 5])
+def test_a_row_for_each_token(pieces: int, monkeypatch):
+    reader = SimpleNamespace(width=8, context=9, vocab_size=4)
+    monkeypatch.setattr(pair_embedding, "PairReader", lambda file, options: reader)
+    monkeypatch.setattr(pair_embedding, "ClipWords", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
+    with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, embeddings of 4$"):
+        made = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
+        assert (made.width, made.context, made.tokens, made.warnings) == (8, 9, 0, [])
 
 
 def test_long_texts(clip):

@@ -1,10 +1,14 @@
 """Templates from strangers: none takes over two seconds or 256 MB, whatever it does and wherever."""
 
 import resource
+import runpy
+import signal
+import sys
 import time
 from contextlib import nullcontext
+from io import BytesIO
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from jinja2 import nodes
@@ -134,10 +138,6 @@ def test_the_systems_limits(monkeypatch):
 
 def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
     """Neither where it is compiled or rendered nor where `ulimit -v` leaves its trial less than a template may take."""
-
-    def greedy(*_):
-        raise MemoryError
-
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with monkeypatch.context() as patch:
         patch.setattr(trial, "compile_template", greedy)
@@ -168,6 +168,102 @@ def test_a_good_template_is_tried_once(tmp_path, monkeypatch):
     (tmp_path / "known").chmod(0o777)
     with pytest.raises(ModelError, match="twice"):
         ChatTemplate("{{ messages[0].content }}")
+
+
+def greedy(*_: object) -> NoReturn:
+    raise MemoryError
+
+
+X = "{{ 'x' * 99999999 }}"
+
+
+@pytest.mark.parametrize(("source", "told"), [
+    ("{{ messages[0].content }}", "ok"), ("{% for %}", "ok"), ("{{ raise_exception('no') }}", "ok"), (X, "over"),
+    ("{% if messages|length == 13 %}" + X + "{% endif %}", "over"), ("{{ raise_exception('no') }}" + X, "ok"),
+    ("{% if messages[0].role == 'system' %}" + X + "{% endif %}", "over"), ("{{ a.b.c }}" + X, "ok"),
+    ("{% if messages|length == 3 and tools is none and documents is none %}" + X + "{% endif %}", "over"),
+])  # fmt: skip
+def test_what_a_trial_tells(source: str, told: str, monkeypatch):
+    """What takes too much in any of its conversations; what only fails is told later."""
+    assert trial._told(source, lambda: "too much") == ("a value is over 8000000 long" if told == "over" else told)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "render_template", greedy)
+        assert trial._told("x", lambda: "too much") == "too much"
+        assert trial._told("x", greedy) == "no memory"
+
+
+@pytest.mark.parametrize(("told", "was_ended", "problem"), [
+    (b"ok", True, None), (b"oh, \xff", False, "oh, \ufffd"), (b"", True, "it ran for over 2 seconds"),
+    (b"", False, "it ends the program that renders it"),
+])  # fmt: skip
+def test_how_a_trial_went(told: bytes, was_ended: bool, problem: str | None, monkeypatch):
+    """By what it said and how it ended; and where processes cannot be forked."""
+    asked: list[Any] = []
+    assert trial._problem(told, was_ended) == problem
+    with pytest.raises(MemoryError):
+        trial._problem(b"no memory", was_ended)
+    monkeypatch.setattr(trial, "can_fork", lambda: False)
+    monkeypatch.setattr(trial, "limited", lambda *limits: asked.append(limits) or (told, was_ended))
+    assert trial.tried("a\udc80é") == problem
+    assert asked == [([sys.executable, "-P", "-m", "localllm.text.trial"], "a?é".encode(), 3, 384 << 20, 20.0)]
+
+
+def test_a_trial_in_a_program_of_its_own(monkeypatch, capfdbinary):
+    for source, told in ((b"\xff{{ messages[0].role }}", b"ok"), (X.encode(), b"a value is over 8000000 long")):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(source)))
+        runpy.run_path(trial.__file__, run_name="__main__")
+        assert capfdbinary.readouterr() == (told, b"")
+
+
+def test_a_child_that_tries(monkeypatch):
+    """It says how it went, in 400 bytes, and ends whatever happens."""
+    said: list[Any] = []
+
+    def end(code: int) -> NoReturn:
+        said.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(trial, "os", SimpleNamespace(_exit=end, write=lambda *what: said.append(what)))
+    monkeypatch.setattr(trial, "_told", lambda source, limit: source * 300)
+    with pytest.raises(SystemExit):
+        trial._try("é", 7)
+    assert said == [(7, ("é" * 200).encode()), 0]
+    monkeypatch.setattr(trial, "_told", greedy)
+    with pytest.raises(SystemExit):
+        trial._try("é", 7)
+    assert said[2:] == [1]
+
+
+@pytest.mark.parametrize(("may", "told"), [(True, "it takes over 256 MB"), (False, "no memory")])
+def test_what_a_trial_may_take_and_that_ctrl_c_does_not_end_it(may: bool, told: str, monkeypatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(trial, "limit_this", lambda *limits: asked.append(limits) or may)
+    assert trial._limit() == told
+    assert (asked, signal.getsignal(signal.SIGINT)) == ([(2, 256 << 20)], signal.SIG_IGN)
+
+
+def test_how_long_a_source_is_and_how_many_branches_it_has(monkeypatch):
+    monkeypatch.setattr(sandbox, "SOURCE", 48)
+    monkeypatch.setattr(sandbox, "BRANCHES", 2)
+    sandbox.compile_template("{% if a %}{% elif b %}1{% else %}{% endif %}".ljust(48))
+    for source, problem in (
+        ("x" * 49, "49 characters are over 48"),
+        ("{%if a%}{%elif b%}{%elif c%}{%endif%}", "an if has over 2 branches"),
+    ):
+        with pytest.raises(LimitError, match=f"^{problem}$"):
+            sandbox.compile_template(source)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_comes_one_by_one_and_what_goes_into_a_text():
+    sandbox.begin()
+    assert [*limits.counted(iter(range(7)))] == [*range(7)]
+    with pytest.raises(LimitError, match=f"^{MANY}$"):
+        [*limits.counted(iter(range(8)))]
+    limits.check_parts((65535, -65535, "x" * 99, [1] * 6, ("y" * 40,)))
+    for wrong, problem in ((65536, LARGE), (-65536, LARGE), ([1] * 7, MANY), ({1: "y" * 41}, LONG)):
+        with pytest.raises(LimitError, match=f"^{problem}$"):
+            limits.check_parts((1, wrong))
 
 
 @pytest.mark.parametrize("condition", ["add_generation_prompt", "bos_token and eos_token", "messages|length == 1"])
