@@ -21,7 +21,7 @@ from localllm.services.remote import model as remote_model
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError
-from localllm.services.remote.mapping import AT_ONCE, RemoteMapping
+from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, success
 from localllm.services.remote.model import RemoteModel, context_of
 
 OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))
@@ -136,6 +136,28 @@ def test_texts_and_thoughts_by_every_name():
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": [5, None]}, {"choices": [{"delta": {"content": ""}, "text": ""}]}, {"choices": [{"text": 5}]},
+        {"choices": [{"delta": {"content": ["a"], "reasoning": {"b": 1}}}]},
+        {"choices": [{"delta": {"tool_calls": [5]}}]},
+        {"choices": [{"delta": {"tool_calls": None}}]}, {"choices": {"delta": {"content": "x"}}}, {},
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_adds_nothing(odd: dict[str, Any]):
+    said, parts = streamed(odd, choice(delta={"content": "a"}))
+    assert (parts, said.events, said.calls) == ([(ANSWER, "a")], 1, [])
+
+
+def test_a_call_whose_name_comes_late():
+    said, _ = streamed(
+        call(index=0, function={"name": None, "arguments": "{}"}), call(index=0, function={"name": "now"})
+    )
+    assert [each.name for each in said.calls] == ["now"]
+    assert [each.name for each in streamed(call(function={"arguments": "{}"}))[0].calls] == [""]
+
+
+@pytest.mark.parametrize(
     ("reason", "ours"),
     [("length", "length"), ("content_filter", "stop"), ("stop_sequence", "stop"), ("function_call", "tool_calls")],
 )
@@ -167,6 +189,7 @@ def test_whole_answers():
     assert RemoteAnswer.of(given, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
     assert RemoteAnswer.of({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
     assert RemoteAnswer.of({}, {"completion_tokens": None}).completion_tokens == 0
+    assert RemoteAnswer.of({"finish_reason": 7, "logprobs": None}, None) == RemoteAnswer("", "", "7")
     for odd in (5, {"message": 5}, {"logprobs": {"content": None}}, {"logprobs": 5}):
         assert RemoteAnswer.of(odd, {}) == RemoteAnswer("", "", "length")
 
@@ -176,11 +199,23 @@ def test_whole_answers():
 
 @pytest.mark.parametrize(
     ("given", "url"),
-    [("http://a", "http://a/v1"), ("https://a:1/", "https://a:1/v1"), ("http://a/v1/", "http://a/v1"),
+    [("http://a", "http://a/v1"), ("http://a:1", "http://a:1/v1"), ("https://a:1/", "https://a:1/v1"), ("http://a/v1/", "http://a/v1"),
      ("http://a/b", "http://a/b"), ("http://[::1]:80", "http://[::1]:80/v1")],
 )  # fmt: skip
 def test_addresses(given: str, url: str):
     assert Endpoint.of(given).url == url
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["a", "ftp://a", "http://", "http://a:0", "http://a:99999", "http://a:x", "http://a?b=1", "http://a#b", "http://u@a",
+     "http://u:p@a", "http://[a", "https:///v1", ""],
+)  # fmt: skip
+def test_what_is_no_address(given: str):
+    with pytest.raises(UsageError) as failure:
+        Endpoint.of(given)
+    expected = "endpoint should be the address of a server, as http://127.0.0.1:8000/v1, not "
+    assert str(failure.value) == f"{expected}{given!r}"
 
 
 def test_keys_are_printable():
@@ -541,6 +576,15 @@ def test_stopping_asks_nothing_new():
     assert AT_ONCE <= many.done < 2 * AT_ONCE
 
 
+def test_thoughts_are_told_where_there_are_some():
+    hm, none = RemoteAnswer("a", "hm", "stop", completion_tokens=3), RemoteAnswer("b", "", "length")
+    record = Record(7, "Hi")
+    known = {"id": 7, "output": "a", "finish_reason": "stop", "completion_tokens": 3, "input": "Hi"}
+    assert success(record, [hm]) == {**known, "thinking": "hm"}
+    assert success(record, [none]) == {**known, "output": "b", "finish_reason": "length", "completion_tokens": 0}
+    assert success(record, [none, hm])["thinking"] == ["", "hm"]
+
+
 def test_failures_are_results_of_their_own():
     many, _ = mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
     by_id = {record.id: result for record, result in many}
@@ -548,7 +592,7 @@ def test_failures_are_results_of_their_own():
     assert all("error" not in result for result in by_id.values()) and many.written == 45
     free, _ = mapping(["cut", *map(str, range(15))], n=2)
     found = {record.id: result for record, result in free}
-    assert found[0]["finish_reason"] == ["length", "length"]
+    assert found[0]["finish_reason"] == ["length", "length"] and "thinking" not in found[0]
     assert found[1] == {
         "id": 1, "output": ["0", "0"], "finish_reason": ["stop", "stop"], "completion_tokens": 3, "input": "0"
     }  # fmt: skip

@@ -39,7 +39,7 @@ class Endpoint:
         """Raises UsageError for what is no address."""
         try:
             parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             known = False
         if not known or parts.query or parts.fragment or parts.username:
