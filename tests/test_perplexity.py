@@ -197,6 +197,102 @@ def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
     np.testing.assert_allclose(unpack(row, work), np.maximum(log_softmax(logits), floor), atol=scale + 1e-5)
 
 
+class Sequence:
+    """What follows a token depends on its place."""
+
+    vocab_size = 5
+    table = np.random.default_rng(3).normal(0, 3, (SIZE, vocab_size, vocab_size)).astype(np.float32)
+
+    def __init__(self) -> None:
+        self.tokens, self.pieces = list[int](), list[tuple[int, str]]()
+
+    def truncate(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def append(self, ids: list[int], logits: str) -> np.ndarray:
+        first = len(self.tokens)
+        self.tokens += ids
+        self.pieces.append((len(ids), logits))
+        return np.array([self.table[first + number, token] for number, token in enumerate(ids)])
+
+
+@pytest.fixture
+def opened(monkeypatch) -> SimpleNamespace:
+    """In place of a model; `given` has what it was opened with."""
+    tokenizer = SimpleNamespace(adds_bos=False, bos_id=None)
+    model = SimpleNamespace(
+        path="m.gguf", tokenizer=tokenizer, trained_context=7, file=SimpleNamespace(metadata={}), warnings=["w"],
+        files=["m.gguf"], sequence=lambda: model.made, made=Sequence(), closed=0,
+    )  # fmt: skip
+    model.close = lambda: setattr(model, "closed", model.closed + 1)
+
+    def open_model(*given: object, **more: object) -> SimpleNamespace:
+        model.given = given, more
+        return model
+
+    monkeypatch.setattr(perplexity, "open_model", open_model)
+    return model
+
+
+def test_how_a_model_is_opened(opened, monkeypatch):
+    monkeypatch.setattr(perplexity, "usable_cores", lambda: 3)
+    with ChunkReader("m", SIZE, None, print, "q8_0") as reader:
+        assert (reader._threads, reader.path, reader.trained_context) == (3, "m.gguf", 7)
+        assert (reader.warnings, reader.made_with) == (["w"], None)
+    assert opened.given == (("m", None, SIZE, "q8_0"), {"progress": print}) and opened.closed == 1
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        reader._pool.submit(print)
+    with ChunkReader("m", SIZE, 2) as reader:
+        assert reader._threads == 2 and not opened.closed - 1
+    assert opened.given == (("m", 2, SIZE, "f16"), {"progress": None})
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE - 1])
+def test_pieces_change_no_score(opened, monkeypatch, tmp_path, size: int):
+    """Of a text alone, of a base that is written, and of one that is read; the first half is read for no logits."""
+    chunks = np.random.default_rng(1).integers(0, 5, (3, size)).astype(np.int32)
+    first = size // 2
+    places = range(first, size - 1)
+    expected = [
+        -log_softmax(Sequence.table[place, chunk[place]])[chunk[place + 1]] for chunk in chunks for place in places
+    ]
+    for piece, asked in ((1000, [(first, "none"), (size - 1 - first, "all")]), (8, None), (1, None)):
+        monkeypatch.setattr(perplexity, "PIECE", piece)
+        opened.made.pieces.clear()
+        with ChunkReader("m", SIZE, 3) as reader:
+            for found in (reader.predict(chunks), reader.predict(chunks, tmp_path / str(piece))):
+                np.testing.assert_allclose(list(found)[-1].nll, expected, rtol=1e-5)
+            base = Logits.open(tmp_path / str(piece))
+            compared = list(reader.compare(base))[-1]
+        assert asked is None or opened.made.pieces == asked * 9
+        assert max(count for count, _ in opened.made.pieces) <= piece
+        np.testing.assert_array_equal(base.rows, Logits.open(tmp_path / "1000").rows)
+        np.testing.assert_allclose(compared.base_nll, expected, atol=1e-3)
+        np.testing.assert_allclose(compared.kld, 0, atol=1e-3)
+        np.testing.assert_allclose(compared.change, 0, atol=1e-3)
+        assert compared.same_top.all() and compared.chunks == 3
+        assert {len(each) for each in (compared.kld, compared.change, compared.same_top)} == {len(expected)}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_logits_that_are_no_numbers(opened, monkeypatch, tmp_path, number: float):
+    monkeypatch.setattr(opened.made, "table", Sequence.table.copy())
+    opened.made.table[SIZE - 2] = number
+    with ChunkReader("m", SIZE, 2) as reader, pytest.raises(ModelError, match=r"^m\.gguf: the model's logits are not"):
+        list(reader.predict(np.ones((1, SIZE), np.int32), tmp_path / "x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_is_not_written_over_the_model(opened, tmp_path):
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"weights")
+    opened.files = [str(model)]
+    with ChunkReader("m", SIZE, 1) as reader, pytest.raises(UsageError):
+        next(reader.predict(np.ones((1, SIZE), np.int32), model))
+    assert model.read_bytes() == b"weights" and opened.made.pieces == []
+
+
 def test_the_file(tmp_path):
     chunks = np.arange(14, dtype=np.int32).reshape(2, 7)
     rows = np.arange(2 * 3 * 8, dtype="<u2").reshape(2, 3, 8)  # of 3 tokens each, for a vocabulary of 3
