@@ -1,0 +1,266 @@
+"""Operations as steps: what kernels are given of each verb, where numbers and buffers are, what is read and written.
+
+tests/steps.txt has them, as they were looked through; `python tests/test_lowering.py` writes it anew, to be looked
+through.
+"""
+
+from pathlib import Path
+from textwrap import wrap
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_recorded import LATENT, ROPE, tensor, w
+
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.rope import Rope
+from localllm.arch.routing import Routing
+from localllm.arch.states import Latent, Paged, Recurrent
+from localllm.arch.storage import KVType
+from localllm.arch.verbs import Hashing, Scores
+from localllm.arch.weights import Weight
+from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
+from localllm.engine.lower.experts import add_by_expert
+from localllm.engine.lower.lowering import lowered
+from localllm.engine.lower.steps import StepPlaces, Steps
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import Header
+from localllm.kernels.arguments import PAGE
+
+
+def attend(steps: Steps, operation: Operation, target: object) -> None:
+    attention = before_attention(steps, operation)
+    steps.append("attend", attention.arguments, 1, attention.reads, [attention.y])
+    behind_attention(steps, operation, attention)
+
+
+def choose(steps: Steps, operation: Operation, target: object) -> None:
+    arguments, reads, y, kernel = before_choice(steps, operation)
+    steps.append(kernel, arguments, 1, reads, [y])
+
+
+def expert_linear(steps: Steps, operation: Operation, target: object) -> None:
+    """Only its biases."""
+    steps.new(operation.output)
+    if operation.given["bias"] is not None:
+        add_by_expert(steps, operation.output, steps.experts[operation.inputs[1].routed], operation.given["bias"])
+
+
+TARGET = SimpleNamespace(
+    tokens=7, buffer_rows=8, wanted_rows=3, expert_rows=2, threads=2,
+    verbs={"attend": attend, "choose": choose, "choose_blocks": choose, "expert_linear": expert_linear},
+    matrix=lambda weight: f"matrix {weight.name}", layout_of=lambda weight: ("KIND", 99),
+    scratch=lambda size: {"scratch": size}, share=lambda rows, count: (f"by {rows} rows", count),
+    parts=lambda wanted, rows: f"by {wanted} of {rows} rows",
+)  # fmt: skip
+
+
+class Told:
+    """Steps in words: buffers are called by their order, with rows and bytes of a row where they come first."""
+
+    def __init__(self, places: StepPlaces):
+        self.buffers, self.places = dict[int, str](), places
+        self.numbers = {id(value): name for name, value in vars(places.header).items() if isinstance(value, np.ndarray)}
+
+    def value(self, value) -> str:
+        if isinstance(value, Buffer):
+            is_new = id(value) not in self.buffers
+            name = self.buffers.setdefault(id(value), f"{'abcdefghijklmnopqrstuvwxyz'[len(self.buffers)]}")
+            return f"{name}[{value.rows}x{value.stride}]" if is_new else name
+        if isinstance(value, np.ndarray):
+            shape = "x".join(map(str, value.shape))
+            if shape == "1" and not value[0]:
+                self.numbers.setdefault(id(value), f"number{len(self.numbers)}")
+            return self.numbers.get(id(value)) or f"{value.dtype}[{shape}]({short(value)})"
+        memory = self.places.cache._memory
+        if isinstance(value, int) and 0 <= value - memory.address < len(memory.bytes):
+            return f"cache+{value - memory.address}"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def step(self, step) -> str:
+        given = " ".join(f"{name}={self.value(value)}" for name, value in step.arguments.items())
+        reads, writes = (" ".join(map(self.value, some)) for some in (step.reads, step.writes))
+        limit = "" if step.count is None else f" of {self.value(step.count)}"
+        return " ".join(f"{step.kernel} {step.parts}{limit}: {given} | {reads} -> {writes}".split())
+
+
+def short(numbers: np.ndarray) -> str:
+    """What is not 0, and from where on."""
+    flat = numbers.reshape(-1)
+    return " ".join(f"{place}:{number:g}" for place, number in enumerate(flat.tolist()) if number)[:100]
+
+
+def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
+    """Of what is said of rows that are given: say(builder, columns to rows)."""
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
+    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    recurrent = [state for state in states if isinstance(state, Recurrent)]
+    cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
+    places = StepPlaces(cache, StateLayout(recurrent) if recurrent else None, Header(7))
+    steps, told = lowered(builder.operations, TARGET, places), Told(places)
+    lines = [told.step(step) for step in steps.all]
+    return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
+
+
+PAGED, INDEX = Paged(0, 2, 16, 32), Latent(0, 16, 16, is_index=True)
+WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
+NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, before=3)
+SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
+HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
+
+
+def attending(state=PAGED, heads=4, **given):
+    def say(b, rows):
+        new = (rows(state.kv_heads * state.key_dim), rows(state.kv_heads * state.value_dim))
+        k, v = new if isinstance(state, Paged) else (new[0], None)
+        b.attend(rows(heads * state.key_dim), k, v, state, Scores(heads, 0.5, **given))
+
+    return say
+
+
+def chosen(b, rows):
+    """Keys, for each group of heads."""
+    which = b.choose_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
+    b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
+
+
+def kept(b, rows):
+    b.keep(rows(128), rows(128), WIDE)
+    b.attend(rows(256), None, None, WIDE, Scores(4, 0.5))
+
+
+def selective(b, rows):
+    b.selective_scan(rows(2), rows(2), rows(20), rows(20), w(2, 20), w(2), SCANNED)
+
+
+def of_heads(verb, *given):
+    """columns: of what goes in; the rest is as it is."""
+
+    def say(b, rows):
+        getattr(b, verb)(*(rows(each) if isinstance(each, int) else each for each in given), SCANNED, 2)
+
+    return say
+
+
+def experts(b, rows, **given):
+    routing = Routing(18, 2, **given)
+    choice = b.route(rows(18), routing, w(18), w(9, 2, first=0, format="I32"))
+    made = routing.matrices
+    weight = Weight(tensor("w", made, 20, 4), Weight(tensor("b", made, 20)))
+    b.scatter(b.expert_linear(b.gather(rows(4), choice), weight, choice), choice)
+
+
+CASES = {
+    "embed": (lambda b, rows: b.embed(w(9, 5), b.ids),),
+    "embed_positions": (lambda b, rows: b.embed_positions(w(64, 8), b.positions),),
+    "embed_kinds": (lambda b, rows: b.embed_kinds(w(2, 5), b.kinds),),
+    "replace_ids": (lambda b, rows: b.embed(w(9, 5), b.replace_ids(b.ids, np.arange(9))),),
+    "embed_hashed": (lambda b, rows: b.embed_hashed(w(12, 5), b.as_column(b.ids), Hashing((3,), 10, 2, 1)),),
+    "select": (lambda b, rows: b.select(rows(20), WANTED),),
+    "pool": (lambda b, rows: b.pool(rows(20), "last"),),
+    "columns": (lambda b, rows: b.columns(rows(20), 1, 3, 4),),
+    "join": (lambda b, rows: b.join(rows(4), rows(6), 2),),
+    "join shared": (lambda b, rows: b.join(rows(4), rows(6), 2, True),),
+    "head_dots": (lambda b, rows: b.head_dots(rows(20), rows(20), 4),),
+    "mix": (lambda b, rows: b.mix(rows(12), rows(6), 3),),
+    "add_vector": (lambda b, rows: b.add_vector(rows(2), w(2)),),
+    "temper": (lambda b, rows: b.temper(rows(20), b.positions, 0.5, 7, 3),),
+    "rope, twice alike": (lambda b, rows: b.rope(b.rope(rows(8), ROPE, b.positions), ROPE, b.positions),),
+    "rope of neighbours": (lambda b, rows: b.rope(rows(8), NEIGHBOURS, b.positions, w(2)),),
+    "what is needed once more": (lambda b, rows: (lambda x: b.add(b.softcap(x, 30), x))(rows(20)),),
+    "what is needed no more": (lambda b, rows: b.rms_norm(rows(20), w(20, first=0), 0.5),),
+    "add": (lambda b, rows: b.add(rows(20), rows(20)),),
+    "sigmoid_gate": (lambda b, rows: b.sigmoid_gate(rows(20), rows(1)),),
+    "experts": (experts,),
+    "experts together": (lambda b, rows: experts(b, rows, weighs_inputs=True, together=3),),
+    "heads": (lambda b, rows: b.head_linear(rows(8), w(2, 20, 4)),),
+    "attend": (attending(), [PAGED]),
+    "attend with slopes": (attending(heads=6, slopes=(1, 2, 3, 4, 5, 6), sinks=w(6), logs=True), [PAGED], "f16"),
+    "attend with biases": (attending(WINDOW, biases=np.arange(12).reshape(4, 3), ahead=2), [WINDOW]),
+    "attend to rows": (attending(LATENT), [LATENT]),
+    "attend turned": (attending(WIDE), [WIDE], "q4_0"),
+    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "choose without weights": (lambda b, rows: b.choose(rows(48), rows(16), None, INDEX, 5, 2), [INDEX]),
+    "attend to what is chosen": (chosen, [PAGED, INDEX]),
+    "keep for later": (kept, [WIDE], "q4_0"),
+    "convolve": (lambda b, rows: b.convolve(rows(20), w(20, 2, bias=20), SCANNED), [SCANNED]),
+    "gated_mean": (lambda b, rows: b.gated_mean(rows(20), w(2, 10), SCANNED), [SCANNED]),
+    "selective_scan": (selective, [SCANNED]),
+    "state_space": (lambda b, rows: b.state_space(rows(40), rows(2), rows(4), rows(4), w(2), HEADS), [SCANNED]),
+    "delta_rule": (lambda b, rows: b.delta_rule(rows(4), rows(4), rows(40), rows(2), rows(2), HEADS), [SCANNED]),
+    "lightning_attention": (of_heads("lightning_attention", 8, 8, 40, [1, 2]), [SCANNED]),
+    "gated_linear_attention": (of_heads("gated_linear_attention", 8, 8, 40, 8), [SCANNED]),
+    "wkv6": (of_heads("wkv6", 8, 8, 40, 8, w(2, 4)), [SCANNED]),
+    "wkv7": (of_heads("wkv7", 8, 8, 8, 40, 8, 8), [SCANNED]),
+}
+FILE = Path(__file__).with_name("steps.txt")
+
+
+def said() -> dict[str, list[str]]:
+    return {name: steps_of(say, *given) for name, (say, *given) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[str]]:
+    """Of steps.txt, by case."""
+    found = dict[str, list[str]]()
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            lines = found.setdefault(line[2:], [])
+        elif line.startswith(" "):
+            lines[-1] += line[2:]
+        else:
+            lines.append(line)
+    return found
+
+
+def test_every_case_is_known(known):
+    assert [*known] == [*CASES]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps(known, case):
+    say, *given = CASES[case]
+    assert steps_of(say, *given) == known[case]
+
+
+def test_what_comes_from_another_target_and_goes_to_one():
+    """Before the first step and behind the last; else the last operation makes the logits, which are handed out."""
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
+    memory, came, goes = (np.zeros((9, 32), np.float32) for _ in range(3))
+    x = builder.given(memory, 20)
+    y, taken = builder.scale(x, 3.0), Activation(ALL, 20)
+    builder._shown = SimpleNamespace(memory=memory)
+    builder.add(builder.reveal(y), taken)
+    sums = np.zeros(80, np.float32)
+    builder.operations.append(Operation("add_squares", (y,), Activation(ALL, 80), {"sums": sums}))
+    places = StepPlaces(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
+    steps, header = lowered(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
+    assert [step.kernel for step in steps] == ["fetch", "columns", "scale", "columns", "add", "add_squares", "columns"]
+    fetch, first, _, shown, _, squares, last = steps
+    assert fetch.arguments == {"source": came.ctypes.data, "target": fetch.writes[0], "words": 8 * 192 // 8}
+    assert (fetch.parts, fetch.reads, fetch.writes[0].rows, fetch.writes[0].stride) == (0, [], 8, 192)
+    same = {"count": header.token_count, "x_stride": 192, "first": 0, "groups": 1, "period": 20, "columns": 20}
+    made = first.writes[0]
+    assert first.arguments == same | {"x": memory, "x_stride": 128, "y": made, "stride": 192}
+    for step, rows in ((shown, memory), (last, goes)):
+        assert step.arguments == same | {"x": made, "y": rows, "stride": 128}
+        assert step.reads == [made] and [buffer.rows for buffer in step.writes] == [0]
+    assert squares.arguments["sums"] is sums and squares.parts == "by 1 of 8 rows"
+    *_, out = lowered(builder.operations[:2], TARGET, places).all
+    given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 192, "columns": 20}
+    assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})
+
+
+if __name__ == "__main__":
+    everything = said()
+    with FILE.open("w", encoding="utf-8", newline="\n") as file:
+        for case, lines in everything.items():
+            print(f"# {case}", file=file)
+            for line in lines:
+                print(*wrap(line, 118, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False),
+                      sep="\n", file=file)  # fmt: skip
