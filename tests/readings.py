@@ -13,6 +13,7 @@ from models.projectors import PROJECTORS, projector
 
 from localllm.arch import ARCHITECTURES
 from localllm.arch.fields import Fields
+from localllm.arch.kinds import require_kinds
 from localllm.arch.vision import FAMILIES
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.errors import ModelError
@@ -68,9 +69,11 @@ def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | st
         arch, vocab, module = KINDS[name], dims_of(MODELS[name]).vocab, ARCHITECTURES[KINDS[name]]
     bare = ("xielu.", "tokenizer.")
     named = {key if key.startswith(bare) else f"{arch}.{key}": value for key, value in metadata.items()}
+    named["general.architecture"] = arch
     try:
-        read_fields = import_module(f"localllm.arch.{module}").read
-        return facts(read_fields(of({**named, "general.architecture": arch}, "", vocab)))
+        if arch != "clip":
+            require_kinds(Fields(named, "", vocab))
+        return facts(import_module(f"localllm.arch.{module}").read(of(named, "", vocab)))
     except ModelError as error:
         return str(error).replace(f"{arch}.", "")
 

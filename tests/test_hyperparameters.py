@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from models import model
+from readings import metadata_of
+from readings import read as read_again
 
 from localllm.arch import ARCHITECTURES, architecture, llama
 from localllm.arch.attention import Transformer
@@ -226,6 +228,28 @@ def test_an_architecture_of_tomorrow_is_refused_by_its_name():
     file = SimpleNamespace(metadata=metadata | {"general.architecture": "unheard"}, path="model.gguf", tensors={})
     with pytest.raises(UnsupportedError, match=r"^model\.gguf: architecture unheard is not supported \(docs/what-runs"):
         architecture(file)
+
+
+@pytest.mark.parametrize(("name", "changes", "problem"), [
+    ("apertus", {"xielu.beta": np.float32([0.5])}, "xielu.beta should be 2 numbers from -10000 to 10000, is"),
+    ("apertus", {"xielu.beta": np.float32([0.5, 10001])}, "xielu.beta should be 2 numbers"),
+    ("apertus", {"xielu.beta": np.float32([0.5, -10000])}, ""),
+    ("apertus", {"xielu.beta": np.float32([0.5, np.nan])}, "xielu.beta should be 2 numbers"),
+    ("apertus", {"xielu.beta": np.int32([1, 1])}, "xielu.beta should be 2 numbers"),
+    ("apertus", {"xielu.beta": 10000.0}, ""), ("apertus", {"xielu.beta": 1}, "xielu.beta should be 2 numbers"),
+    ("apertus", {"xielu.beta": "x"}, "xielu.beta should be 2 numbers"), ("apertus", {"xielu.beta": None}, "is missing"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([5, 6, 5])}, "has a token for two adapters"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, 271])}, ""),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, 272])}, "3 tokens, up to 271, is"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, -1])}, "3 tokens, up to 271, is"),
+    ("hunyuan_alpha", {"attention.key_length": 2, "attention.value_length": 2, "rope.dimension_count": 2},
+     "rope.scaling.alpha: heads of 2 numbers have no other base"),
+    ("hunyuan_alpha", {"attention.key_length": 4, "attention.value_length": 4, "rope.dimension_count": 4}, ""),
+])  # fmt: skip
+def test_what_families_take_besides(name, changes, problem):
+    metadata = {**metadata_of(name), **changes}
+    found = read_again(name, {key: value for key, value in metadata.items() if value is not None})
+    assert problem in found if isinstance(found, str) and problem else isinstance(found, dict) and not problem, found
 
 
 def test_gemma_2(model_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.fields import Fields
-from localllm.arch.vision import idefics3, internvl, lfm2vl, llava
+from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
 from localllm.arch.vision.any_size import read_any_size
 from localllm.arch.vision.anyres import Anyres, arranged, read_anyres, without_bars
 from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
@@ -237,6 +237,60 @@ def test_what_encoders_refuse(read: Any, right: dict[str, Any], wrong: dict[str,
 def test_which_layer_an_encoders_rows_are_of():
     found = [llava.read(fields_of(**SEEING, vision__feature_layer=np.array([layer]))).seen for layer in (1, 2, 3)]
     assert found == [1, 2, 3] and llava.read(fields_of(**SEEING)).seen == 3
+
+
+def test_what_a_projector_is_unless_it_says_so():
+    tiles = internvl.read(fields_of(**SEEING))
+    assert (tiles.tiles, tiles.rms, tiles.exact, tiles.most_patches) == ((1, 12), False, True, 17)
+    assert idefics3.read(fields_of(**SEEING)).longest == 0 and pixtral.read(fields_of(**SEEING | ONE)).merge == 1
+    assert qwen2vl.read(fields_of(**SEEING | ONE)).merge == lfm2vl.read(fields_of(**SEEING | ONE)).merge == 2
+    found = llava.read(fields_of(**SEEING))
+    assert (found.seen, found.cuts, found.most_patches) == (3, Anyres(), 17)
+    for width, layers, rms in ((3200, 45, True), (3200, 44, False), (3204, 45, False)):
+        large = {"vision__embedding_length": width, "vision__block_count": layers}
+        assert internvl.read(fields_of(**SEEING | large)).rms is rms
+
+
+ONE = {"vision__attention__head_count": 1}
+PAIR = {"has_text_encoder": True, "has_vision_encoder": True, "text__attention__head_count": 2,
+        "text__embedding_length": 8, "text__projection_dim": 6, "text__block_count": 1, "text__context_length": 3,
+        "text__attention__layer_norm_epsilon": 1e-5}  # fmt: skip
+
+
+def pair(**changes: Any) -> clip.Towers:
+    fields = fields_of(**{**SEEING, **PAIR, **changes})
+    metadata = {**fields.metadata, "general.architecture": "clip"}
+    metadata = {key.replace(fields.prefix, "clip."): value for key, value in metadata.items()}
+    return clip.read_pair(SimpleNamespace(metadata=metadata, path="clip.gguf"))  # type: ignore[arg-type]
+
+
+def test_what_is_read_of_a_pair():
+    vision, text = pair()
+    assert (vision.kind, vision.exact, vision.most_patches, vision.layers, vision.out) == ("clip", True, 17, 3, 6)
+    assert (text.kind, text.path, text.width, text.heads, text.out, text.side, text.patch, text.merge) == (
+        "clip", "clip.gguf", 8, 2, 6, 1, 1, 1
+    )  # fmt: skip
+    assert (text.layers, text.hidden, text.context, text.most_patches, text.columns, text.ahead, text.exact) == (
+        1, 0, 3, 3, 8, 0, True
+    )  # fmt: skip
+    assert pair(use_gelu=True).text.activation == pair(use_gelu=True).vision.activation == "gelu"
+    assert pair(text__block_count=1024, text__context_length=4096).text.context == 4096
+
+
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"has_text_encoder": False}, "not an encoder for texts and one for pictures"),
+    ({"has_vision_encoder": False}, "not an encoder for texts and one for pictures"),
+    ({"text__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
+    ({"text__projection_dim": 7}, "vectors of 7 numbers for texts and of 6 for pictures"),
+    ({"text__block_count": 0}, "block_count should be a number from 1 to 1024"),
+    ({"text__block_count": 1025}, "block_count should be a number from 1 to 1024"),
+    ({"text__context_length": 2}, "context_length should be a number from 3 to 4096"),
+    ({"text__context_length": 4097}, "context_length should be a number from 3 to 4096"),
+])  # fmt: skip
+def test_pairs_that_make_no_sense(changes: dict[str, Any], problem: str):
+    with pytest.raises(ModelError) as error:
+        pair(**changes)
+    assert str(error.value).startswith("clip.gguf: ") and problem in str(error.value)
 
 
 def test_functions_and_colours():

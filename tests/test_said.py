@@ -17,7 +17,7 @@ from localllm.arch.storage import KVType
 from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import activated, as_matrix, feed_forward, transposed
-from localllm.arch.weights import Weight, Weights, stacked
+from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -345,56 +345,6 @@ def test_numbers_of_poolings():
 
 def weight(*shape: int, format: str = "F32", bias: bool = False) -> Weight:
     return Weight(tensor("w", *shape, format=format), Weight(tensor("w.bias", shape[0])) if bias else None)
-
-
-def test_numbers_of_tensors():
-    assert weight(3).vector().tolist() == weight(3, format="F16").vector().tolist() == [0, 1, 2]
-    assert weight(3, format="F64").vector().dtype == np.float32
-    found = weight(2, 3, format="I32").whole()
-    assert found.dtype == np.int64 and found.tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(ModelError, match=r"^tensor w should be whole numbers, is F32$"):
-        weight(2).whole()
-    for wrong in (weight(2, 2), weight(2, format="I32")):
-        with pytest.raises(ModelError, match=r"^tensor w should be a vector of F32, is "):
-            wrong.vector()
-    assert weight(1).number() == 0
-    for wrong in (weight(2), weight(1, 1)):
-        with pytest.raises(ModelError, match=r"^tensor w should be one number, has the shape "):
-            wrong.number()
-
-
-def test_tensors_in_other_shapes():
-    matrix = weight(4, 6)
-    assert matrix.flat().shape == (24,) and matrix.as_row().shape == (1, 24) and matrix.shaped(4, 6) is matrix
-    assert weight(2).repeated(3).vector().tolist() == [0, 0, 0, 1, 1, 1]
-    upper, lower = weight(5, 2, bias=True).halves()
-    assert (upper.shape, lower.shape, lower.first_row) == ((2, 2), (3, 2), 2)
-    assert (upper.bias.vector().tolist(), lower.bias.vector().tolist()) == ([0, 1], [2, 3, 4])  # type: ignore[union-attr]
-    first, second = lower.split(1, 2)
-    assert (first.first_row, second.first_row, second.flat().tensor.data.view(np.float32).tolist()) == (
-        2, 3, [[6, 7], [8, 9]]
-    )  # fmt: skip
-    stack = weight(4, 6).in_stacks(2)
-    assert stack.shape == (2, 2, 6) and stack.tensor.data.view(np.float32).ravel().tolist() == [*range(24)]
-    for wrong in (weight(5, 6), weight(4, 6, bias=True), weight(4)):
-        with pytest.raises(ModelError, match=r"^tensor w should be 2 matrices, has the shape "):
-            wrong.in_stacks(2)
-    with pytest.raises(ModelError, match=r"^tensor w should have 4 rows, has 5$"):
-        weight(5, 2).split(1, 3)
-
-
-def test_experts_of_their_own():
-    numbers = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    apart = [Weight(Tensor("w", BY_NAME["F32"], (3, 2), each.view(np.uint8))) for each in numbers]
-    for count in (1, 2, 4):
-        found = stacked(apart[:count])
-        assert found.shape == (count, 3, 2)
-        np.testing.assert_array_equal(np.ascontiguousarray(found.tensor.data).view(np.float32), numbers[:count])
-    for wrong in ([apart[0], apart[1], apart[3]], [apart[0], weight(2, 3)], [weight(3, 2, bias=True)], [weight(3)]):
-        with pytest.raises(
-            ModelError, match=r"^tensor w: experts in a tensor each must be alike and at equal distances"
-        ):
-            stacked(wrong)
 
 
 def test_tensors_of_encoders():
