@@ -31,6 +31,7 @@ from localllm.engine.run import Header, Text
 from localllm.errors import UnsupportedError
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import PAGE
+from localllm.kernels.cuda import CHOOSING
 from localllm.quant.formats import BY_NAME
 
 
@@ -101,13 +102,29 @@ def test_kernels_of_attention(tokens, state, kv_type, given, kernel):
     assert steps_of(attending(PAGED), 17, [PAGED], capability=(7, 5))[-1].kernel.endswith("-16-32-8")
 
 
+@pytest.mark.parametrize(("tokens", "kv_heads", "parts"), [(8, 2, 132), (9, 2, 15), (16, 2, 9), (16, 1, 17)])
+def test_contexts_are_cut_so_that_the_card_is_full(tokens, kv_heads, parts):
+    """A decode of few tokens as if each were alone."""
+    state = Paged(0, kv_heads, 16, 32)
+    (few,) = [step for step in steps_of(attending(state), tokens, [state]) if step.kernel.startswith("attend")]
+    assert few.arguments["parts"] == parts
+
+
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_results_are_turned_back(tokens):
+    """Where the cache has them turned."""
+    wide = Paged(0, 2, 64, 64)
+    kernels = [step.kernel.partition("-")[0] for step in steps_of(attending(wide), tokens, [wide], "q4_0")]
+    assert kernels[:5] == ["hadamard", "hadamard", "store", "store", "hadamard"] and kernels[-1] == "hadamard"
+
+
 @pytest.mark.parametrize("given", [{"crosses": True}, {"biases": np.zeros((4, 3), np.float32)}])
 def test_attention_of_encoders_is_no_cards(given):
     with pytest.raises(UnsupportedError, match="what an encoder has read is computed by the CPU only: use --device cp"):
         steps_of(attending(PAGED, **given), 1, [PAGED])
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, 64)])
+@pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, CHOOSING)])
 def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
     index = Latent(0, 16, 16, is_index=True)
 
@@ -121,7 +138,7 @@ def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
     for step, words in zip(steps, (2, 2, 6), strict=True):
         _, scores = step.writes
         assert step.parts == tokens and scores.stride == step.arguments["scratch_bytes"] == 4 * 32 * words
-        assert scores is step.arguments["scratch"] and scores.rows >= min(tokens, rows)
+        assert scores is step.arguments["scratch"] and scores.rows == rows
     assert steps[1].arguments["weights"].tolist() == [1, 1, 1] and steps[1].arguments["weights_stride"] == 0
     assert steps[0].arguments["weights_stride"] > 0 and steps[2].arguments["choice_stride"] == 8
 
