@@ -251,8 +251,10 @@ def test_what_comes_from_another_target_and_goes_to_one():
         assert step.arguments == same | {"x": made, "y": rows, "stride": 128}
         assert step.reads == [made] and [buffer.rows for buffer in step.writes] == [0]
     assert squares.arguments["sums"] is sums and squares.parts == "by 1 of 8 rows"
-    *_, out = lowered(builder.operations[:2], TARGET, places).all
-    given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 192, "columns": 20}
+    builder.operations.clear()
+    builder.columns(builder.given(memory, 20), 0, 3)
+    *_, out = lowered(builder.operations, TARGET, places).all
+    given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
     assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})
 
 

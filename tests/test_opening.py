@@ -1,0 +1,378 @@
+"""From what an architecture has said of a model, and options, to what computes it: without computing anything."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from localllm.arch.rope import Rope
+from localllm.arch.states import Paged
+from localllm.arch.verbs import EVERY_TOKEN, Scores
+from localllm.engine import opening
+from localllm.engine.cuda import devices
+from localllm.engine.cuda.device import NoCardError
+from localllm.engine.cuda.devices import Placed, layers_on
+from localllm.engine.cuda.placing import MARGIN, Sizes
+from localllm.engine.forks import Refusal, lock_for, was_forked
+from localllm.engine.opening import BackendChoice, Opened, Said, chosen, opened
+from localllm.engine.options import EngineOptions, layers_of
+from localllm.engine.record.forms import with_forms
+from localllm.engine.record.observe import SquareSums
+from localllm.engine.record.operations import ALL, WANTED, Activation, Operation, last_uses, stored
+from localllm.engine.record.rows import Angles, RowRecorder, TurningRecorder, row_operations
+from localllm.engine.record.split import split
+from localllm.engine.runs import Runs
+from localllm.engine.without_text import EngineWithoutText
+from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
+
+NO_DRIVER = "the CPU computes: there is no NVIDIA driver"
+
+
+@pytest.mark.parametrize(
+    ("backend", "layers", "driver", "choice"),
+    [
+        ("cpu", "all", None, BackendChoice("cpu")), ("reference", "all", None, BackendChoice("reference")),
+        ("cuda", "auto", None, BackendChoice("card")), ("cuda:1", 0, None, BackendChoice("card")),
+        ("auto", "auto", True, BackendChoice("card")), ("auto", "auto", False, BackendChoice("cpu")),
+        ("auto", 0, False, BackendChoice("cpu")), ("auto", 1, False, BackendChoice("cpu", NO_DRIVER)),
+        ("auto", "all", False, BackendChoice("cpu", NO_DRIVER)),
+    ],
+)  # fmt: skip
+def test_the_choice(backend, layers, driver, choice):
+    """Whether there is a driver is asked only where it matters."""
+
+    def has_driver() -> bool:
+        assert driver is not None
+        return driver
+
+    assert chosen(EngineOptions(backend=backend, gpu_layers=layers), has_driver) == choice
+
+
+def said(encoding=()) -> Said:
+    h = SimpleNamespace(layers=4, states=lambda: ("a", "b"), encode=None)
+    return Said(
+        SimpleNamespace(tensors={}), ["operation"], lambda *given, **named: (given, named), h, 64, encoding, "rows"
+    )
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[tuple]:
+    """What computes is what it was made of."""
+    heard = list[tuple]()
+    monkeypatch.setattr(opening, "CpuBackend", lambda *given: heard.append(given) or "the CPU")
+    monkeypatch.setattr(opening, "has_driver", lambda: True)
+    return heard
+
+
+def test_the_cpu(made):
+    options = EngineOptions()
+    assert opened(said(["encode"]), options) == Opened("the CPU", "CPU", None, None)
+    assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
+    options = EngineOptions(observer=SimpleNamespace(watch=lambda operations: ["watched", *operations]))
+    opened(said(), options)
+    assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows")]
+
+
+def card(**known):
+    closed = list[int]()
+    return SimpleNamespace(
+        name="a card", bandwidth=5.0, peak=6.0, closed=closed, close=lambda: closed.append(1)
+    ), closed
+
+
+@pytest.mark.parametrize(("layers", "limits"), [(4, (5.0, 6.0)), (3, None)])
+def test_a_card(made, monkeypatch, layers, limits):
+    """Its limits are those of what computes only if it computes all."""
+    asked, (one, closed) = [], card()
+    monkeypatch.setattr(devices, "placed", lambda *given: asked.append(given) or Placed(one, layers, 7, "slow"))
+    monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", lambda *given: asked.append(given) or "on a card")
+    options = EngineOptions(backend="cuda")
+    assert opened(said(), options) == Opened("on a card", f"a card, {layers} of 4 layers", "slow", limits)
+    (asked_options, file, states, count, context, buffers), backend = asked
+    assert (asked_options, file.tensors, states, count, context) == (options, {}, ["a", "b"], 4, 64)
+    assert buffers.args == (["operation"],)
+    assert backend == (one, ["operation"], ["a", "b"], 64, options, 4 - layers, 7)
+    assert made == [] and closed == []
+
+
+@pytest.mark.parametrize("found", [Placed(None, 0), Placed(None, 0, 0, "why"), Placed(card()[0], 0, 0, "why")])
+def test_a_card_that_gets_no_layers(made, monkeypatch, found):
+    monkeypatch.setattr(devices, "placed", lambda *given: found)
+    assert opened(said(), EngineOptions(backend="auto")) == Opened("the CPU", "CPU", found.warning)
+
+
+def test_a_card_that_fails(made, monkeypatch):
+    """It is given back; who asked for it hears why, and who did not, too."""
+    one, closed = card()
+
+    def broken(*given):
+        raise LocalllmError("it is on fire")
+
+    monkeypatch.setattr(devices, "placed", lambda *given: Placed(one, 4))
+    monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", broken)
+    with pytest.raises(LocalllmError, match=r"^it is on fire$"):
+        opened(said(), EngineOptions(backend="cuda"))
+    assert closed == [1]
+    found = opened(said(), EngineOptions(backend="auto"))
+    assert found == Opened("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
+
+
+def test_an_encoder_is_no_cards(made):
+    found = opened(said(["encode"]), EngineOptions(backend="auto"))
+    assert found == Opened("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
+    with pytest.raises(UnsupportedError) as error:
+        opened(said(["encode"]), EngineOptions(backend="cuda"))
+    assert str(error.value) == "what an encoder reads is computed by the CPU only: use --device cpu"
+
+
+# ---- which card, and how much of a model ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "layers"),
+    [("all", 65, 4), (4, 65, 4), (9, 65, 4), (2, 45, 2), ("auto", 44, 1), ("auto", 35, 1), ("auto", 999, 4)],
+)
+def test_how_many_layers_a_card_gets(wanted, free, layers):
+    needed = Sizes([10, 10, 10, 30], 5)
+    assert layers_on("a card", needed, wanted, MARGIN + free) == layers
+    for more, room, told in (("all", 64, "4 layers take 0.0 GB of the card"), (9, 64, "4 layers take 0.0 GB"),
+                             ("auto", 34, "a card has 0.4 GB free, too few for a layer of this model")):  # fmt: skip
+        with pytest.raises(MemoryLimitError, match=told):
+            layers_on("a card", needed, more, MARGIN + room)
+
+
+def test_a_card_is_found(monkeypatch):
+    asked, (one, closed) = [], card()
+    one.free_bytes = lambda: MARGIN + 100
+    monkeypatch.setattr(devices, "open_card", lambda number: asked.append(number) or one)
+
+    def placed(device, layers="auto", buffers=lambda states, kv_type: 30):
+        file = SimpleNamespace(tensors={})
+        return devices.placed(EngineOptions(backend=device, gpu_layers=layers), file, [], 2, 64, buffers)
+
+    assert placed("cuda", 0) == Placed(None, 0) and asked == []
+    for device, number in (("cuda", 0), ("cuda:12", 12), ("auto", 0)):
+        assert placed(device) == Placed(one, 2, 70) and asked.pop() == number
+    assert placed("cuda", 1) == Placed(one, 1, 70) and closed == []
+    told = "a card has 0.4 GB free, too few for a layer of this model"
+    assert placed("auto", buffers=lambda *given: 101) == Placed(None, 0, 0, f"the CPU computes: {told}")
+    assert closed == [1]
+    for device, layers in (("cuda", "auto"), ("auto", "all"), ("auto", 1)):
+        with pytest.raises(MemoryLimitError):
+            placed(device, layers, lambda *given: 101)
+    assert closed == [1] * 4
+
+    def missing(number):
+        raise NoCardError("there is none")
+
+    monkeypatch.setattr(devices, "open_card", missing)
+    assert placed("auto", 1) == Placed(None, 0, 0, "the CPU computes: there is none")
+    with pytest.raises(NoCardError):
+        placed("cuda")
+
+
+# ---- options, and what stands for an engine -------------------------------------------------------------------------
+
+
+def test_options():
+    for options, told in (
+        ({"context": 0}, "the context should be at least 1 token, not 0"),
+        ({"threads": 0}, "threads should be from 1 to 1024, not 0"),
+        ({"threads": 1025}, "threads should be from 1 to 1024, not 1025"),
+        ({"backend": "cuda:1234"}, "unknown device 'cuda:1234': use cpu, cuda, cuda:N, auto or reference"),
+    ):
+        with pytest.raises(UsageError) as error:
+            EngineOptions(**options).require_valid()
+        assert str(error.value) == told
+    for options in ({"context": 1}, {"threads": 1}, {"threads": 1024}, {"backend": "cuda:123"}, {"backend": "auto"}):
+        EngineOptions(**options).require_valid()
+    assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
+    with pytest.raises(UsageError, match=r"^gpu_layers should be a number, all or auto, not 'most'$"):
+        layers_of("most")
+    options = EngineOptions()
+    assert (options.backend, options.kv_type, options.gpu_layers) == ("cpu", "f16", "auto")
+
+
+def test_a_model_without_text():
+    h = SimpleNamespace(arch="bert", context=77, vocab_size=9)
+    options = EngineOptions(threads=2)
+    engine = EngineWithoutText("m.gguf", h, options)
+    assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kept_as)
+    assert EngineWithoutText("m.gguf", h, EngineOptions(context=5)).context == 5
+    assert (engine.device, engine.warning, engine.place_bytes, engine.runs, engine.head_path) == (
+        "CPU", None, 0, Runs(), None,
+    )  # fmt: skip
+    for call in (engine.sequence, lambda: engine.step(1)):
+        with pytest.raises(UnsupportedError) as error:
+            call()
+        told = "m.gguf: bert models make no text, but vectors of it: use localllm embed or rerank"
+        assert str(error.value) == told
+    engine.prepare_all()
+    engine.close()
+
+
+def test_who_was_forked_refuses():
+    class Owner:
+        lock = None
+
+    owner = Owner()
+    owner.lock = lock_for(owner)
+    assert not was_forked(owner)
+    with owner.lock:
+        pass
+    owner.lock = Refusal()
+    assert was_forked(owner)
+    with pytest.raises(LocalllmError, match=r"^the model was opened before this process was forked: open it here$"):
+        owner.lock.__enter__()
+
+
+# ---- lists of operations --------------------------------------------------------------------------------------------
+
+
+def chain(*verbs: str, weights: dict[str, int] | None = None) -> list[Operation]:
+    """Each reads what the one before makes; weights: the layer of each, by verb."""
+    made, x = [], Activation(ALL, 4)
+    for number, verb in enumerate(verbs):
+        given = {"state": SimpleNamespace(layer=weights[verb])} if weights and verb in weights else {}
+        made.append(Operation(verb, (x,) if number else (), x := Activation(ALL, 4 + number), given))
+    return made
+
+
+def test_from_what_a_cache_is_filled():
+    """Keys and values, and what they are made of up to the last product."""
+    x, q, k, scaled, v, made, chosen = (Activation(ALL, number) for number in range(7))
+    operations = [
+        Operation("norm", (), x), Operation("linear", (x,), q), Operation("linear", (x,), k),
+        Operation("scale", (k,), scaled), Operation("linear", (x,), v), Operation("attend", (q, scaled, v), made),
+    ]  # fmt: skip
+    assert stored(operations) == {k, scaled, v}
+    assert stored([*operations[:5], Operation("keep", (scaled, v), made)]) == {k, scaled, v}
+    assert stored([*operations[:5], Operation("choose", (q, scaled), chosen)]) == {k, scaled}
+    assert stored([*operations[:5], Operation("choose_blocks", (q, scaled), chosen)]) == {k, scaled}
+    assert stored(operations[:5]) == set()
+    assert last_uses(operations) == {
+        x: operations[4], q: operations[5], k: operations[3], scaled: operations[5], v: operations[5],
+    }  # fmt: skip
+
+
+def test_forms_are_made_once():
+    """Before the first who needs them, and read behind what was read already."""
+    x, y = Activation(WANTED, 4), Activation(ALL, 5)
+    operations = [Operation(verb, (x, y), Activation(ALL, 1)) for verb in ("one", "none", "both", "one")]
+    wanted = {"one": {"halve": {"given": 1}}, "none": {}, "both": {"pack": {}, "halve": {}}}
+    found = with_forms(operations, lambda operation: wanted[operation.verb])
+    assert [one.verb for one in found] == ["halve", "one", "none", "pack", "both", "one"]
+    halved, packed = found[0].output, found[3].output
+    assert (found[0].inputs, found[0].given, halved.rows, halved.columns) == ((x,), {"given": 1}, WANTED, 4)
+    assert [one.inputs for one in found[1:]] == [(x, y, halved), (x, y), (x,), (x, y, packed, halved), (x, y, halved)]
+    assert found[2] is operations[1] and [one.output for one in found if one.verb == "one"] == [
+        operations[0].output, operations[3].output,
+    ]  # fmt: skip
+
+
+def test_where_a_model_is_cut():
+    """In front of a layer, where least has to cross, and of equal places at the first."""
+    operations = chain("embed", "a", "wide", "b", "end", weights={"a": 0, "b": 1})
+    halves = split(operations, 1)
+    assert ([one.verb for one in halves.before], [x.columns for x in halves.crossing]) == (["embed", "a"], [5])
+    assert [one.verb for one in halves.behind] == ["wide", "b", "end"]
+    for layer, verbs in ((0, []), (2, ["embed", "a", "wide", "b", "end"])):
+        assert [one.verb for one in split(operations, layer).before] == verbs
+    narrow = chain("embed", "a", "wide", "b", weights={"a": 0, "b": 1})
+    narrow[2] = Operation("narrow", narrow[2].inputs, Activation(ALL, 3))
+    narrow[3] = Operation("b", (narrow[2].output,), Activation(ALL, 9), narrow[3].given)
+    assert [one.verb for one in split(narrow, 1).before] == ["embed", "a", "narrow"]
+    for entangled in (chain("b", "a", weights={"a": 0, "b": 1}), chain("a", "b", weights={"a": 0, "b": 1})):
+        if entangled[0].verb == "a":
+            made = Activation(WANTED, 4)
+            entangled = [
+                Operation("a", (), made, entangled[0].given),
+                Operation("b", (made,), made, entangled[1].given),
+            ]
+        with pytest.raises(UnsupportedError, match=r"^the layers before and from 1 on cannot be computed apart$"):
+            split(entangled, 1)
+
+
+def test_squares_are_summed_up_once_for_all_who_read():
+    """By the name of each matrix, since the last time."""
+    x, y = Activation(ALL, 20), Activation(WANTED, 3)
+
+    def linear(name, source):
+        return Operation("linear", (source,), Activation(ALL, 1), {"weight": SimpleNamespace(name=name)})
+
+    sums = SquareSums()
+    operations = [linear("a", x), Operation("add", (x, x), x), linear("b", x), linear("c", y)]
+    watched = sums.watch(operations)
+    assert [one.verb for one in watched] == ["add_squares", "linear", "add", "linear", "add_squares", "linear"]
+    first, last = watched[0], watched[4]
+    assert (first.inputs, first.output.columns, first.output.rows, last.output.rows) == ((x,), 0, ALL, WANTED)
+    assert (len(first.given["sums"]), len(last.given["sums"])) == (32, 16)
+    assert [one for one in watched if one.verb != "add_squares"] == operations
+    first.given["sums"][:] = range(32)
+    taken = sums.take()
+    assert {name: len(numbers) for name, numbers in taken.items()} == {"a": 20, "b": 20, "c": 3}
+    assert taken["a"].tolist() == taken["b"].tolist() == [*range(20)] and taken["a"].dtype == np.float32
+    assert not first.given["sums"][:20].any() and not sums.take()["a"].any()
+    sums = SquareSums()
+    for _ in range(2):
+        sums.add("a", np.array([[1, 2], [3, 4]], np.float32))
+    assert sums.take()["a"].tolist() == [20, 40]
+    SquareSums.require_watchable(operations, "m.gguf")
+    with pytest.raises(ModelError) as error:
+        SquareSums.require_watchable([Operation("expert_linear", (), x)], "m.gguf")
+    assert str(error.value) == "m.gguf: an importance matrix of a model with experts is not supported yet"
+
+
+# ---- rows of images -------------------------------------------------------------------------------------------------
+
+ROPE = Rope(8, 4, False, magnitude=2.0)
+H = SimpleNamespace(vocab_size=9, width=4, row_width=8)
+
+
+def test_angles_of_rows():
+    """By their position in time, or of each pair by the axis that it says."""
+    turns = np.array([[5, 6, 7], [8, 9, 10]])
+    for rope, divisors, positions in (
+        (ROPE, None, [[5, 5], [8, 8]]),
+        (Rope(8, 4, False, magnitude=2.0, axes=(1, 2)), None, [[6, 7], [9, 10]]),
+        (Rope(8, 4, False, magnitude=2.0, before=3), np.array([2.0, 4.0], np.float32), [[1, 0.5], [2.5, 1.25]]),
+    ):
+        table = np.zeros((3, 2, 2), np.float32)
+        Angles(rope, divisors, table).fill(turns)
+        angles = np.array(positions) * [1, 0.01]
+        np.testing.assert_allclose(table[:2], np.stack([2 * np.cos(angles), 2 * np.sin(angles)], axis=1), rtol=1e-6)
+        assert not table[2].any()
+
+
+def test_layers_that_turn_alike_share_angles():
+    recorder = TurningRecorder(H, 64, 5)
+    one, two = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
+    tables = [recorder._angles(rope, divisors) for rope, divisors in (
+        (ROPE, None), (ROPE, one), (ROPE, None), (ROPE, one.copy()), (ROPE, two), (Rope(8, 4, True), None),
+    )]  # fmt: skip
+    assert [next(place for place, other in enumerate(tables) if other is table) for table in tables] == [
+        0, 1, 0, 1, 4, 5,
+    ]  # fmt: skip
+    assert tables[0].shape == (5, 2, 2) and tables[0].dtype == np.float32 and len(recorder.angles) == 4
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_rows_stand_for_tokens(is_whole):
+    """And what is deeper lies behind them; whole images see each other."""
+    state = Paged(0, 1, 4, 4)
+
+    def forward(b, w, h):
+        x = b.deepen(b.begin(lambda: 1 // 0, 2), 1)
+        b.attend(x, x, x, state, Scores(1, 1.0, ahead=3))
+
+    made = row_operations(forward, "weights", H, 64, is_whole)
+    begin, deep, add, attend = made.operations
+    assert [one.verb for one in made.operations] == ["given", "given", "add", "attend"]
+    assert made.rows.shape[0] == 512 and made.rows.shape[1] >= 8 and made.rows.dtype == np.float32
+    made.rows[0] = np.arange(made.rows.shape[1])
+    assert begin.given["memory"][0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4
+    assert deep.given["memory"][0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
+    assert add.inputs == (begin.output, deep.output)
+    assert attend.given["ahead"] == (EVERY_TOKEN if is_whole else 3)
+    assert row_operations(lambda b, w, h: None, "weights", H, 64, is_whole) is None
+    assert RowRecorder(H, 64, is_whole).reveals is False
