@@ -1,6 +1,7 @@
 """What every option comes to: each command with a stand-in for what it calls, and what that is told."""
 
 import re
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +12,9 @@ from invoked import Opened, Told, flat, told_by
 
 from localllm import api
 from localllm.cli import chat, embed, map, opening, run
+from localllm.cli.app import context_of
 from localllm.cli.commands import COMMANDS, params_of
+from localllm.errors import UsageError
 from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
 
@@ -251,3 +254,73 @@ def test_defaults_are_those_that_the_help_tells(name: str):
             told = re.search(r"\[default: ([^\],;]*)", param.help)
             assert told, param.name
             assert param.converted(told[1]) == param.default, param.name
+
+
+# ---- what is refused before anything is opened
+
+REFUSED = {
+    "embed M --near x -o v.npy": "--near prints texts, not vectors: -o and --format do not go with it",
+    "embed M --near x --format npy": "--near prints texts, not vectors: -o and --format do not go with it",
+    "embed M TEXT --files TEXT": "INPUT and --files are one too many",
+    "embed M TEXT --near x --no-normalize": "--near compares vectors of length 1: --no-normalize does not go with it",
+    "serve M --host x": "--host lets other computers in: it needs --api-key-file FILE, with a key that they know",
+    "serve M --host x --api-key-file KEYS --socket s": "--socket and --host exclude each other",
+    "serve a=TEXT b=TEXT --mmproj x": "--mmproj is for one model; each of several uses the projector beside it",
+    "serve M --media-path DIR --media-path TEXT": "--media-path: TEXT is no folder",
+    "serve M --memory much": "--memory: 'much' is no size, as 500M or 8G",
+    "run two&words": "'two words' names no model: the prompt stands behind it, or behind -p",
+    "run M -p x -f -": "-f -: stdin is closed",
+    "run M -p x --encoding none": "--encoding none is not known; utf-8, utf-16, latin-1 and cp1252 are",
+    "run M -p x --tools list --allow DIR --raw": "--tools do not go together with --raw",
+    "run M -p x --tools list --allow DIR --n 2": "--tools do not go together with --n",
+    "run M -p x --tools list --allow DIR --beams 1": "--tools do not go together with --beams",
+    "run M -p x --tools list --allow DIR --receipt r": "--tools do not go together with --receipt",
+    "run M -p x --tools list --max-steps 0": "--max-steps should be 1 or above, not 0",
+    "run M -p x --allow DIR": "--allow is for tools: name some with --tools or --mcp",
+    "run M -p x --yes list": "--yes is for tools: name some with --tools or --mcp",
+    "run M -p x --transcript t": "--transcript is for tools: name some with --tools or --mcp",
+    "run M -p x --image a --receipt r": "images do not go together with --receipt",
+    "run M -p x --image - --image -": "--image -: stdin has one image, or is closed",
+    "chat M --image -": "--image -: what is piped to chat is the question; `run` takes an image from there",
+    "run -p x --api-key-file KEYS": "--api-key-file is for --endpoint, which is missing",
+    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY is empty: it should have the key",
+    "map": "MODEL is missing: A GGUF file, or a name: see `localllm list`.",
+    "map M": "there is no input: name a file, or pipe one to stdin",
+    "map M NONE": "cannot read NONE: No such file or directory",
+    "tokenize M a -f TEXT": "TEXT and -f FILE are one too many",
+    "tokenize M": "there is no text: give one, or pipe it to stdin",
+    "pull guide": "guide comes with localllm: there is nothing to pull",
+    "quantize M": "expected IN [OUT] TYPE",
+    "quantize M q4km": "q4km is no type; did you mean Q4_K_M?",
+    "quantize M zzzzz": "zzzzz is no type; localllm quantize --help lists them",
+    "quantize M OUT Q8_0 --size 3G": "--size and --bpw go with --calibrate, which measures what matrices need",
+    "quantize M OUT Q8_0 -t 0": "-t should be from 1 to 1024, not 0",
+    "quantize M OUT Q8_0 1025": "--threads should be from 1 to 1024, not 1025",
+    "quantize M OUT Q8_0 --calibrate --size 3G --bpw 4": "--size and --bpw say the same: give one",
+    "quantize M OUT Q8_0 --calibrate --size 100k --plan TEXT": (
+        "TEXT: this file exists; without --size it is the plan, and --force replaces it"
+    ),
+    "perplexity M": "there is no text: name a file",
+    "perplexity M TEXT --base b": "--kl-divergence and --base FILE go together; --save-logits FILE writes the file",
+    "perplexity M TEXT --kl-divergence": (
+        "--kl-divergence and --base FILE go together; --save-logits FILE writes the file"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
+    """To the letter, with options as they were typed; where stdin is closed."""
+    for name, text in {"TEXT": "text\n", "KEYS": "12345678\n", "EMPTY": "\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "DIR").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name, *words = line.split()
+    above = context_of(name)
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    with pytest.raises(UsageError) as error:
+        typed = [word.replace("&", " ") if word != "M" else tiny for word in words]
+        with above.command.make_context(name, typed, parent=above.parent) as context:
+            context.command.invoke(context)
+    assert str(error.value) == REFUSED[line]
