@@ -319,6 +319,7 @@ def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
     above = context_of(name)
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.server.run.run", lambda *told: None)
     with pytest.raises(UsageError) as error:
         typed = [word.replace("&", " ") if word != "M" else tiny for word in words]
         with above.command.make_context(name, typed, parent=above.parent) as context:

@@ -1,0 +1,259 @@
+"""Where a command meets its user: streams that are closed, Ctrl-C, the editor's keys, the exit code of every error."""
+
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoked import Opened
+
+from localllm.cli import chat, chat_commands, line_editor, main, terminal
+from localllm.cli import map as map_command
+from localllm.cli.line_editor import LineEditor
+from localllm.errors import (
+    ContextError,
+    CutError,
+    LocalllmError,
+    MemoryLimitError,
+    ModelError,
+    RecordsError,
+    UsageError,
+)
+from localllm.generation.constraints import constraint_of
+from localllm.generation.generate import GenerationOptions
+
+# ---- how it ends
+
+NO_MEMORY = "not enough memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (LocalllmError("x"), "x", 1), (UsageError("x"), "x", 2), (ModelError("x"), "x", 3), (ContextError("x"), "x", 4),
+        (MemoryLimitError("x"), "x", 5), (RecordsError("x"), "x", 6), (CutError("x"), "x", 7),
+        (OSError(28, "the disk is full"), "the disk is full", 1), (OSError("odd"), "odd", 1),
+        (OSError(28, "the disk is full", "f"), "f: the disk is full", 1),
+        (MemoryError("new thread"), f"{NO_MEMORY}, or too many threads", 5), (MemoryError(), NO_MEMORY, 5),
+        (RuntimeError("can't start new thread"), f"{NO_MEMORY}, or too many threads", 5),
+        (ImportError("x: failed to map segment from shared object"), NO_MEMORY, 5),
+        (OSError("Cannot allocate memory"), NO_MEMORY, 5),
+        (OSError("Could not find/load shared object file 'x'"), NO_MEMORY, 5),
+        (ValueError("can't start new thread"), "internal error, please report it: ValueError: can't start new thread "
+         "(LOCALLLM_DEBUG=1 shows more)", 1),
+        (type("Typers", (Exception,), {"format_message": lambda self: "no such thing"})(), "no such thing", 2),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_an_error(error: Exception, message: str, code: int):
+    assert main.explained(error) == (message, code)
+
+
+def test_exit_codes_without_words(capsys):
+    interrupted = RuntimeError("a class was made")
+    interrupted.__cause__ = KeyboardInterrupt()
+    ends = [SystemExit(3), SystemExit(None), SystemExit("x"), KeyboardInterrupt(), interrupted]
+    assert [main.report(each) for each in ends] == [3, 0, 1, 130, 130]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_where_python_cannot_raise_it(monkeypatch):
+    """It comes again, a moment later; what else could not be raised is told as ever."""
+    did: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", None)
+    monkeypatch.setattr(sys, "__unraisablehook__", did.append)
+    monkeypatch.setattr(main, "_thread", SimpleNamespace(start_new_thread=lambda do, given: do(*given)))
+    monkeypatch.setattr(main, "sleep", lambda seconds: did.append(f"waited {seconds}"))
+    monkeypatch.setattr(main, "interrupt_main", lambda: did.append("again"))
+    main.raise_ctrl_c_again()
+    other = SimpleNamespace(exc_type=ValueError)
+    for unraisable in (SimpleNamespace(exc_type=KeyboardInterrupt), other):
+        sys.unraisablehook(unraisable)
+    assert did == ["waited 0.01", "again", other]
+
+
+def test_surroundings(monkeypatch):
+    """Closed streams become others that lead nowhere, so that no file becomes one of them."""
+    opened: list[Any] = []
+    monkeypatch.setattr(main, "os", SimpleNamespace(
+        environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *told: opened.append(told),
+        fstat=lambda number: os.fstat(-1) if number in (0, 2) else None,
+    ))  # fmt: skip
+    limits = iter([main.LEAST_MEMORY, main.LEAST_MEMORY - 1])
+    monkeypatch.setattr("localllm.system.memory.address_limit", lambda: next(limits))
+    main.require_surroundings()
+    assert opened == [(os.devnull, os.O_RDWR)] * 2
+    with pytest.raises(MemoryLimitError, match=r"^not enough memory$"):
+        main.require_surroundings()
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(LocalllmError, match=r"^stdout is closed: there is nowhere to write to$"):
+        main.require_surroundings()
+
+
+def test_what_is_no_terminal():
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, io.StringIO(), closed):
+        assert not terminal.is_terminal(stream)
+
+
+def test_nothing_is_written_behind_the_end_of_output(tmp_path: Path, monkeypatch):
+    with open(tmp_path / "out", "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        terminal.write("sa\udcffd ä")
+        out.write("!")
+        terminal.end_output()
+        out.write("more")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "sa?d ä!"
+    monkeypatch.setattr(sys, "stdout", None)
+    terminal.discard_output()
+
+
+@pytest.mark.parametrize("gone", [None, "closed"])
+def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypatch):
+    stderr = io.StringIO()
+    stderr.close()
+    monkeypatch.setattr(sys, "stderr", gone and stderr)
+    terminal.say("x")
+    terminal.dim("x")
+
+
+def test_asked_to_end(monkeypatch):
+    heard: list[Any] = []
+    monkeypatch.setattr(terminal, "on_end", heard.append)
+    terminal.exit_on_sigterm()
+    with pytest.raises(SystemExit) as end:
+        heard[0](15, None)
+    assert end.value.code == 143
+
+
+def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
+    """The first one; the second interrupts, and behind the block all is as before."""
+    stopped, before = [], signal.getsignal(signal.SIGINT)
+    for there, line in ((False, ""), (True, "\n")):
+        monkeypatch.setattr(map_command, "is_terminal", lambda stream, there=there: there)
+        with pytest.raises(KeyboardInterrupt), map_command.finishing(lambda: stopped.append(1)):
+            signal.raise_signal(signal.SIGINT)
+            assert stopped == [1]
+            signal.raise_signal(signal.SIGINT)
+        said = "localllm: finishing what has begun; Ctrl-C again leaves at once"
+        assert capfd.readouterr().err.replace("\r\n", "\n") == f"{line}{said}\n"
+        assert signal.getsignal(signal.SIGINT) == before
+        stopped.clear()
+
+
+# ---- the editor
+
+
+@pytest.fixture
+def type_in(tmp_path: Path, monkeypatch):
+    """What the editor makes of keys."""
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(line_editor, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(line_editor, "can_handle_in_loop", lambda: False)
+
+    def typed(keys: str, text: str = "", offers: tuple[str, ...] = ()) -> str:
+        with create_pipe_input() as given, create_app_session(input=given, output=DummyOutput()):
+            given.send_text(keys)
+            return LineEditor(lambda line: ((offer, 0) for offer in offers if offer.startswith(line))).read(text)
+
+    return typed
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="keys of POSIX")
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("one\r", "one"), ("one\x1b\rtwo\r", "one\ntwo"), ("one\\\rtwo\r", "one\ntwo"), ('"""\ra\r\rb"""\r', "a\n\nb"),
+        ("/c\t\r", "/clear"), ("/s\tx\r", "/sx"), ("/h\t\r", "/help"), ("\x12on\r", "one"),
+    ],
+)  # fmt: skip
+def test_keys(type_in, keys: str, text: str):
+    """Tab puts in what all offers begin with, Ctrl-R searches in what was sent before."""
+    if keys.startswith("\x12"):
+        type_in("one\r")
+    assert type_in(keys, "", ("/clear", "/help", "/save", "/stats")) == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="keys of POSIX")
+def test_keys_that_leave(type_in):
+    assert type_in("!\r", "given") == "given!"
+    for key, left in (("\x03", KeyboardInterrupt), ("\x04", EOFError)):
+        with pytest.raises(left):
+            type_in(key)
+
+
+def test_chat_goes_on_after_errors(monkeypatch, capsys):
+    """Ctrl-C and whatever goes wrong end one line, Ctrl-D the conversation; what is blank is not asked."""
+    lines = iter(["a", KeyboardInterrupt, " ", "wrong", "stop", "/zzzz", EOFError, "never"])
+    asked, dimmed = [], []
+
+    def read() -> str:
+        line = next(lines)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    def ask(text: str) -> None:
+        asked.append(text)
+        if text == "wrong":
+            raise LocalllmError("it went wrong")
+        if text == "stop":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(line_editor, "editor", lambda complete: SimpleNamespace(read=read))
+    monkeypatch.setattr(chat, "dim", dimmed.append)
+    chat.hold(SimpleNamespace(ask=ask), lambda path: None)  # type: ignore[arg-type]
+    assert (asked, dimmed, next(lines)) == (["a", "wrong", "stop"], ["Ctrl-D or /exit leaves", "interrupted"], "never")
+    none = "there is no /zzzz; /help shows all; a text that begins with a slash needs a space before it"
+    assert capsys.readouterr().err == f"localllm: error: it went wrong\nlocalllm: error: {none}\n"
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_one_answer_of_chat(has_tools: bool, monkeypatch):
+    """As of run: Ctrl-C is told by the exit code, and so is an answer that was cut short of its form."""
+    settled: list[Any] = []
+    answer, ends = SimpleNamespace(finish_reason="length"), [False]
+    model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
+    monkeypatch.setattr("localllm.cli.tool_calls.answered", lambda *told: (answer, [], ends[0]))
+    monkeypatch.setattr(chat, "begin", lambda *told: answer)
+    monkeypatch.setattr(chat, "stream", lambda *told: ends[0])
+    monkeypatch.setattr(chat.opening, "settle", settled.append)
+
+    def once(chosen: GenerationOptions) -> None:
+        chat.answer_once(model, [], chosen, object() if has_tools else None, None)  # type: ignore[arg-type]
+
+    once(GenerationOptions())
+    assert settled == [model]
+    with pytest.raises(CutError, match="the answer was cut"):
+        once(formed)
+    ends[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        once(formed)
+    assert len(settled) == 2
+
+
+def test_the_help_of_a_narrow_terminal(monkeypatch):
+    """What a command does stands below it; where there is room, beside it."""
+    shown: list[str] = []
+    monkeypatch.setattr(chat_commands, "dim_text", shown.append)
+    for width in (33, 34, 100):
+        monkeypatch.setattr(chat_commands, "columns", lambda width=width: width)
+        chat_commands.show_help(None, "", None)  # type: ignore[arg-type]
+    narrow, wider, wide = (text.splitlines() for text in shown)
+    assert narrow[:4] == ["/help", "    show this", "/clear", "    begin a new conversation"]
+    place = narrow.index("/undo N")
+    assert narrow[place + 1 : place + 5] == [
+        "    take back the last question", "    and its answer, or so many;", "    or a file that waits", "/retry",
+    ]  # fmt: skip
+    assert wider[:3] == ["/help            show this", "/clear           begin a new", f"{'':17}conversation"]
+    assert wide[0] == "/help            show this"
+    place = wide.index("/undo N          take back the last question and its answer, or so many; or a file that waits")
+    assert wide[place + 1].startswith("/retry ") and max(map(len, wide)) <= 100
