@@ -1,6 +1,7 @@
 """The parts of the server, without one: fields, errors by their numbers, who may ask, streams, what is counted."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -25,7 +26,9 @@ from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
 from localllm.server import service, shelf, wire, worker
+from localllm.server.anthropic_messages import given as given_of
 from localllm.server.anthropic_messages import question_of
+from localllm.server.anthropic_messages import streamed as streamed_message
 from localllm.server.asking import (
     biases,
     choice_of,
@@ -44,7 +47,12 @@ from localllm.server.listening import Patient, tcp_socket, unix_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import IGNORED, ignored
+from localllm.server.openai_chat import streamed as streamed_chat
+from localllm.server.openai_completions import streamed as streamed_texts
+from localllm.server.openai_responses import conversation as conversation_of_responses
 from localllm.server.openai_responses import question_of as question_of_responses
+from localllm.server.openai_responses import streamed as streamed_response
+from localllm.server.openai_responses import tools_of as tools_of_responses
 from localllm.server.page import with_what_is_known
 from localllm.server.service import in_time, merged
 from localllm.server.shelf import Book, Shelf, UnknownModelError
@@ -262,6 +270,134 @@ def test_messages_of_all_roles():
 def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
     with pytest.raises(UsageError, match=rf"messages\[1\].*{reason}"):
         conversation([{"role": "user", "content": "x"}, message])
+
+
+def test_no_messages():
+    for given, reason in (
+        ([], "messages should not be empty"),
+        (["x"], r"messages\[0\] should be an object, not a text"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            conversation(given)
+    with pytest.raises(
+        UsageError, match=r"messages\[0\].role should be one of system, developer, user, assistant, tool"
+    ):
+        conversation([{"role": "robot", "content": "x"}])
+
+
+CALLING = {"type": "function_call", "call_id": "c", "name": "now", "arguments": '{"a": 1}'}
+CALLED = {"id": "c", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+THINKING = {"type": "reasoning", "content": [{"text": "Hm"}, {"text": "so"}], "summary": [{"text": "no"}]}
+SAYING = {"role": "assistant", "content": [{"type": "output_text", "text": "It is"}]}
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        ("Hi", [{"role": "user", "content": "Hi"}]), ("", []), (None, []), ([], []),
+        ([{"type": "message", "role": "developer", "content": "Be short"}, {"role": "user", "content": None}],
+         [{"role": "system", "content": "Be short"}, {"role": "user", "content": ""}]),
+        ([CALLING], [{"role": "assistant", "content": "", "tool_calls": [CALLED]}]),
+        ([SAYING, CALLING, {**CALLING, "arguments": None}],
+         [{"role": "assistant", "content": "It is", "tool_calls": [
+             CALLED, {**CALLED, "function": {"name": "now", "arguments": "{}"}}]}]),
+        ([THINKING, SAYING], [{"role": "assistant", "content": "It is", "reasoning_content": "Hm\nso"}]),
+        ([THINKING, SAYING, SAYING], [{"role": "assistant", "content": "It is", "reasoning_content": "Hm\nso"},
+                                      {"role": "assistant", "content": "It is"}]),
+        ([{**THINKING, "content": None}], [{"role": "assistant", "content": "", "reasoning_content": "no"}]),
+        ([{"type": "reasoning"}, SAYING], [{"role": "assistant", "content": "It is"}]),
+        ([THINKING, CALLING, {"type": "function_call_output", "call_id": "c", "output": "9"}],
+         [{"role": "assistant", "content": "", "reasoning_content": "Hm\nso", "tool_calls": [CALLED]},
+          {"role": "tool", "tool_call_id": "c", "content": "9", "name": "now"}]),
+    ],
+)  # fmt: skip
+def test_conversations_of_responses(items: Any, messages: list[dict[str, Any]]):
+    """Thoughts and calls are parts of the answer that they are next to."""
+    assert conversation_of_responses(items) == messages
+
+
+@pytest.mark.parametrize(
+    ("items", "reason"),
+    [
+        (5, "input should be a text or a list of items, not a number"),
+        ([5], "input[0] should be an object, not a number"),
+        ([{"role": "robot"}], "input[0].role should be one of system, developer, user, assistant, tool"),
+        ([SAYING, {"type": "item_" + "x" * 40}], f"input[1] is of type {'item_' + 'x' * 35!r}, which is not supported"),
+    ],
+)  # fmt: skip
+def test_items_of_responses_that_make_no_sense(items: Any, reason: str):
+    with pytest.raises(UsageError) as failure:
+        conversation_of_responses(items)
+    assert str(failure.value) == reason
+
+
+def test_tools_of_responses():
+    """Others run those of other kinds: such a choice means nothing here."""
+    function = {"type": "function", "name": "now", "parameters": {"type": "object"}}
+    for choice, meant in (
+        (None, "auto"),
+        ({"type": "web_search"}, "auto"),
+        ({"type": "function", "name": "now"}, "now"),
+    ):
+        use = tools_of_responses(Body({"tools": [{"type": "web_search"}, function], "tool_choice": choice}))
+        assert use and [tool.name for tool in use.tools] == ["now"] and (use.choice, use.parallel) == (meant, True)
+    assert (
+        tools_of_responses(Body({"tools": [{"type": "web_search"}]})) is None and tools_of_responses(Body({})) is None
+    )
+
+
+# ---- streams that break
+
+
+class Broken:
+    """An answer that breaks off, at once or behind a word."""
+
+    name, usage, wants_logprobs = "m", service.Usage(), False
+
+    def __init__(self, *words: str):
+        self.words, self.closed = words, 0
+
+    async def events(self) -> AsyncIterator[Any]:
+        for word in self.words:
+            yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
+        raise ModelError("it broke")
+
+    def known(self) -> Any:
+        return self.usage
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def lines_of(stream: Any) -> list[Any]:
+    async def read() -> list[bytes]:
+        return [line async for line in stream]
+
+    return [json.loads(line.decode().rpartition("data: ")[2]) for line in asyncio.run(read())]
+
+
+@pytest.mark.parametrize("words", [(), ("a",)])
+def test_streams_tell_what_broke(words: tuple[str, ...]):
+    """As each interface does, behind what came; the answer is closed."""
+    question: Any = SimpleNamespace(most_likely=None)
+    told = openai_error(ModelError("it broke"))
+    for streamed, end in (
+        (lambda one: streamed_chat(one, question, True), told), (lambda one: streamed_texts(one, question, True), told),
+        (lambda one: streamed_message(one, question), anthropic_error(ModelError("it broke"))),
+    ):  # fmt: skip
+        broken: Any = Broken(*words)
+        *before, last = lines_of(streamed(broken))
+        assert last == end and bool(before) == bool(words) and broken.closed == 1
+    broken = Broken(*words)
+    found = lines_of(streamed_response(broken))
+    assert [each["sequence_number"] for each in found] == [*range(len(found))] and broken.closed == 1
+    assert [each["type"] for each in found[:2]] == ["response.created", "response.in_progress"]
+    assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert found[-1]["response"]["error"] == {**told["error"], "code": "server_error"}
+
+
+def test_arguments_that_were_cut():
+    assert given_of("") == {} and given_of('{"a": 1}') == {"a": 1} and given_of('{"a') == {"cut": '{"a'}
 
 
 # ---- images

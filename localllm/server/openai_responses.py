@@ -185,9 +185,9 @@ async def streamed(exchange: Exchange) -> AsyncGenerator[bytes]:
         for what in ("response.created", "response.in_progress"):
             for line in numbered(iter([{"type": what, "response": begun}])):
                 yield line
-        async for _, told in exchange.events():
-            changes = [change for part in told.parts for change in blocks.take(part)]
-            reason = told.finish_reason or reason
+        async for _, news in exchange.events():
+            changes = [change for part in news.parts for change in blocks.take(part)]
+            reason = news.finish_reason or reason
             for line in numbered(each for change in changes for each in events_of(change, names)):
                 yield line
         for line in numbered(each for change in blocks.end() for each in events_of(change, names)):
@@ -196,7 +196,8 @@ async def streamed(exchange: Exchange) -> AsyncGenerator[bytes]:
         for line in numbered(iter([{"type": f"response.{made['status']}", "response": made}])):
             yield line
     except Exception as error:
-        failed = {**begun, "status": "failed", "error": {"code": "server_error", **openai_error(error)["error"]}}
+        told = openai_error(error)["error"]
+        failed = {**begun, "status": "failed", "error": {**told, "code": told["code"] or "server_error"}}
         for line in numbered(iter([{"type": "response.failed", "response": failed}])):
             yield line
     finally:
