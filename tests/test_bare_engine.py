@@ -15,6 +15,7 @@ from localllm.engine.forks import Refusal
 from localllm.engine.guess_head import Follower
 from localllm.engine.runs import Runs
 from localllm.engine.seen import Seen
+from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.arguments import PAGE
 
@@ -25,7 +26,7 @@ class Store:
     """How many tokens it holds, and what it was asked."""
 
     def __init__(self):
-        self.held, self.asked, self.is_closed = 0, list[tuple](), False
+        self.held, self.asked, self.is_closed, self.known = 0, list[tuple](), False, KNOWN
 
     def prepare(self, length: int, count: int) -> None:
         assert length == self.held
@@ -33,7 +34,7 @@ class Store:
 
     def truncate(self, length: int) -> int:
         self.asked.append(("truncate", length))
-        self.held = self.held if length >= self.held else length // KNOWN * KNOWN
+        self.held = self.held if length >= self.held else length // self.known * self.known
         return self.held
 
     def shift(self, keep: int, count: int) -> int:
@@ -276,6 +277,31 @@ def test_forgetting_what_a_store_has_lost(engine):
     assert engine._backend.asked == [] and len(sequence.tokens) == 37
 
 
+def test_forgetting_as_much_as_there_is(engine):
+    sequence = engine.sequence()
+    sequence.append([1] * 200)
+    sequence.truncate(101)  # of which 100 are there
+    sequence.shift(100 - PAGE, PAGE)
+    assert sequence.store.asked[-1] == ("shift", 100 - PAGE, PAGE)
+    assert len(sequence.tokens) == 101 - PAGE and engine._backend.asked[1:] == []  # nothing is behind it
+    sequence.append([1] * 60)
+    sequence.truncate(90)
+    sequence.shift(85, 0)
+    assert sequence.store.asked[-1] == ("truncate", 80)
+
+
+def test_what_goes_with_an_image_takes_its_positions(engine):
+    """Fewer than its rows."""
+    seen = Seen(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
+    engine.see(seen)
+    for keep, distance in ((0, PAGE - 3), (10, PAGE)):
+        sequence = engine.sequence()
+        sequence.append([*[1] * 4, *seen.ids, *[2] * 100])
+        sequence.shift(keep, PAGE)
+        assert engine._backend.asked[-1] == ("turn", keep, 110 - PAGE, distance)
+        assert sequence.images == ([] if keep == 0 else [(4, seen)])
+
+
 def test_forgetting_that_fails(engine):
     sequence = engine.sequence()
     sequence.append([1] * 100)
@@ -318,6 +344,130 @@ def test_places_behind_images(engine, runs_of_4):
     assert engine._backend.ran == [
         [(0, [1], 0, 0, 0)], [(1, seen.ids[:4], 0, 0, 0)], [(5, seen.ids[4:], 0, 0, 0)], [(7, [2], 1, 0, 3)],
     ]  # fmt: skip
+
+
+# ---- what a sequence holds ------------------------------------------------------------------------------------------
+
+
+def read_in(*pieces: int, known: int = 1) -> Sequence:
+    """A sequence that has read so many tokens at a time, by an engine with runs of 4; its store goes back to multiples
+    of `known`."""
+    engine = Bare(runs=Runs(4, 4))
+    sequence = engine.sequence()
+    sequence.engine_of = engine  # which must not be forgotten
+    sequence.store.known = known
+    for count in pieces:
+        sequence.append([1] * count)
+    return sequence
+
+
+@pytest.mark.parametrize(
+    ("pieces", "aligned"),
+    [
+        ((4,), 4),
+        ((3,), 0),
+        ((5,), 0),
+        ((3, 1), 0),
+        ((4, 4), 8),
+        ((4, 5), 4),
+        ((4, 3, 1), 4),
+        ((4, 4, 4, 2), 12),
+        ((8,), 0),
+    ],
+)
+def test_what_was_read_in_whole_runs(pieces, aligned):
+    assert read_in(*pieces).aligned == aligned
+
+
+@pytest.mark.parametrize(
+    ("length", "held", "aligned"), [(9, 9, 8), (8, 8, 8), (7, 7, 4), (4, 4, 4), (3, 3, 0), (0, 0, 0), (99, 10, 8)]
+)
+def test_going_back(length, held, aligned):
+    sequence = read_in(4, 4, 2)
+    sequence.listener = SimpleNamespace(forget_behind=lambda place: told.append(place), engine=None)
+    told = list[int]()
+    assert sequence.truncate(length) == held
+    assert (len(sequence.tokens), sequence.aligned, sequence.store.held, told) == (held, aligned, held, [held])
+    with pytest.raises(UsageError, match=r"^a length should be 0 or above, not -1$"):
+        sequence.truncate(-1)
+
+
+@pytest.mark.parametrize(
+    ("known", "length", "held"),
+    [(1, 99, 24), (1, 24, 24), (1, 23, 20), (1, 3, 0), (10, 23, 20), (10, 19, 0), (6, 13, 12)],
+)
+def test_going_back_to_the_end_of_a_run(known, length, held):
+    """Where the store can go back to as well."""
+    sequence = read_in(4, 4, 4, 4, 4, 4, 3, known=known)
+    assert sequence.rewind(length) == held
+    assert (len(sequence.tokens), sequence.aligned, sequence.store.held) == (held, held, held)
+    sequence.append([1] * 4)
+    assert sequence.aligned == held + 4
+
+
+def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
+    engine = Bare(_start=0)
+    for length, held in ((4, 4), (3, 3), (2, 0), (1, 0)):
+        sequence = engine.sequence()
+        sequence.store.known = 1
+        sequence.append([5, 6, 0, 7])
+        assert sequence.truncate(length) == held
+        assert (sequence.encoded, sequence.tokens) == (2 if held else 0, [5, 6, 0, 7][:held])
+
+
+def test_a_fork_goes_its_own_way(engine):
+    seen = Seen(b"x", np.zeros((2, 2), np.float32))
+    engine.see(seen)
+    sequence = engine.sequence()
+    sequence.append([1, *seen.ids])
+    sequence.aligned, sequence.encoded, sequence._begun = 1, 2, 3
+    sequence.store.fork = lambda length: SimpleNamespace(held=length, truncate=lambda kept: kept)
+    twin = sequence.fork()
+    assert (twin.tokens, twin.aligned, twin.encoded, twin._begun) == (sequence.tokens, 1, 2, 3)
+    assert (twin.images, twin.store.held, twin.listener) == ([(1, seen)], 3, None)
+    twin.encoded = 0
+    for length, images in ((2, [(1, seen)]), (1, [])):
+        assert twin.truncate(length) == length
+        assert (twin.images, sequence.images, len(sequence.tokens)) == (images, [(1, seen)], 3)
+
+
+def test_images_in_runs(engine, runs_of_4, monkeypatch):
+    """An image, and each whole run of it, ends as one does; what is behind a part of one does not."""
+    monkeypatch.setattr("localllm.engine.sequence.BATCH", 4)
+    engine.runs = Runs(4, 4)
+    seen = Seen(b"x", np.zeros((6, 2), np.float32))
+    engine.see(seen)
+    for pieces, aligned in (
+        ([[1] * 4, seen.ids], 10), ([[1] * 4, seen.ids[:4], seen.ids[4:]], 10),
+        ([[1] * 4, seen.ids[:3], seen.ids[3:]], 4),
+        ([[1] * 3, seen.ids], 9), ([[1] * 2, [1], seen.ids], 0), ([[1] * 4, [1], seen.ids], 11),
+        ([seen.ids, [1] * 2], 8),
+        ([seen.ids, [1]], 6),
+    ):  # fmt: skip
+        sequence = engine.sequence()
+        for piece in pieces:
+            sequence.append(piece)
+        assert sequence.aligned == aligned, pieces
+
+
+def test_closing(engine):
+    """Once; nobody waits then, and there is nothing left to ask."""
+    sequence, closed = engine.sequence(), list[int]()
+    sequence.append([1, 2])
+    sequence.listener = SimpleNamespace(forget_behind=lambda place: None, close=lambda: closed.append(1), engine=None)
+    sequence.no_listener()
+    sequence.no_listener()
+    assert closed == [1] and sequence.listener is None
+    sequence.listener = SimpleNamespace(forget_behind=lambda place: None, close=lambda: closed.append(2), engine=None)
+    store = sequence.store
+    assert not sequence.closed
+    sequence.close()
+    assert (sequence.closed, store.is_closed, sequence.tokens, closed) == (True, True, [], [1, 2])
+    engine.lock = TakenLock()
+    sequence.close()
+    with pytest.raises(LocalllmError, match=r"^this sequence is closed$"):
+        sequence.store  # noqa: B018
+    assert (sequence.context, sequence.vocab_size) == (300, 100)
 
 
 # ---- who guesses ----------------------------------------------------------------------------------------------------
