@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -360,3 +362,17 @@ def test_a_prompt_that_does_not_fit():
     with pytest.raises(UsageError, match="empty"):
         ask(engine, Letters(), [])
     assert engine.made == []
+
+
+@pytest.mark.parametrize(("keeps", "error", "closed"), [
+    (True, None, False), (True, KeyError, True), (False, None, True), (False, KeyError, True),
+])  # fmt: skip
+def test_what_was_read_is_written_unless_something_failed(keeps: bool, error: type | None, closed: bool):
+    engine, kept = FakeSequences(VOCAB, table(1)), []
+    prefixes: Any = SimpleNamespace(keep=lambda *end: kept.append(end)) if keeps else None
+    search = module.AnswerSearch(engine, Letters(), Task([2], Letters().stream(), GenerationOptions()), prefixes)
+    held, end = engine.sequence(), engine.sequence()
+    search._held, search._end = [held], (end, "logits")
+    for _ in range(2):
+        search.__exit__(error)
+        assert (held.closed, end.closed, kept) == (True, closed, [] if closed else [(end, "logits")])

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,10 @@ from localllm.generation.call_format import (
     common_form,
 )
 from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader, is_text
-from localllm.generation.calls import Calls, Tool, ToolUse
+from localllm.generation.calls import Calls, Tool, ToolUse, anything, regex
 from localllm.generation.either import Either
 from localllm.generation.thinking import ANSWER, SIGN, Thinking
-from localllm.generation.tool_messages import PROBE, as_data, with_arguments
+from localllm.generation.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
 from localllm.text.templates import ChatTemplate
 
 ENDS = [
@@ -512,3 +513,128 @@ def test_grammars_of_several_calls(tokenizer):
     ):
         calls = Calls(use, LFM2, tokenizer)
         assert calls.matcher(tokenizer.vocab_size, whole).accept_text(text) == is_allowed, (use, text)
+
+
+def writing(
+    call: Any, separator: str = "", knows: bool = True, most: int = 3, takes: type = dict, end: str = ENDS[0]
+) -> Any:
+    """A template that writes a call so; knows: tools, takes: the type of arguments."""
+
+    def render(messages: list[dict], begins: bool) -> str:
+        text = "qx_alpha: W\n" * knows
+        for message in messages:
+            calls = [each["function"] | {"id": each["id"]} for each in message.get("tool_calls", ())]
+            if len(calls) > most or not all(isinstance(each["arguments"], takes) for each in calls):
+                raise UsageError("it cannot")
+            written = separator.join(call(each["name"], each["arguments"], each["id"]) for each in calls)
+            text += f"<|im_start|>{message['role']}\n{message['content']}{written}{end}\n"
+        return text + "<|im_start|>assistant\n" * begins
+
+    return render
+
+
+def in_json(name: str, arguments: Any, id: str) -> str:
+    said = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {said}}}\n</tool_call>'
+
+
+def with_marks(name: str, arguments: Any, id: str) -> str:
+    said = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
+    return f"\n<tool_call>\n<function={name}>\n{''.join(said)}</function>\n</tool_call>"
+
+
+JSON_FORMAT = CallFormat(
+    '<tool_call>\n{"name": "', '", "arguments": ', '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>"
+)
+MARKED = CallFormat(
+    "<tool_call>\n<function=", ">\n<", "/function>\n</tool_call>\n<tool_call>\n<function=", "/function>\n</tool_call>",
+    ParameterMarks("parameter=", "parameter=", (">\n", "\n</parameter>\n<"), (">\n", "\n</parameter>\n<")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("render", "expected"), [
+    (writing(in_json, "\n"), JSON_FORMAT), (writing(in_json, "\n", knows=False), replace(JSON_FORMAT, is_known=False)),
+    (writing(in_json, "\n", takes=str), replace(JSON_FORMAT, as_text=True)),
+    (writing(in_json, "\n", end=""), JSON_FORMAT),
+    (writing(in_json, most=1), replace(JSON_FORMAT, separator=None)),
+    (writing(lambda name, given, id: f"[CALLS]{name}[ID]{id}[ARGS]{json.dumps(given)}"),
+     CallFormat("[CALLS]", f"[ID]{ID}[ARGS]", "[CALLS]", "")),
+    (writing(with_marks), MARKED), (writing(with_marks, most=1), replace(MARKED, separator=None)),
+    (writing(lambda name, given, id: f"<|call|>[{name}({', '.join(f'{k}={json.dumps(given[k])}' for k in given)})]"),
+     CallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
+    (writing(lambda *_: ""), TOLD["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
+    (writing(lambda name, given, id: f"</s>{name}{json.dumps(given)}"), GENERIC),
+    (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}"), HARMONY),
+    (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}", knows=False),
+     replace(HARMONY, is_known=False)),
+])  # fmt: skip
+def test_a_format_is_read_off_what_is_rendered(render: Any, expected: CallFormat):
+    """Whatever its source has, if it can write calls; of one that cannot and knows tools the source tells."""
+    assert call_format("<|tool_call|>", render, ["<|im_end|>", "</s>"]) == expected
+    assert call_format("", writing(lambda *_: ""), ENDS) == GENERIC
+
+
+@pytest.mark.parametrize(("one", "other", "form"), [
+    ("x1y", "x2y", f"x{ID}y"), ("x1", "x1", "x1"), ("x1", "y2", "x1"), ("1 2 3", "1 9 3", f"1 {ID} 3"),
+    (f"a{IDS[0]}b", f"a{IDS[2]}b", f"a{ID}b"), ("x 9", "x 10", f"x {ID}"),
+])  # fmt: skip
+def test_what_differs_is_a_number_or_an_id(one: str, other: str, form: str):
+    assert common_form(one, other) == form
+
+
+SYSTEM, ASKED = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
+GENERICALLY = (
+    "You can call these functions:\n"
+    '{"name": "time.now", "description": "What time it is", "parameters": '
+    '{"type": "object", "properties": {"zone": {"type": "string"}}}}\nTo call one, answer with '
+)
+PLAINLY = GENERICALLY + 'nothing but JSON: {"name": its name, "arguments": its arguments}.'
+
+
+@pytest.mark.parametrize(("format", "use", "instruction"), [
+    (JSON_FORMAT, ToolUse([TIME]), None), (replace(JSON_FORMAT, is_known=False), None, None),
+    (replace(JSON_FORMAT, is_known=False), ToolUse([TIME], "none"), None), (GENERIC, ToolUse([TIME]), PLAINLY),
+    (replace(JSON_FORMAT, is_known=False, opening="\n" + JSON_FORMAT.opening), ToolUse([TIME]),
+     GENERICALLY + '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'),
+])  # fmt: skip
+def test_who_tells_a_model_of_its_tools(format: CallFormat, use: ToolUse | None, instruction: str | None):
+    """The template, or else an instruction, behind the one that there is."""
+    system = [] if instruction is None else [{"role": "system", "content": instruction}]
+    assert in_format([ASKED], format, use) == [*system, ASKED]
+    both = f"Be brief.\n\n{instruction}" if instruction else "Be brief."
+    assert in_format([SYSTEM, ASKED], format, use) == [{"role": "system", "content": both}, ASKED]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    (told,) = in_format([{"role": "assistant", "content": "So:", "tool_calls": [call]}], format, None)
+    given = {"name": "f", "arguments": {"a": 1}}
+    words = {"role": "assistant", "content": f"So:\n{json.dumps(given)}"}
+    assert told == words if format == GENERIC else told["tool_calls"] == [{**call, "function": given}]
+
+
+@pytest.mark.parametrize(("takes", "behind", "marks"), [
+    (dict, "\n</result>[/X]<|im_end|>", ("</result>", "[/X]")), (str, "</result>", ("</result>",)),
+    (int, "</result>", ()),
+    (dict, " " * 66 + "</result>", ("</result>",)), (dict, " " * 67 + "</result>", ()), (dict, "", ()),
+])  # fmt: skip
+def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[str, ...]):
+    """Those that a template writes, however it wants arguments, and that are no tokens."""
+
+    def render(messages: list[dict], add_generation_prompt: bool, tools: list) -> str:
+        assert not add_generation_prompt and tools == [PROBE.told()]
+        if not isinstance(messages[1]["tool_calls"][0]["function"]["arguments"], takes):
+            raise UsageError("it cannot")
+        return f"<x>{messages[2]['content']}{behind}"
+
+    template = SimpleNamespace(render=render)
+    tokenizer = SimpleNamespace(special_id=lambda mark: 5 if mark == "<|im_end|>" else None)
+    assert marks_of_results(template, tokenizer) == marks  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("schema", "expected"), [
+    ({}, "{0,}"), ({"minLength": 2, "maxLength": 3}, "{2,3}"), ({"maxLength": 1000}, "{0,1000}"),
+    ({"maxLength": 1001}, "*"),
+    ({"minLength": 1000}, "{1000,}"), ({"minLength": 1001}, "*"), ({"minLength": "2"}, "*"), ({"maxLength": 1.5}, "*"),
+    ({"minLength": 1001, "maxLength": 5}, "*"), ({"maxLength": 0}, "{0,0}"),
+])  # fmt: skip
+def test_texts_of_any_kind_are_as_long_as_a_schema_says(schema: dict, expected: str):
+    assert anything(schema) == f"(?s:.{expected})"
+    assert regex("a/b\n c.") == r"a\/b\n c\."

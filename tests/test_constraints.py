@@ -18,7 +18,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ConstraintError, UsageError
-from localllm.generation import constraints
+from localllm.generation import constraints, schemas
 from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.guide import Guide
@@ -26,7 +26,7 @@ from localllm.generation.sampling import SamplingOptions
 from localllm.generation.schemas import exact
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
-from localllm.generation.thinking import ANSWER
+from localllm.generation.thinking import ANSWER, FORMATS, Thinking
 from localllm.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -582,3 +582,48 @@ def test_a_matcher_that_fails_says_so_at_once():
     for action in (lambda: Matcher(llguidance, 5, None), matcher.allowed, lambda: matcher.accept(0)):
         with pytest.raises(ConstraintError, match=r"^the answer cannot be constrained any further: too complex$"):
             action()
+
+
+def test_tokens_of_a_thought_before_the_answer():
+    """All but those that end everything, and those that have a mark's end and something else, if it is no token."""
+    pieces = ["a", "</think>", "k> ", "> x", ">", "<e>"]
+    tokenizer: Any = SimpleNamespace(vocab_size=6, end_ids={5}, pieces=pieces, decode=lambda ids: pieces[ids[0]])
+    llguidance: Any = SimpleNamespace(is_error=lambda: False)
+    for thinking, expected in (
+        (Thinking(FORMATS[-2]), [0, 1, 2, 4]), (Thinking(FORMATS[-2], starts=(1,)), [0, 1, 2, 3, 4]),
+        (Thinking(), [0, 1, 2, 3, 4]),
+    ):  # fmt: skip
+        matcher = Matcher(llguidance, 8, tokenizer)
+        found = matcher.unfinished(thinking)
+        assert len(found) == 8 and np.flatnonzero(found).tolist() == expected and matcher.unfinished(thinking) is found
+
+
+def test_what_cannot_be_constrained(monkeypatch):
+    def endless(schema: object) -> None:
+        raise RecursionError
+
+    with pytest.raises(
+        UsageError, match=r"^the model's vocabulary has no token that ends an answer, which a constraint"
+    ):
+        matcher_of(Constraint.of_regex("a"), SimpleNamespace(end_ids=frozenset()), 5)  # type: ignore[arg-type]
+    monkeypatch.setattr(constraints, "exact", endless)
+    with pytest.raises(UsageError, match=r"^the schema cannot be used: it is nested too deeply$"):
+        Constraint.of_schema({})
+
+
+@pytest.mark.parametrize(("schema", "expected"), [
+    ({"exclusiveMinimum": False, "minimum": 3}, {"minimum": 3}), ({"exclusiveMaximum": True}, {}),
+    ({"exclusiveMinimum": True, "minimum": 3}, {"exclusiveMinimum": 3}), ({"exclusiveMaximum": False}, {}),
+    ({"exclusiveMaximum": True, "maximum": "x"}, {"maximum": "x"}), ({"exclusiveMinimum": 3}, {"exclusiveMinimum": 3}),
+    ({"exclusiveMinimum": 3, "maximum": 3.5}, {"minimum": 3 + 3e-9, "maximum": 3.5}),
+    ({"exclusiveMaximum": -3, "minimum": -3.5}, {"maximum": -3 - 3e-9, "minimum": -3.5}),
+    ({"exclusiveMinimum": 3, "maximum": 4}, {"exclusiveMinimum": 3, "maximum": 4}),
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, {"minimum": 1e-9, "maximum": 0.5}),
+    ({"exclusiveMinimum": 3, "minimum": 1, "maximum": 3.5}, {"exclusiveMinimum": 3, "minimum": 1, "maximum": 3.5}),
+    ({"exclusiveMinimum": 2.5, "maximum": 3}, {"exclusiveMinimum": 2.5, "maximum": 3}),
+])  # fmt: skip
+def test_bounds_that_numbers_may_not_have(schema: dict, expected: dict):
+    """Also as drafts before the sixth have them; where they could merge with others they are moved."""
+    assert schemas._bounded({**schema}, False) == expected
+    merged = schemas._bounded({"exclusiveMinimum": 5}, True)
+    assert merged == {"minimum": 5 + 5e-9}

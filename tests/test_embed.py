@@ -209,13 +209,15 @@ def test_vectors_of_texts():
         np.array([[3, 4, 12]], np.float32), (len(pieces), 1)))  # fmt: skip
     np.testing.assert_allclose(made.embed(["ab", "c"], progress=print), [[3 / 13, 4 / 13, 12 / 13]] * 2, rtol=1e-6)
     assert (heard, made.tokens) == ([([[*"<ab>"], [*"<c>"]], print)], 12)
+    assert made.embed(["a"], EmbedOptions(dims=1)).tolist() == [[1]] and heard.pop() and made.tokens == 15
     np.testing.assert_allclose(made.embed(["a"], EmbedOptions(dims=2, role="query")), [[0.6, 0.8]], rtol=1e-6)
     assert heard[1] == ([[*"<qa>"]], None)
     raw = made.embed(["abcdef", "g"], EmbedOptions(dims=3, normalize=False, overflow="split"))
     assert raw.tolist() == [[3, 4, 12]] * 2 and heard[2][0] == [[*"<abcd>"], [*"<ef>"], [*"<g>"]]
     for options, problem in (
         (EmbedOptions(dims=4), "dims should be 3 or below, not 4: the vectors are no longer"),
-        (EmbedOptions(dims=0), "dims should be"), (EmbedOptions(role="x"), "role should be query or document, not 'x'"),
+        (EmbedOptions(dims=0), "dims should be 1 or above, not 0"),
+        (EmbedOptions(role="x"), "role should be query or document, not 'x'"),
         (EmbedOptions(overflow="x"), "overflow should be refuse, cut or split, not 'x'"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=problem):
@@ -223,6 +225,21 @@ def test_vectors_of_texts():
     with pytest.raises(ContextError, match="text 2 has 7 tokens"):
         made.embed(["a", "abcde"])
     assert EmbedOptions() == EmbedOptions(None, True, None, "refuse")
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "warnings"), [("<", ">", ["a", "b"]), ("", ">", ["b"]), ("<", "", []), ("", "", ["a"])]
+)
+def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monkeypatch):
+    reader = SimpleNamespace(width=3, context=9, warning="b" if "b" in warnings else None)
+    monkeypatch.setattr("localllm.engine.texts.TextReader", lambda file, pooling, options: reader)
+    monkeypatch.setattr(embedding, "pooling_of", lambda file, pooling: pooling)
+    tokenizer = SimpleNamespace(warning="a" if "a" in warnings else None)
+    tokenizer.encode = lambda text, bos=False, eos=False: [*"<" * (bos and begins), *text, *">" * (eos and ends)]
+    begins, ends = len(bos), len(eos)
+    made = Embedder(SimpleNamespace(path="x", metadata={}), tokenizer, None, "mean")
+    assert (made.pooling, made.width, made.context, made.tokens, made.warnings) == ("mean", 3, 9, 0, warnings)
+    assert made.pieces("ab", "refuse", 1) == [[*bos, *"ab", *eos]]
 
 
 NOTHING_SAID = "/m.gguf: the model does not say how the rows of tokens become a vector: it was not made for that"

@@ -3,6 +3,7 @@ nothing of another image is taken for it."""
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,12 +13,16 @@ from models.projectors import projector, seeing, write_projector
 from test_pictures import picture
 
 import localllm
+from localllm import images
+from localllm.arch import vision
 from localllm.engine.memory import seen_rows
 from localllm.engine.memory.seen_rows import SeenRows, key_of
 from localllm.engine.runs import Runs
 from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
 from localllm.errors import LocalllmError, UsageError
 from localllm.files import prefix_files
+from localllm.generation import eye
+from localllm.generation.eye import Eye
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling_options import SamplingOptions
@@ -253,3 +258,22 @@ def test_rows_that_are_kept(folder, monkeypatch):
         monkeypatch.setattr(seen_rows, "prune", full)
         kept.keep(b"a", lots)  # it costs only time
         full.assert_called_once()
+
+
+def test_a_projector_whose_file_is_gone(monkeypatch):
+    """Nothing is kept of what it sees; it sees on."""
+    seeing, heard = Eye.__new__(Eye), []
+    seeing.path, seeing._file, seeing._files = "/p.gguf", "file", "files"
+    seeing._reader = SimpleNamespace(operations="operations")
+    monkeypatch.setattr(eye, "projector_fingerprint", lambda *what: heard.append(what) or b"digest")
+    assert (seeing._fingerprint(), seeing._files, heard) == (
+        b"digest",
+        "files",
+        [("file", "operations", (vision, images))],
+    )
+
+    def gone(*_: object) -> bytes:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(eye, "projector_fingerprint", gone)
+    assert (seeing._fingerprint(), seeing._files) == (b"/p.gguf", None)

@@ -11,8 +11,9 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, UsageError
+from localllm.generation import overflow
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.overflow import Rolling, rolling
+from localllm.generation.overflow import Rolling, rolling, unneeded
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session
@@ -79,6 +80,28 @@ def test_half_goes_at_once():
     sequence.append([CONTEXT])
     assert sequence.dropped == 64  # of 246, the half in whole pages
     assert held.tokens == [*range(KEEP), *range(KEEP + 64, CONTEXT + 1)]
+
+
+@pytest.mark.parametrize(("length", "keep", "within", "count"), [
+    (74, 10, (), 64), (73, 10, (), 63), (75, 10, (), 64), (137, 10, (), 64), (266, 10, (), 128), (265, 10, (), 64),
+    (266, 10, (138,), 192), (266, 10, (138, 202), 256), (10, 10, (), 0),
+])  # fmt: skip
+def test_how_much_is_forgotten(length: int, keep: int, within: tuple[int, ...], count: int, monkeypatch):
+    """Half in whole pages, or more where that is in an image, or all."""
+    monkeypatch.setattr(overflow, "is_within", lambda held, place: place in within)
+    assert unneeded([0] * length, keep) == count
+
+
+def test_all_goes_where_there_is_no_page():
+    held = FakeEngine(2000, lambda tokens: tokens[-1], 60).sequence()
+    sequence = Rolling(held, KEEP)
+    sequence.append(list(range(60)), "none")
+    with pytest.raises(ContextError, match=r"^an image of 51 tokens does not fit the context of 60$"):
+        sequence._forget(51)
+    sequence._forget(50)
+    assert (held.tokens, sequence.tokens, sequence.dropped) == ([*range(KEEP)], [*range(60)], 50)
+    sequence.append([60], "none")
+    assert (held.tokens, sequence.tokens) == ([*range(KEEP), 60], [*range(61)])
 
 
 def test_a_plain_sequence_again():
@@ -189,6 +212,10 @@ def test_given_messages_may_lose_turns(tiny):
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError, match=r"on_overflow|keep should"):
         GenerationOptions(**wrong)
+    with pytest.raises(UsageError, match="know no text whose beginning is forgotten"):
+        GenerationOptions(on_overflow="shift", speculate="mtp")
+    GenerationOptions(on_overflow="drop-turns", speculate="mtp")
+    GenerationOptions(on_overflow="shift", speculate="ngram")
 
 
 def test_a_context_that_is_too_small(tiny):

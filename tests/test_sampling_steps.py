@@ -533,6 +533,12 @@ def test_what_authors_may_recommend():
     }  # fmt: skip
 
 
+def test_mirostat_of_a_single_token():
+    for logits, expected in (([-math.inf, 1.0], [1]), ([2.0], [0]), ([-math.inf, 3.0, -math.inf], [1])):
+        row = np.array(logits, np.float32)
+        assert steps.mirostat_1(Candidates(np.arange(len(row)), row), 5.0, 10).ids.tolist() == expected
+
+
 @pytest.mark.parametrize(("names", "least", "most", "text"), [
     (["repeat_penalty"], 5e-324, 1e308, "above 0"), (["typical", "top_p"], 5e-324, 1, "above 0 and at most 1"),
     (["min_p", "xtc_probability", "xtc_threshold"], 0, 1, "from 0 to 1"), (["dry_base"], 1, 1e308, "1 or above"),

@@ -13,10 +13,11 @@ from tiny_model import damage, write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generation.constraints import Constraint
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.session import Session
+from localllm.generation.session import Session, blind, has_calls
 from localllm.generation.turns import Turns
 from localllm.text.tokenizer import Tokenizer
 
@@ -317,3 +318,38 @@ def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
         None, None, None, False, 0,
     )  # fmt: skip
     assert (other.messages, other.undo(), other.forgotten, other.earlier) == ([], None, 0, 0)
+
+
+def test_what_a_session_passes_on():
+    session, heard = Session.__new__(Session), []
+    session.sequences = SimpleNamespace(
+        hold=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write")
+    )
+    session.tokenizer = SimpleNamespace(encode=lambda text: [*text])
+    session.__dict__["template"] = SimpleNamespace(warning="careful")
+    session.hold()
+    assert heard == ["hold"]
+    session.leave()
+    assert (heard, session.warning, session.count("abc")) == (["hold", "write"], "careful", 3)
+    with pytest.raises(UsageError, match=r"^this model sees no images$"):
+        blind("x.png")
+    calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
+    for message, expected in (
+        (calls, True), ({"role": "tool", "content": "5"}, True), ({"role": "user", "content": "Hi"}, False),
+        ({"role": "assistant", "content": "", "tool_calls": []}, False), ("Hi", False), ({}, False),
+    ):  # fmt: skip
+        assert has_calls(message) is expected
+
+
+@pytest.mark.parametrize(("latest", "options", "problem"), [
+    (None, {}, "there is no answer to go on with"),
+    ({"role": "user", "content": "Hi"}, {}, "there is no answer to go on with"),
+    ({"role": "assistant", "content": "a", "tool_calls": [{}]}, {}, "an answer that has called a tool cannot go on"),
+    ({"role": "assistant", "content": "a"}, {"constraint": Constraint.of_regex("a")},
+     "an answer with a regex cannot go on where it was cut"),
+])  # fmt: skip
+def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str):
+    session = Session(Sequences(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
+    session._history = [] if latest is None else [{"role": "user", "content": "Hi"}, latest]
+    with pytest.raises(UsageError, match=f"^{problem}"):
+        session.resume(GenerationOptions(**options))

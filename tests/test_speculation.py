@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.errors import UsageError
-from localllm.generation import speculation
+from localllm.errors import ModelError, UsageError
+from localllm.generation import heads, speculation
 from localllm.generation.draft_model import PADDING, Drafter
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.ngrams import NGrams, from_text
@@ -424,6 +426,66 @@ def test_a_draft_model_that_may_say_nothing_is_silent():
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
     with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
+
+
+def test_a_draft_model_follows_a_guide():
+    """As far as the answer goes; the guide of the answer itself hears of nothing."""
+
+    class Guiding:
+        def __init__(self, said: int = 0):
+            self.said, self.asked = said, []
+
+        def copy(self) -> "Guiding":
+            return Guiding(self.said)
+
+        def allowed(self, vocab: int) -> np.ndarray:
+            return np.arange(vocab) % 3 == 0
+
+        def accept(self, token: int) -> None:
+            self.said += 1
+
+        @property
+        def has_ended(self) -> bool:
+            return self.said == 2
+
+    guide = Guiding()
+    drafter = Drafter(Sequences(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
+    with drafter.proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
+        assert first(proposer, 9) == [6, 9] and guide.said == 0
+
+
+class Opened:
+    """A file that may have a head."""
+
+    def __init__(self, metadata: dict):
+        self.path, self.metadata, self.closed = "head.gguf", metadata, 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(("path", "is_head", "tokens", "uses", "closed", "problem"), [
+    ("known", True, None, [], 0, None), ("a", False, None, [], 1, None), ("a", True, None, [1], 0, None),
+    ("a", True, 50, [1], 0, None),
+    ("a", True, 500, [], 0, "another vocabulary than the model: 500 tokens instead of 50"),
+    ("a", True, -1, [], 0, "^a: no vocabulary$"),
+])  # fmt: skip
+def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
+    used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
+    sequences = Sequences(FakeEngine(50, counting))
+    sequences.engine.head_path, sequences.engine.use_head = "known", lambda file: used.append(1)
+
+    def words(metadata: dict) -> Words:
+        if metadata[heads.TOKENS] < 0:
+            raise ModelError("no vocabulary")
+        return Words(metadata[heads.TOKENS])
+
+    monkeypatch.setattr(heads, "GGUFFile", SimpleNamespace(open=lambda path: file))
+    monkeypatch.setattr(heads, "is_head", lambda file: is_head)
+    monkeypatch.setattr(heads, "Tokenizer", SimpleNamespace(from_metadata=words))
+    with pytest.raises((UsageError, ModelError), match=problem) if problem else nullcontext():
+        assert heads.uses_head(path, sequences, Words(50)) == is_head
+    assert (used, file.closed) == (uses, closed)
 
 
 @pytest.mark.slow

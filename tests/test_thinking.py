@@ -30,11 +30,12 @@ from localllm.generation.thinking import (
     THOUGHT,
     Splitter,
     Tags,
+    TextPart,
     Thinking,
     format_of,
     template_variables,
 )
-from localllm.generation.transcript import Transcript
+from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -397,6 +398,23 @@ def test_a_constraint_that_has_thoughts_and_heads_too():
         guide.accept(token)
         assert (guide.transcript.kind, may_come(guide), guide.thoughts) == (kind, [0, 1, 3], thoughts)
     assert (guide._matcher.said, guide.transcript.thinking, guide.transcript.text) == ([3, 1, 4, 2], "a", "b")
+
+
+def test_a_call_that_is_none_is_prose():
+    """The grammar of calls holds from where one begins, if it can have begun so."""
+    for may in (True, False):
+        calls: Any = SimpleNamespace(accept_text=lambda text, may=may: may and text == "x")
+        guide = guided(None, calls=calls)
+        guide.transcript.give_up_call = lambda: ["prose"]  # type: ignore[assignment, return-value]
+        assert guide._begin_call(calls, "x") == ([] if may else ["prose"])
+        assert (guide._matcher is calls) == may and guide._calls is None
+
+
+def test_nothing_is_said_behind_a_stop_string():
+    transcript = guided(None).transcript
+    transcript._stops = StopFilter([".b", "."])
+    assert transcript._shown_parts([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
+    assert (transcript.text, transcript.stopped_by, transcript.flush(), transcript.text) == ("a", ".", [], "a")
 
 
 ON = {"enable_thinking": True, "thinking": True, "thinking_mode": "enabled"}
