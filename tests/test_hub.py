@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors, utils
 
@@ -61,6 +62,7 @@ PRIVATE = "the hub has no such repository, or it is private: set HF_TOKEN to a t
         (refused(404, errors.RepositoryNotFoundError), "the hub has no such repository"),
         (refused(404), "the hub has no such repository"),
         (refused(401, errors.RepositoryNotFoundError), PRIVATE),
+        (refused(403, errors.RepositoryNotFoundError), PRIVATE),
         (refused(401), PRIVATE),
         (refused(403), "the hub refuses: your HF_TOKEN may not read this"),
         (refused(418), "the hub answers with HTTP status 418"),
@@ -113,6 +115,42 @@ def test_a_network_that_fails(repository: Any):
 
 
 # ---- what is listed
+
+
+def entry(name: str, size: int | None, checksum: str = SHA) -> Any:
+    large = None if size is None else SimpleNamespace(size=size, sha256=checksum)
+    return SimpleNamespace(rfilename=name, lfs=large)
+
+
+@pytest.mark.parametrize(
+    ("told", "commit", "names"),
+    [
+        (SimpleNamespace(sha="c0", siblings=[entry("a", 1), entry("README.md", None), entry("../b", 1), entry("c", 2)]),
+         "c0", ["a", "c"]),
+        (SimpleNamespace(sha=None, siblings=None), "main", []),
+    ],
+)  # fmt: skip
+def test_large_files_of_a_repository(monkeypatch, told: Any, commit: str, names: list[str]):
+    """With sizes and checksums, which have to be asked for, and patience that the user can set."""
+    asked = []
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
+    api = SimpleNamespace(model_info=lambda *given, **named: asked.append((given, named)) or told)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    found = Repository("tiny/Tiny")
+    assert (found._commit, [*found.files]) == (commit, names)
+    assert [file.name for file in found.files.values()] == names
+    assert asked == [(("tiny/Tiny",), {"files_metadata": True, "timeout": 12})]
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError])
+def test_what_is_no_hub(monkeypatch, error: type[Exception]):
+    def model_info(*given: object, **named: object) -> None:
+        raise error("x")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=model_info))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://else")
+    with pytest.raises(LocalllmError, match=r"^tiny/Tiny: http://else does not answer as the hub does$"):
+        Repository("tiny/Tiny")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +34,7 @@ from localllm.services import hub as hub_service
 from localllm.services import pull as service
 from localllm.services.catalogue import HubReference, referred, resolve
 from localllm.services.fit import fit
+from localllm.services.hub import RemoteFile
 from localllm.services.pull import Pulled, Watcher, pull
 
 REPOSITORY = "tiny/Tiny-GGUF"
@@ -531,6 +534,110 @@ def test_kill_at_any_moment(hub, models, tmp_path):
     wanted = hub.repositories[REPOSITORY][target.name]
     pulled()
     assert there() == {f"{REPOSITORY}/{target.name}": wanted}
+
+
+# ---- what is done in which order, without a hub
+
+
+@pytest.fixture
+def steps(monkeypatch, tmp_path) -> list[object]:
+    """What is done of a pull of three files, of which the second is here; nothing is fetched or opened."""
+    done = list[object]()
+    files = {name: RemoteFile(name, size, "0" * 64) for name, size in (("a/1.gguf", 10), ("2.gguf", 20), ("p.gguf", 5))}
+
+    class Opened:
+        @contextmanager
+        def model(self, repository: object, own: list[RemoteFile]) -> Iterator[tuple[str, int]]:
+            done.append(("header", [file.name for file in own]))
+            yield "model", 0
+
+    monkeypatch.setattr(service, "Repository", lambda name, on_break: done.append(name) or SimpleNamespace(files=files))
+    monkeypatch.setattr(service, "files_of", lambda repository, reference: [*files.values()][:2])
+    monkeypatch.setattr(service, "projectors_of", lambda repository, own: [files["p.gguf"]])
+    monkeypatch.setattr(service, "is_here", lambda file, target, watcher: file.name == "2.gguf")
+    monkeypatch.setattr(service, "require_space", lambda folder, missing: done.append([f.name for f, _ in missing]))
+    monkeypatch.setattr(service, "remote_model", Opened().model)
+    monkeypatch.setattr(service, "architecture", lambda model: done.append(f"may {model}"))
+    monkeypatch.setattr(service, "remove_empty_folders", lambda folder: done.append(("tidied", folder.name)))
+    monkeypatch.setattr(service, "models_folder", lambda: tmp_path)
+
+    def fetch(repository: object, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
+        done.append((target.relative_to(tmp_path).as_posix(), before, total))
+        return file.size - 1
+
+    def opened(path: Path, needed: object) -> SimpleNamespace:
+        return SimpleNamespace(close=lambda: done.append((path.name, needed)))
+
+    monkeypatch.setattr(service, "fetch", fetch)
+    monkeypatch.setattr(service.GGUFFile, "open", opened)
+    return done
+
+
+def test_what_a_pull_does(steps, tmp_path):
+    watcher = Watcher()
+    watcher.looking = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
+    found = pull(of("hf:tiny/T:x"), watcher)
+    assert found == Pulled(tmp_path / "tiny/T/a/1.gguf", 35, 13)
+    assert steps == [
+        "looking at what there is", "tiny/T", ["a/1.gguf", "p.gguf"], "looking at the header",
+        ("header", ["a/1.gguf", "2.gguf"]), "may model", ("tiny/T/a/1.gguf", 20, 35), ("tidied", "a"),
+        ("tiny/T/p.gguf", 30, 35), ("tidied", "T"), ("1.gguf", ()),
+    ]  # fmt: skip
+
+
+def test_a_pull_of_what_is_here_asks_for_no_bytes(steps, monkeypatch):
+    monkeypatch.setattr(service, "is_here", lambda *given: True)
+    assert pull(of("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
+
+
+def test_names_that_no_file_can_have_here(steps, monkeypatch):
+    """Before anything is fetched, which of them it is."""
+    monkeypatch.setattr(service, "name_problem", lambda name: "is odd" if name == "p.gguf" else None)
+    with pytest.raises(UsageError, match=r"^tiny/T: p\.gguf: is odd$"):
+        pull(of("hf:tiny/T:x"))
+    assert steps == ["tiny/T"]
+
+
+def test_a_failure_leaves_no_empty_folder(steps, monkeypatch):
+    def fails(*given: object) -> int:
+        raise LocalllmError("broken")
+
+    monkeypatch.setattr(service, "fetch", fails)
+    with pytest.raises(LocalllmError, match="broken"):
+        pull(of("hf:tiny/T:x"))
+    assert steps[-1] == ("tidied", "a")
+
+
+def test_what_is_here(tmp_path):
+    """By size and hash; a file of another size is not read."""
+    target, heard = tmp_path / "x", list[object]()
+    watcher = Watcher()
+    watcher.checking = lambda *told: heard.append(told)  # type: ignore[method-assign]
+    file = RemoteFile("folder/x", 3, hashlib.sha256(b"abc").hexdigest())
+    assert not service.is_here(file, target, watcher)
+    for data, found, told in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):
+        heard.clear()
+        target.write_bytes(data)
+        assert service.is_here(file, target, watcher) is found and heard == [("folder/x", 3, 3)] * told
+    with pytest.raises(LocalllmError, match="cannot be read") if os.name == "posix" else nullcontext():
+        service.is_here(file, target / "y", watcher)
+
+
+@pytest.mark.parametrize(("free", "fits"), [(35 - 4 + 100, True), (35 - 4 + 99, False)])
+def test_room_for_what_is_to_come(monkeypatch, tmp_path, free: int, fits: bool):
+    """Less what has come of it before, and something more; of the disk that the first folder is on."""
+    asked = list[Path]()
+    monkeypatch.setattr(service, "SPARE", 100)
+    monkeypatch.setattr(service, "free_bytes", lambda disk: asked.append(disk) or free)
+    monkeypatch.setattr(service, "partials", lambda target: [target] if target.name == "a" else [])
+    monkeypatch.setattr(service, "size_of", lambda path: 4)
+    missing = [(RemoteFile(name, size, "0" * 64), tmp_path / name) for name, size in (("a", 10), ("b", 25))]
+    if fits:
+        service.require_space(tmp_path / "none" / "deeper", missing)
+    else:
+        with pytest.raises(LocalllmError, match=rf"{re.escape(str(tmp_path))}: 0\.00 GB are needed, 0\.00 GB are free"):
+            service.require_space(tmp_path / "none" / "deeper", missing)
+    assert asked == [tmp_path]
 
 
 # ---- the command line
