@@ -73,6 +73,25 @@ def test_the_cpu(made):
     assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows")]
 
 
+@pytest.mark.parametrize("encodes", [False, True])
+def test_the_reference(made, monkeypatch, encodes):
+    """Says what the model says, and what its encoder says, if it has one."""
+    heard = list[tuple]()
+    monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: heard.append(given) or "plain")
+    monkeypatch.setattr(opening, "Weights", lambda tensors: "weights")
+    of_model, options = said(), EngineOptions(backend="reference", observer="observer")
+    h = of_model.hyperparameters
+    h.encode = (lambda *given, **named: ("encoded", given, named)) if encodes else None
+    assert opened(of_model, options) == Opened("plain")
+    ((forward, kept_as, context, observer, encoding),) = heard
+    assert (kept_as, context, observer) == (options.kept_as, 64, "observer")
+    assert forward("builder") == (("builder",), {"w": "weights", "h": h})
+    assert (encoding and encoding("builder")) == (
+        ("encoded", ("builder",), {"w": "weights", "h": h}) if encodes else None
+    )
+    assert made == []
+
+
 def card(**known):
     closed = list[int]()
     return SimpleNamespace(

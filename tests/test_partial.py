@@ -17,7 +17,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    return tmp_path / "folder" / "model.gguf"
+    return tmp_path / "deep" / "folder" / "model.gguf"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_later_process_goes_on(target):
 
 def test_what_cannot_be_its_beginning_goes(target):
     """Other versions of the file, and what is longer; but nothing that is another file's."""
-    target.parent.mkdir()
+    target.parent.mkdir(parents=True)
     kept = [target.with_name(name) for name in ("model.gguf", "model.gguf.txt", "other.gguf.0.partial", "a.partial")]
     gone = target.with_name(f"model.gguf.{'0' * 16}.partial")
     for path in (*kept, gone):

@@ -1,0 +1,228 @@
+"""Encoders of pictures piece by piece: which programs run, with what, and what is given back. Nothing is computed."""
+
+from threading import Lock
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_recorded import tensor, w
+from test_reuse import TakenLock
+
+from localllm.arch.vision import clip
+from localllm.engine import pairs, pictures
+from localllm.engine.pairs import PairReader, rows_of
+from localllm.engine.pictures import PictureProgram, PictureReader, said_by, said_parts
+from localllm.errors import ModelError
+
+H = SimpleNamespace(
+    path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, columns=20, most_grid=(2, 3), row_width=5,
+    states=lambda: (),
+)  # fmt: skip
+
+
+def family(project_columns: int = 5, names=("tower", "project")) -> SimpleNamespace:
+    """A transformer of rows of 3, of which two are a row for the projector."""
+    return SimpleNamespace(
+        tower=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
+        project=lambda b, weights, h, x: b.linear(x, w(project_columns, 6, name=names[1])),
+        gathered=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
+    )
+
+
+def file(*names: str) -> SimpleNamespace:
+    return SimpleNamespace(path="mmproj.gguf", tensors=dict.fromkeys(names, tensor("x", 1)))
+
+
+def test_what_a_family_says_of_both_parts():
+    tower, project = said_parts(file("tower", "project"), family(), H)
+    assert (len(tower.rows), len(project.rows)) == (6, 3)
+    assert (tower.width, project.width) == (3, 5)
+    for part, columns in ((tower, 20), (project, 6)):
+        given, product = part.recorder.operations
+        assert (given.given["memory"] is part.rows, given.output.columns) == (True, columns)
+        assert part.rows.shape[1] >= columns and part.rows.dtype == np.float32 and product.inputs == (given.output,)
+        assert part.recorder._angles(SimpleNamespace(dims=4), None).shape == (len(part.rows), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "columns", "told"),
+    [
+        (("tower", "project", "more"), 5,
+         "mmproj.gguf: tensor more: not part of this architecture as it is supported"),
+        (("tower", "project"), 4, "mmproj.gguf: rows of 4 numbers, not of 5 as projection_dim says"),
+        (("tower", "project"), 6, "mmproj.gguf: rows of 6 numbers, not of 5 as projection_dim says"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit(tensors, columns, told):
+    with pytest.raises(ModelError) as error:
+        said_parts(file(*tensors), family(columns), H)
+    assert str(error.value) == told
+
+
+class Program:
+    """What it is given, and how often it was closed."""
+
+    def __init__(self, *given):
+        self.given, self.ran, self.closed, self.error = given, [], 0, None
+        made.append(self)
+
+    def run(self, *given):
+        if self.error:
+            raise self.error
+        self.ran.append(given)
+        return f"{self.given[0]} of {given[0]}"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+made = list[Program]()
+
+
+@pytest.fixture
+def programs(monkeypatch) -> list[Program]:
+    made.clear()
+    monkeypatch.setattr(pictures, "PictureProgram", Program)
+    monkeypatch.setattr(pairs, "PictureProgram", Program)
+    return made
+
+
+def test_a_picture_is_read_by_both_programs(programs):
+    """Which are made for the first one."""
+    reader = PictureReader.__new__(PictureReader)
+    reader.hyperparameters = h = SimpleNamespace(
+        path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", turns=lambda grid: f"turns of {grid}",
+        rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
+        with_breaks=lambda rows, grid, weights: (rows, grid, weights),
+        arranged=lambda rows, size, weights: (rows, size, weights),
+    )  # fmt: skip
+    reader.family = SimpleNamespace(gathered=lambda hyperparameters, rows, grid: f"gathered {rows}")
+    reader._weights, reader._options, reader.lock, reader._programs = "W", "options", Lock(), []
+    reader._said = "tower", "project"
+    expected = "project of gathered tower of rows of P by W", "grid of P", "W"
+    assert reader.read_all(["P", "P"], (3, 4)) == ([expected] * 2, (3, 4), "W")
+    tower, project = programs
+    assert [one.given for one in programs] == [("tower", h, "options", True), ("project", h, "options", True)]
+    assert tower.ran == [("rows of P by W", "turns of grid of P", "windows of grid of P")] * 2
+    assert project.ran == [("gathered tower of rows of P by W",)] * 2
+    project.error = ModelError("not numbers")
+    with pytest.raises(ModelError, match=r"^mmproj\.gguf: not numbers$"):
+        reader.read("P")
+    reader.close()
+    assert [one.closed for one in programs] == [1, 1]
+    reader._said = [SimpleNamespace(recorder=SimpleNamespace(operations=some)) for some in ([1, 2], [3])]
+    assert reader.operations == [1, 2, 3]
+    reader.lock = TakenLock()
+    for call in (lambda: reader.read("P"), reader.close):
+        with pytest.raises(BlockingIOError):
+            call()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_gives_back_what_it_took(fails):
+    asked, filled = list[tuple](), list[object]()
+
+    def rows(*given):
+        asked.append(given)
+        if fails:
+            raise ModelError("not numbers")
+        return "found"
+
+    program = PictureProgram.__new__(PictureProgram)
+    program._rows, program._pages = np.full((6, 8), 9, np.float32), np.arange(3)
+    program._angles = [SimpleNamespace(fill=filled.append)]
+    program._program = SimpleNamespace(rows=rows, give_back=lambda: asked.append(("program",)))
+    program._cache = SimpleNamespace(give_back=lambda pages: asked.append(("cache", pages)))
+    given = np.arange(8, dtype=np.float32).reshape(2, 4)
+    if fails:
+        with pytest.raises(ModelError):
+            program.run(given, "turns", "windows")
+    else:
+        assert program.run(given, "turns", "windows") == "found"
+    assert program._rows[:2, :4].tolist() == given.tolist() and (program._rows[2:] == 9).all()
+    assert (program._rows[:2, 4:] == 9).all()
+    assert asked == [(2, program._pages, "windows"), ("program",), ("cache", [0, 1, 2])] and filled == ["turns"]
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(64, 1), (65, 2)])
+def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
+    """And each layer's keys where those of the last one were."""
+    heard = []
+    part = said_by(lambda b, weights, h, x: x, file(), H, rows, 4)
+    monkeypatch.setattr(pictures, "RunCache", lambda *given: heard.append(given) or "cache")
+    program = SimpleNamespace(close="close")
+    monkeypatch.setattr(pictures, "compiled", lambda *given, **named: heard.append((given, named)) or program)
+    options = SimpleNamespace(thread_count=3, progress="progress")
+    made = PictureProgram(part, H, options, True)
+    cache, ((operations, places, threads, progress), named) = heard
+    assert cache == ((), pages, pictures.KEPT, part.recorder.operations) and operations is part.recorder.operations
+    assert (places.cache, places.layout, len(places.header.ids)) == ("cache", None, rows)
+    assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "passes": True}, "close")
+    PictureProgram(part, H, options)
+    assert heard[-1][1] == {"keeps": False, "passes": False}
+
+
+def test_pairs(programs, monkeypatch):
+    """Two programs for pictures and two for texts, made when they are needed; of texts the last row counts."""
+    reader = PairReader.__new__(PairReader)
+    vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
+    reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
+    reader._pair, reader._said = clip.Towers(vision, "text"), ["see", "of picture", "read", "of text"]
+    table = SimpleNamespace(
+        token_embd=w(5, 2, name="t"), position_embd=w(4, 2, name="p", first=100),
+    )  # fmt: skip
+    reader._weights = SimpleNamespace(part=lambda prefix: table if prefix == "t." else 1 // 0)
+    monkeypatch.setattr(clip, "prepared", lambda h, picture: (h, picture))
+
+    def run(self, rows):
+        self.ran.append(rows.tolist())
+        return 10 + np.arange(rows.size).reshape(rows.shape)
+
+    monkeypatch.setattr(Program, "run", run)
+    assert reader.picture("P").tolist() == [10, 11]
+    assert [(one.given, one.ran) for one in programs] == [
+        (("see", vision, "options"), [[[7, 7]] * 3]), (("of picture", vision, "options"), [[[10, 11]]]),
+    ]  # fmt: skip
+    assert reader.text([3, 0]).tolist() == [10, 11]
+    assert [(one.given, one.ran) for one in programs[2:]] == [
+        (("read", "text", "options"), [[[107.0, 109.0], [103.0, 105.0]]]),
+        (("of text", "text", "options"), [[[12, 13]]]),
+    ]  # fmt: skip
+    reader.picture("P")
+    assert len(programs) == 4
+
+    def broken(self, rows):
+        raise ModelError("not numbers")
+
+    monkeypatch.setattr(Program, "run", broken)
+    for call in (lambda: reader.picture("P"), lambda: reader.text([1])):
+        with pytest.raises(ModelError, match=r"^clip\.gguf: not numbers$"):
+            call()
+    reader.close()
+    assert [one.closed for one in programs] == [1] * 4
+    reader.lock = TakenLock()
+    for call in (lambda: reader.picture("P"), lambda: reader.text([1]), reader.close):
+        with pytest.raises(BlockingIOError):
+            call()
+    assert rows_of(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]
+
+
+def test_both_encoders_of_a_pair(monkeypatch):
+    same = {"vocab_size": 9, "width": 4, "out": 3}
+    vision, text = (SimpleNamespace(most_patches=n, columns=c, **same) for n, c in ((6, 20), (7, 4)))
+    monkeypatch.setattr(clip, "see", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
+    monkeypatch.setattr(clip, "read", lambda b, weights, h, x: b.linear(x, w(4, 4, name="b")))
+    for name in ("vector_of_picture", "vector_of_text"):
+        monkeypatch.setattr(clip, name, lambda b, weights, h, x, name=name: b.linear(x, w(3, 4, name=name)))
+    names = "a", "b", "vector_of_picture", "vector_of_text"
+    pair = SimpleNamespace(vision=vision, text=text)
+    said = pairs.said_parts(file(*names), pair)
+    assert [(len(part.rows), part.recorder.operations[0].output.columns, part.width) for part in said] == [
+        (6, 20, 4), (1, 4, 3), (7, 4, 4), (1, 4, 3),
+    ]  # fmt: skip
+    with pytest.raises(ModelError, match=r"^mmproj\.gguf: tensor more: not part of this architecture"):
+        pairs.said_parts(file(*names, "more"), pair)
+    text.out = 4
+    with pytest.raises(ModelError) as error:
+        pairs.said_parts(file(*names), pair)
+    assert str(error.value) == "mmproj.gguf: vectors of 3 numbers, not of 4 as projection_dim says"
