@@ -488,6 +488,90 @@ def test_tensors_that_are_missing(golden, name, lost):
         recorded(file, module.forward, Weights(file.tensors), h, 128)
 
 
+def said(file) -> list:
+    """What a family says of a file, operation by operation, whatever tensors say of metadata."""
+    arch = file.metadata["general.architecture"]
+    module = import_module(f"localllm.arch.{ARCHITECTURES[arch]}")
+    h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
+    return recorded(file, module.forward, Weights(file.tensors), h, 128).operations
+
+
+@pytest.mark.parametrize(("name", "key", "verb", "counts"), [
+    ("dbrx", "attention.clamp_kqv", "clamp", (0, 6)), ("olmo", "attention.clamp_kqv", "clamp", (0, 6)),
+    ("mpt", "attention.clamp_kqv", "clamp", (0, 6)), ("gemma2", "final_logit_softcapping", "softcap", (0, 1)),
+    ("gemma3", "final_logit_softcapping", "softcap", (0, 1)),
+    ("muse_glimmer", "final_logit_softcapping", "softcap", (0, 1)),
+])  # fmt: skip
+def test_what_is_limited_where_a_file_says_so(golden, name, key, verb, counts):
+    for limit, count in zip((0.0, 3.0), counts, strict=True):
+        file = change(golden(name), **{key.replace(".", "__"): limit})
+        found = [each for each in said(file) if each.verb == verb]
+        assert len(found) == count and all(3.0 in each.given.values() for each in found)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_scores_that_are_limited(golden, name):
+    for limit in (0.0, 2.0):
+        file = change(golden(name), attn_logit_softcapping=limit)
+        scores = [each.given["softcap"] for each in said(file) if each.verb == "attend"]
+        assert scores and set(scores) == {limit}
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "glm5_next", "hy_v4", "deepseek4", "llama"])
+def test_layers_that_guess_may_be_passed_over(golden, name):
+    """The last one is such a layer: whatever it has stands in the file, if it has what makes its input."""
+    file = golden(name)
+    last = file.metadata[f"{file.metadata['general.architecture']}.block_count"] - 1
+    width = file.tensors["token_embd.weight"].shape[-1]
+    change(file, nextn_predict_layers=1)
+    if name == "hy_v4":  # which has a list of the others
+        change(file, attention__indexer__types=file.metadata["hy_v4.attention.indexer.types"][:last])
+    matrix = f"blk.{last}.nextn.eh_proj.weight"
+    with pytest.raises(ModelError, match=re.escape(f"has no tensor {matrix}")):
+        said(file)
+    put(file, matrix, np.ones((width, width)))
+    with pytest.raises(ModelError, match=re.escape(f"{matrix} should have the shape [{width}, {2 * width}]")):
+        said(file)
+    put(file, matrix, np.ones((width, 2 * width)))
+    assert said(file)
+
+
+def test_biases_of_images_may_stand_in_a_file(golden):
+    file = golden("deepseek4")
+    for name in [name for name in file.tensors if name.endswith("ffn_gate_inp.weight")]:
+        put(file, name.replace("ffn_gate_inp.weight", "exp_probs_b_vl.bias"), np.ones(file.tensors[name].shape[0]))
+    assert said(file)
+
+
+@pytest.mark.parametrize(("name", "tensor", "problem"), [
+    ("graniteswitch", "blk.0.attn_q.lora_a", "should have the shape"),
+    ("graniteswitch", "blk.0.attn_q.lora_b", "should have the shape"),
+    ("qwen4exp", "per_layer_token_embd.weight", "should have rows of "),
+    ("jamba", "blk.1.ssm_dt_norm.weight", "ssm_dt_norm"),
+])  # fmt: skip
+def test_tensors_of_other_sizes(golden, name, tensor, problem):
+    file = golden(name)
+    shape = file.tensors[tensor].shape
+    if len(shape) == 1:
+        del file.tensors[tensor]
+    else:
+        put(file, tensor, np.ones((*shape[:-1], shape[-1] + 32)))
+    with pytest.raises(ModelError, match=problem):
+        said(file)
+
+
+def test_how_fast_heads_fade(golden):
+    from localllm.arch import minimax_01
+
+    file = golden("minimax_01")
+    h = architecture(file)[1]
+    for layers in (1, 2, 5):
+        of_layers = replace(h, layers=layers, attention=replace(h.attention, heads=(4,) * layers))
+        for layer in range(layers):
+            slower = 1 - (layer / (layers - 1) if layers > 1 else 0) + 1e-5
+            assert minimax_01.MiniMax01.slopes(of_layers, layer) == [slower * 2.0 ** (-2 * n) for n in (1, 2, 3, 4)]
+
+
 @pytest.mark.parametrize("lost", ["ffn_gate_inp.scale", "ffn_down_exps.scale"])
 def test_gemma_4_scales_what_its_experts_read_and_make(golden, lost):
     file = golden("gemma4_experts")
