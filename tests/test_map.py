@@ -9,6 +9,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import ROOT, complaints
@@ -21,7 +23,8 @@ from localllm.cli.map import finishing
 from localllm.cli.terminal import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.line_file import LineFile, json_line
-from localllm.services.map import in_order, shortest_first, unfinished
+from localllm.services.map import MapJob, Mapping, belonging, in_order, shortest_first, unfinished
+from localllm.services.map import result as result_of
 from localllm.services.records import Prompts, Record, read_records
 from localllm.text import sandbox
 
@@ -335,8 +338,130 @@ def test_results_in_the_order_of_records():
 
 
 def test_short_ones_first():
-    records = [Record(1, "long question"), Record(2, "short"), Record(3, {"none": 0})]
-    assert [record.id for record in shortest_first(records, Prompts())] == [3, 2, 1]
+    """An empty one behind those that fail; a conversation by all that is said in it."""
+    records = [Record(1, "long question"), Record(2, "short"), Record(4, ""), Record(3, {"none": 0})]
+    assert [record.id for record in shortest_first(records, Prompts())] == [3, 4, 2, 1]
+    assert [record.id for record in shortest_first(records, Prompts(raw=True))] == [3, 4, 2, 1]
+    talks = [Record(n, {"messages": [{"role": "user", "content": "x" * size}] * n}) for n, size in ((1, 8), (3, 2))]
+    assert [record.id for record in shortest_first(talks, Prompts())] == [3, 1]
+
+
+# A mapping, without a model.
+
+
+def request_of(key: Record, *answers: tuple[str, str, str], constraint: object = None, error: object = None) -> Any:
+    """One of so many answers, each with its text, thoughts and reason."""
+    made = [SimpleNamespace(text=text, thinking=hm, finish_reason=why, tokens=[1, 2]) for text, hm, why in answers]
+    task = SimpleNamespace(options=SimpleNamespace(constraint=constraint))
+    return SimpleNamespace(key=key, n=len(made), answers=made, task=task, error=error, prompt=[1, 2, 3])
+
+
+KEY = Record(7, "Hi")
+TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
+BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
+CUT = {"id": 7, "error": "the answer was cut, so it is not JSON", "input": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "constraint", "told"),
+    [
+        ([("a", "", "stop")], None, {**TOLD, "output": "a"}),
+        ([("a", "hm", "stop")], None, {**TOLD, "output": "a", "thinking": "hm"}),
+        ([("a", "", "stop"), ("b", "", "length")], None, {**BOTH, "output": ["a", "b"]}),
+        ([("a", "", "stop"), ("b", "hm", "length")], None, {**BOTH, "output": ["a", "b"], "thinking": ["", "hm"]}),
+        ([("a", "", "stop")], "JSON", {**TOLD, "output": "a"}), ([("a", "", "length")], "JSON", CUT),
+        ([("a", "", "stop"), ("b", "", "length")], "JSON", CUT),
+        ([("a", "", "length")], None, {**TOLD, "output": "a", "finish_reason": "length"}),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_record(answers: list[tuple[str, str, str]], constraint: str | None, told: dict[str, Any]):
+    promise = constraint and SimpleNamespace(promise=constraint)
+    assert result_of(request_of(KEY, *answers, constraint=promise)) == told
+
+
+class Batch:
+    """Takes two requests and finishes one after the other."""
+
+    written = 5
+
+    def __init__(self, requests: Any, precise: bool):
+        self.requests, self.precise, self.ended = requests, precise, list[str]()
+
+    def __iter__(self):
+        for each in self.requests:
+            yield [each] if each.answers or each.error else []
+
+    def stop(self) -> None:
+        self.ended.append("stopped")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+def mapping_of(records: list[Record], **choices: Any) -> Any:
+    """A mapping of a model that answers "waits" a turn later, refuses "long" and fails with "bad"."""
+    heard = list[Any]()
+
+    def request(asked: Any, options: Any, n: int, key: Record) -> Any:
+        heard.append((asked[-1]["content"], options, n))
+        if key.input == "bad":
+            raise LocalllmError("it is bad")
+        if key.input == "long":
+            return request_of(key, error=LocalllmError("too long"))
+        return request_of(key, *[("A", "", "stop")] * (key.input != "waits"))
+
+    session = SimpleNamespace(request=request, require_sense=lambda options: heard.append(options))
+    model: Any = SimpleNamespace(session=session, batch=Batch)
+    options: Any = "options"
+    turns = list[int]()
+    made = Mapping(model, MapJob("m", Prompts(), options, **choices), records, lambda: turns.append(made.done))
+    return made, heard, turns
+
+
+def test_a_mapping_tells_all_results_and_closes_what_it_opened():
+    records = [Record(number, text) for number, text in enumerate(["a", "bad", "waits", "long", "b", "bad"])]
+    made, heard, turns = mapping_of(records, n=2, precise=False)
+    assert heard == ["options"] and made._batch.precise is False and made.written == 5
+    found = [(record.id, told.get("output") or told["error"]) for record, told in made]
+    assert found == [(0, "A"), (1, "it is bad"), (3, "too long"), (4, "A"), (5, "it is bad")]
+    assert turns == [1, 2, 3, 4] and made.done == 4 and made._batch.ended == ["closed"]
+    assert heard[1:] == [(text, "options", 2) for text in ("a", "bad", "waits", "long", "b", "bad")]
+    made.stop()
+    assert made._batch.ended == ["closed", "stopped"]
+
+
+def test_who_stops_reading_closes_a_mapping():
+    made, _, _ = mapping_of([Record(1, "a"), Record(2, "b")])
+    results = iter(made)
+    next(results)
+    results.close()
+    assert made._batch.ended == ["closed"]
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_answers_are_none(n: int):
+    with pytest.raises(UsageError, match=f"^n should be 1 or above, not {n}$"):
+        MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
+    usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
+    assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
+
+
+def test_results_of_another_input_are_not_touched():
+    stays = belonging([Record(1, "a"), Record(2, "b")], "out")
+    assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
+    for told, reason in (
+        ({"id": 3, "input": "a"}, "3 is not in this input"),
+        ({"id": "1", "input": "a"}, "'1' is not in"),
+        ({"id": 2, "input": "a"}, "2 has another input now"), ({"id": 1}, "1 has another input"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another name$"):
+            stays(told)
+
+
+def test_a_record_that_failed_is_not_finished():
+    """Even if an earlier one of its name is."""
+    records = [Record(1, "a"), Record(2, "b", "wrong line"), Record(3, "c")]
+    assert unfinished(records, [{"id": 1}, {"id": 2}]) == records[1:]
 
 
 def test_an_id_is_known_by_its_type():
