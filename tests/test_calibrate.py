@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -443,6 +444,39 @@ def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: 
     assert chat.startswith("<|im_start|>user\nWhat is the capital of Australia?<|im_end|>\n<|im_start|>assistant\nThe ")
     listed = (DATA / "README.md").read_text()
     assert all(f"`{name}`" in listed for name in KINDS) and set(KINDS) <= {path.name for path in DATA.iterdir()}
+
+
+@pytest.fixture
+def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tokenizer that makes so many tokens of a text, which is their number, each the number of the one before + 1."""
+    monkeypatch.setattr(calibration_texts, "read_text", lambda name: name)
+    monkeypatch.setattr(calibration_texts, "tokens_of", lambda name, tokenizer: [*range(tokenizer.usual)])
+    made = SimpleNamespace(adds_bos=False, bos_id=None, usual=5, heard=[])
+    made.encode = lambda text, bos: made.heard.append(bos) or [*range(int(text))]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "places"),
+    [
+        (512, 4096, [0]), (1023, 4096, [0]), (1024, 4096, [0, 1]), (64 * 512, 4096, [*range(64)]),
+        (65 * 512, 4096, [*range(32), *range(33, 65)]), (100, 40, [0, 1]),
+    ],
+)  # fmt: skip
+def test_so_much_of_a_text_is_read(numbering: Any, tokens: int, context: int, places: list[int]):
+    """Chunks of 512 tokens, or of what the model holds; of more than 64 some, evenly."""
+    chunks, size = chunks_of(numbering, [str(tokens)], context), min(512, context)
+    assert [int(chunk[0]) for chunk in chunks] == [place * size for place in places] and numbering.heard == [True]
+    assert all(np.array_equal(chunk, np.arange(size) + chunk[0]) for chunk in chunks)
+
+
+def test_texts_that_are_too_short(numbering: Any):
+    """Of the mixture some may be, of one's own texts none."""
+    with pytest.raises(UsageError, match=r"^511: "):
+        chunks_of(numbering, ["600", "511"], 4096)
+    with pytest.raises(UsageError, match=r"^the model's vocabulary makes fewer than 6 tokens of every text$"):
+        chunks_of(numbering, (), 6)
+    assert len(chunks_of(numbering, (), 5)) == len(KINDS)
 
 
 # ---- formats by need

@@ -1,5 +1,6 @@
 """Records and their prompts, and vectors that are kept: what is asked of each line, what is known of it later."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from localllm.services.embed import (
     text_of,
 )
 from localllm.services.records import Prompts, Record, images_of, read_records
+from localllm.text import sandbox
 
 # ---- records
 
@@ -88,6 +90,30 @@ def test_prompts_that_make_no_sense():
             Prompts(**given)
     with pytest.raises(UsageError, match="wrong line"):
         Prompts()(Record(1, "x", "wrong line"))
+
+
+@pytest.mark.parametrize(
+    "given", [{"template": "{{ text }}!", "system": "s"}, {"prompt": "{text}?", "raw": True}, {"system": "s"}]
+)
+def test_another_process_asks_the_same(given: dict[str, Any]):
+    """A compiled template stays here."""
+    record, prompts = Record(1, {"text": "a", "line": "b"}), Prompts(**given)
+    again = pickle.loads(pickle.dumps(prompts))
+    if "text" in str(given):
+        assert again(record) == prompts(record)
+    assert (again._prompt, again._template, again._system, again._raw) == (
+        given.get("prompt"), given.get("template"), given.get("system"), given.get("raw", False)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ["compile_template", "render_template"])
+def test_a_want_of_memory_is_no_fault_of_a_template(monkeypatch: pytest.MonkeyPatch, function: str):
+    def fails(*given: object, **named: object) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(sandbox, function, fails)
+    with pytest.raises(MemoryError):
+        Prompts(template="{{ text }}")(Record(1, {"text": "a"}))
 
 
 def test_images_of_a_record():

@@ -505,6 +505,14 @@ def test_options_of_a_conversation_that_is_no_session():
     assert (fields["max_tokens"], fields["seed"], fields["messages"]) == (3, 9, hello)
 
 
+def test_an_answer_that_was_cut_stays_so():
+    with model() as asking, pytest.raises(UsageError) as failure:
+        asking.session.resume()
+    assert str(failure.value) == (
+        "an answer of an endpoint cannot go on where it was cut: its interface has no way to ask for it"
+    )
+
+
 def test_answers_that_cannot_be():
     for n in (0, 17):
         with pytest.raises(UsageError, match="n should be from 1 to 16"):

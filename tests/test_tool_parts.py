@@ -228,6 +228,57 @@ def test_offers_that_make_no_sense(names: list[str], allowed: list[str], message
         toolbox(names, allowed, None, ExitStack())
 
 
+def test_tools_of_servers_come_behind_and_end_with_the_stack(home: Path, monkeypatch: pytest.MonkeyPatch):
+    ended = []
+
+    class Servers:
+        def __init__(self, path: str):
+            self.offered = [OfferedTool(Tool(name, "x"), lambda given: "") for name in path.split()]
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            ended.append(True)
+
+    monkeypatch.setattr(mcp, "McpServers", Servers)
+    with ExitStack() as stack:
+        assert toolbox(["list"], [str(home)], "now then", stack).names == ["list", "now", "then"]
+        assert toolbox([], [], "now", stack).names == ["now"] and not ended
+        with pytest.raises(
+            UsageError, match="there are no tools: --tools names none, and --mcp has no server with one"
+        ):
+            toolbox([], [], "", stack)
+    assert len(ended) == 3
+
+
+def test_another_drive_is_no_folder_of_this_one(monkeypatch: pytest.MonkeyPatch):
+    def other(paths: list[str]) -> str:
+        raise ValueError("Paths don't have the same drive")
+
+    monkeypatch.setattr(os.path, "commonpath", other)
+    assert folders.is_within("d:/a", "c:/a") is False
+
+
+def test_entries_that_go_away_while_they_are_listed():
+    def gone(follow_symlinks: bool) -> Any:
+        raise FileNotFoundError
+
+    entry: Any = SimpleNamespace(name="a", is_dir=lambda: False, stat=gone)
+    assert files.described(entry) == "a"
+    entry.stat = lambda follow_symlinks: SimpleNamespace(st_size=5 if follow_symlinks is False else 9)
+    assert files.described(entry) == "a  5"
+    entry.is_dir = lambda: True
+    assert files.described(entry) == "a/"
+
+
+def test_a_file_of_servers_that_is_not_there(tmp_path: Path):
+    path = tmp_path / "none.json"
+    with pytest.raises(UsageError) as failure:
+        mcp.servers_of(str(path))
+    assert str(failure.value) == f"cannot read {path}: No such file or directory"
+
+
 def test_a_tool_that_is_named_twice_is_offered_once(home: Path):
     assert toolbox(["list", "read_file", "list"], [str(home)], None, ExitStack()).names == ["list", "read_file"]
 
