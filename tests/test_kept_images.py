@@ -15,8 +15,10 @@ from test_pictures import picture
 import localllm
 from localllm import images
 from localllm.arch import vision
+from localllm.engine.memory import fingerprint as fingerprints
 from localllm.engine.memory import seen_rows
 from localllm.engine.memory.seen_rows import SeenRows, key_of
+from localllm.engine.record.operations import ALL, Activation, Operation
 from localllm.engine.runs import Runs
 from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
 from localllm.errors import LocalllmError, UsageError
@@ -225,6 +227,66 @@ def test_where_pieces_end():
     tiles = [token for key in range(1, 7) for token in (7, 7, *(-1 - (key << 15 | row) for row in range(40)))]
     assert piece_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
     assert piece_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
+
+
+def test_what_rows_of_images_depend_on(tmp_path, monkeypatch):
+    """The projector, Pillow, and every module that prepares images, in whatever order the system lists them."""
+    for name in ("a.py", "b.py", "c.txt"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    known = {"fingerprint": b"projector", "state": "state"}
+    monkeypatch.setattr(seen_rows, "state_of", lambda file: known["state"])
+    monkeypatch.setattr(seen_rows, "fingerprint", lambda file, state, operations, kept: (
+        f"{file} {state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
+    found, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
+
+    def made() -> bytes:
+        return seen_rows.projector_fingerprint("file", "operations", modules)
+
+    first = made()
+    glob = Path.glob
+    with monkeypatch.context() as other:
+        other.setattr(Path, "glob", lambda folder, pattern: reversed(sorted(glob(folder, pattern))))
+        assert made() == first and len(first) == 32
+    (tmp_path / "c.txt").write_text("changed", encoding="utf-8")
+    assert made() == first
+    (tmp_path / "b.py").write_text("changed", encoding="utf-8")
+    found.append(made())
+    monkeypatch.setattr("PIL.__version__", "0")
+    found.append(made())
+    known["state"] = "changed"
+    found.append(made())
+    modules.clear()
+    found.append(made())
+    assert len({first, *found}) == 5
+
+
+def test_what_a_cache_depends_on(monkeypatch):
+    """The weights, what is done with them, and by which code, in whatever order the system lists it."""
+    tensor = SimpleNamespace(format=SimpleNamespace(name="F32"), shape=(2,), data=np.arange(8, dtype=np.uint8))
+    file, known = SimpleNamespace(tensors={"a": tensor}), {"folder": "code", "tiles": False}
+    monkeypatch.setattr(fingerprints, "object_folder", lambda: SimpleNamespace(name=known["folder"]))
+    monkeypatch.setattr(fingerprints, "has_tiles", lambda: known["tiles"])
+
+    def made(state="state", operations=(), kv_type="f16") -> bytes:
+        return fingerprints.fingerprint(file, state, operations, kv_type)
+
+    first, rglob = made(), Path.rglob
+    with monkeypatch.context() as other:
+        other.setattr(Path, "rglob", lambda folder, pattern: reversed(sorted(rglob(folder, pattern))))
+        assert made() == first and len(first) == 32
+        other.setattr(Path, "rglob", lambda folder, pattern: sorted(rglob(folder, pattern))[:-1])
+        found = [made()]
+    found += [made("other"), made(operations=[Operation("norm", (), Activation(ALL, 4))]), made(kv_type="f32")]
+    for change in ({"folder": "other"}, {"tiles": True}):
+        known |= change
+        found.append(made())
+    tensor.data = tensor.data + 1
+    found.append(made())
+    file.tensors = {"b": tensor}
+    found.append(made())
+    tensor.shape = (1, 2)
+    found.append(made())
+    assert len({first, *found}) == 10
 
 
 def test_rows_that_are_kept(folder, monkeypatch):

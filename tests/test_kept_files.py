@@ -1,0 +1,418 @@
+"""What is kept of prompts, piece by piece, without a model: which pieces are written, found, enough, and read again."""
+
+import os
+import time
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from localllm.arch.states import Paged, Recurrent
+from localllm.engine.memory import prefixes
+from localllm.engine.memory.prefixes import Prefixes, Waiting, kept_store
+from localllm.engine.memory.store import PagedStore
+from localllm.engine.runs import Runs
+from localllm.errors import LocalllmError, MemoryLimitError, UsageError
+from localllm.files import prefix_files, settings, text_file
+from localllm.files.line_file import LineFile
+from localllm.files.prefix_files import MOMENT, PrefixAbout
+from localllm.files.settings import line_of, names_in, parse
+from localllm.files.text_file import require_encoding, without_line_break
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder for what is kept."""
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+# ---- pieces of prompts ----------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Has parts of all tokens, which say what they are of."""
+
+    table, addresses = np.zeros(0, np.int64), (0, 0, 0)
+
+    def __init__(self, names=("pages",)):
+        self.names, self.had, self.error = names, [], None
+
+    def parts(self, first: int, last: int) -> list[str]:
+        return [name for name in self.names if name != "states" or last % 8 == 0]
+
+    def part(self, name: str, first: int, last: int) -> np.ndarray:
+        return np.frombuffer(f"{name} {first} {last}".encode(), np.uint8)
+
+    def put(self, first: int, last: int, parts) -> None:
+        if self.error:
+            raise self.error
+        self.had.append((first, last, {name: bytes(data).decode() for name, data in parts.items()}))
+
+    def prepare(self, length: int, count: int) -> None: ...
+    def fork(self, length: int) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    def shift(self, keep: int, count: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class World:
+    """Prefixes of an engine with runs of 4 tokens."""
+
+    def __init__(self, monkeypatch, states=(), names=("pages",)):
+        self.sequences, self.names = [], names
+        engine = SimpleNamespace(
+            hyperparameters=SimpleNamespace(states=lambda: states), runs=Runs(4, 4), operations=(), kv_type="f16",
+            vocab_size=2, sequence=self.sequence, images_among=lambda ids: [f"images of {len(ids)}"],
+            lock=Lock(),
+        )  # fmt: skip
+        for name, value in (("fingerprint", lambda *given: b"root" * 8), ("state_of", lambda file: self.state),
+                            ("is_worth_keeping", lambda ids: True)):  # fmt: skip
+            monkeypatch.setattr(prefixes, name, value)
+        self.state = "as it was"
+        self.prefixes = Prefixes(engine, SimpleNamespace(path="folder\\m.gguf"))
+
+    def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
+        self.sequences.append(SimpleNamespace(
+            tokens=[*range(count)], aligned=aligned, store=Store(self.names), images=[], closed=0,
+        ))  # fmt: skip
+        made = self.sequences[-1]
+        made.close = lambda: setattr(made, "closed", made.closed + 1)
+        return made
+
+    def write(self, count: int, aligned: int, logits=True, is_conversation=False) -> None:
+        rows = np.array([[1.5, 2.5]], np.float32) if logits else None
+        self.prefixes._write_pieces(Waiting(self.sequence(count, aligned), rows, is_conversation))
+
+    def found(self, ids, *given) -> list[tuple]:
+        stored = self.prefixes.stored(ids, *given)
+        return stored and ([(piece.first, piece.last) for piece in stored.pieces], len(stored.ids), stored.has_logits)
+
+
+def test_the_store_of_these_tests_is_one():
+    assert isinstance(Store(), PagedStore)
+    assert kept_store(SimpleNamespace(store=(store := Store()))) is store
+
+
+def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
+    world = World(monkeypatch)
+    world.write(10, 8)
+    ids = [*range(10)]
+    assert world.found(ids) == ([(0, 4), (4, 8), (8, 10)], 10, True)
+    assert world.found([*ids, 10]) == ([(0, 4), (4, 8)], 8, False)
+    assert world.found([*ids[:9], 99]) == ([(0, 4), (4, 8)], 8, False)
+    assert world.found(ids[:8]) == ([(0, 4)], 4, False)  # logits behind all of it are nowhere
+    assert world.found(ids[:7]) == ([(0, 4)], 4, False)
+    assert world.found(ids, 9) == ([(0, 4), (4, 8)], 8, False)
+    assert world.found(ids, 8) == ([(0, 4), (4, 8)], 8, False)
+    assert world.found(ids, 7) == ([(0, 4)], 4, False) and world.found(ids, 3) is None
+    assert world.found([99, *ids]) is None and world.found(ids, 99, True) is None
+    read = world.prefixes.find(ids)
+    assert read.sequence.store.had == [
+        (first, last, {"pages": f"pages {first} {last}"}) for first, last in ((0, 4), (4, 8), (8, 10))
+    ]  # fmt: skip
+    assert (read.sequence.tokens, read.sequence.aligned, read.sequence.images) == (ids, 8, ["images of 10"])
+    assert read.logits.tolist() == [[1.5, 2.5]] and read.logits.dtype == np.float32
+    read = world.prefixes.find([*ids, 10], known=7)
+    assert (len(read.sequence.tokens), read.sequence.aligned, read.logits) == (8, 8, None)
+    assert world.prefixes.find([*ids, 10], known=8) is None
+    abouts = {(one.about.model, one.about.end) for one in prefix_files.entries()}
+    assert abouts == {("m.gguf", 4), ("m.gguf", 8), ("m.gguf", 10)}
+    before = {one.about.end: one.about.before for one in prefix_files.entries()}
+    keys = {one.about.end: one.key for one in prefix_files.entries()}
+    assert before == {4: "", 8: keys[4], 10: keys[8]}
+    world.state = "changed"
+    assert world.found(ids) is None
+
+
+@pytest.mark.parametrize(
+    ("aligned", "logits", "ends"), [(8, False, [4, 8]), (4, True, [4]), (8, True, [4, 8, 10]), (0, True, [])]
+)
+def test_what_is_written_of_a_prompt(folder, monkeypatch, aligned, logits, ends):
+    """Whole runs that were read as such, and the rest with its logits."""
+    world = World(monkeypatch)
+    world.write(10, aligned, logits)
+    assert sorted(one.about.end for one in prefix_files.entries()) == ends
+    monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "5e-9")  # bytes, of which the first piece has more
+    prefix_files.clear()
+    world.write(10, aligned, logits)
+    assert len(prefix_files.entries()) == min(len(ends), 1)
+
+
+def test_a_conversation(folder, monkeypatch):
+    """All of it, by keys of its own; who goes on reads none of it in whole runs."""
+    world = World(monkeypatch)
+    world.write(10, 0, False, True)
+    ids = [*range(10)]
+    assert world.found(ids) is None
+    assert world.found(ids, 99, True) == ([(0, 4), (4, 8), (8, 10)], 10, False)
+    read = world.prefixes.load(world.prefixes.stored(ids, is_conversation=True))
+    assert (read.sequence.tokens, read.sequence.aligned, read.logits) == (ids, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("states", "names", "needed"),
+    [
+        ([Paged(0, 1, 4, 4)], ("pages",), [{"pages"}] * 3),
+        ([Paged(0, 1, 4, 4, window=2)], ("pages", "windows"), [{"pages"}, {"pages"}, {"pages", "windows"}]),
+        ([Paged(0, 1, 4, 4, window=3), Paged(1, 1, 4, 4, window=1)], ("pages", "windows"),
+         [{"pages"}, {"pages", "windows"}, {"pages", "windows"}]),
+        ([Paged(0, 1, 4, 4, window=6)], ("pages", "windows"), [{"pages"}, {"pages", "windows"}, {"pages", "windows"}]),
+        ([Recurrent(0, ((1,),))], ("pages", "states"), [{"pages"}, {"pages"}, {"pages", "states"}]),
+    ],
+)  # fmt: skip
+def test_which_parts_are_read(folder, monkeypatch, states, names, needed):
+    """Windows of the last tokens only, and states at the end."""
+    world = World(monkeypatch, states, names)
+    pieces = world.prefixes._pieces([*range(10)])
+    assert [world.prefixes._needed(piece, 10) for piece in pieces] == needed
+    world.write(10, 8)
+    if "states" in names:  # which are known after 8 tokens only
+        assert world.found([*range(10)]) == ([(0, 4), (4, 8)], 8, False)
+        assert world.found([*range(7)]) is None
+        needed = [{"pages"}, {"pages", "states"}]
+    read = world.prefixes.find([*range(10)])
+    assert [{*parts} for _, _, parts in read.sequence.store.had] == needed
+
+
+def test_a_file_that_is_damaged_goes(folder, monkeypatch):
+    """And what was read so far; then as much is taken as is whole."""
+    world, ids = World(monkeypatch), [*range(10)]
+    world.write(10, 8)
+    path = folder / world.prefixes._pieces(ids)[1].key
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    read = world.prefixes.find(ids)
+    assert not path.exists() and [some.closed for some in world.sequences[1:]] == [1, 0]
+    assert (len(read.sequence.tokens), read.logits) == (4, None)
+    world.write(10, 8)
+    stored = world.prefixes.stored(ids)
+    (folder / stored.pieces[2].key).unlink()
+    assert world.prefixes.load(stored) is None and world.sequences[-1].closed == 1
+    for error, is_told in ((MemoryLimitError("full"), False), (ZeroDivisionError(), True)):
+        store = Store()
+        store.error = error
+        monkeypatch.setattr(prefixes, "kept_store", lambda sequence, store=store: store)
+        stored = world.prefixes.stored(ids)
+        if is_told:
+            with pytest.raises(ZeroDivisionError):
+                world.prefixes.load(stored)
+        else:
+            assert world.prefixes.load(stored) is None
+        assert world.sequences[-1].closed == 1
+    assert all((folder / piece.key).exists() for piece in stored.pieces)
+
+
+def test_what_a_file_has_is_not_written_again(folder, monkeypatch):
+    """Unless there is more of it now."""
+    world = World(monkeypatch, [Paged(0, 1, 4, 4, window=2)])
+    world.write(10, 8)
+    files = {path: path.stat().st_ino for path in folder.iterdir()}
+    sizes = {path: path.stat().st_size for path in folder.iterdir()}
+    world.write(10, 8)
+    assert {path: path.stat().st_ino for path in folder.iterdir()} == files
+    world.names = "pages", "windows"
+    world.write(10, 8)
+    assert all(path.stat().st_size > size for path, size in sizes.items())
+
+
+# ---- the files ------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit(folder, monkeypatch):
+    """The environment's, or the user's, or the usual one; 0 keeps nothing, and no disk is filled."""
+    monkeypatch.setattr(prefix_files, "settings", lambda: SimpleNamespace(cache_gb=told))
+    for given, of_user, expected in (
+        (None, None, 4_000_000_000), (None, 0.5, 500_000_000), ("2", 0.5, 2_000_000_000), ("0", 0.5, 0),
+        ("-1", 1, 0),
+        ("many", 0.5, 500_000_000), ("inf", None, 4_000_000_000), ("", 0.5, 500_000_000),
+    ):  # fmt: skip
+        told = of_user
+        if given is None:
+            monkeypatch.delenv(prefix_files.SIZE_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(prefix_files.SIZE_VARIABLE, given)
+        assert prefix_files.limit() == expected
+    told = 1e-8  # 10 bytes
+    monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
+    for free, total, expected in ((100, 0, 10), (30, 9, 9), (31, 9, 10)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert prefix_files.allowed(total) == expected
+
+    def missing(path):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("shutil.disk_usage", missing)
+    assert prefix_files.allowed(0) == 10
+
+
+@pytest.mark.parametrize(("most", "left"), [(100, "abcd"), (40, "abcd"), (39, "bcd"), (30, "bcd"), (20, "cd"), (9, "")])
+def test_the_least_recently_used_goes_first(folder, monkeypatch, most, left):
+    folder.mkdir()
+    for age, name in enumerate("dcba"):
+        (folder / (name * 32)).write_bytes(b"x" * 10)
+        os.utime(folder / (name * 32), (1000 - age, 1000 - age))
+    (folder / "other").write_bytes(b"x" * 99)
+    monkeypatch.setattr(prefix_files, "allowed", lambda total: most if total == 40 else 1 // 0)
+    prefix_files.prune()
+    assert sorted(path.name[0] for path in folder.iterdir() if path.name != "other") == [*left]
+    assert (folder / "other").exists()
+    assert prefix_files.clear() == 10 * len(left) and [path.name for path in folder.iterdir()] == ["other"]
+
+
+def test_pieces_are_used_one_behind_the_other(folder, monkeypatch):
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_bytes(b"")
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    prefix_files.mark_used(["a", "none", "b"])
+    times = [(folder / name).stat().st_mtime_ns for name in "ab"]
+    assert [10**18 - each for each in times] == [0, 2 * MOMENT]
+
+
+def test_what_killed_programs_have_left_goes(folder, monkeypatch):
+    folder.mkdir()
+    for name, age in ((".old.tmp", 3601), (".new.tmp", 3599), ("old.tmp", 9999)):
+        (folder / name).write_bytes(b"")
+        os.utime(folder / name, (10**9 - age, 10**9 - age))
+    monkeypatch.setattr(time, "time", lambda: 10**9)
+    prefix_files.remove_temporary(3600)
+    assert sorted(path.name for path in folder.iterdir()) == [".new.tmp", "old.tmp"]
+    prefix_files.clear()
+    assert [path.name for path in folder.iterdir()] == ["old.tmp"]
+
+
+def test_a_file_that_cannot_be_removed(folder, monkeypatch):
+    prefix_files.write_kept("a" * 32, PrefixAbout("m", 1, ""), {})
+
+    def refuse(path, missing_ok=False):
+        raise PermissionError(13, "Not allowed")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(LocalllmError) as error:
+        prefix_files.clear()
+    assert str(error.value) == f"{folder / ('a' * 32)}: cannot be removed: Not allowed"
+    prefix_files.remove("a" * 32)
+
+
+# ---- files of users -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "text"),
+    [
+        (b"", None, ""), ("ä\n".encode(), None, "ä"), (b"a\r\n", None, "a"),
+        (b"a\n\n", None, "a\n"), (b"a\r", None, "a"),
+        ("\ufeffä".encode(), None, "ä"), ("ä".encode("utf-16"), None, "ä"), ("\ufeffä".encode("utf-16-be"), None, "ä"),
+        (b"\xe4", "latin-1", "ä"), ("ä".encode("utf-16-le"), "utf-16-le", "ä"),
+        (b"a\xffb", None, "x: not UTF-8 at byte 1 (0xff)"), (b"\xff\xfea", None, "x: not UTF-16 at byte 2 (0x61)"),
+        (b"\xe4", "ascii", "x: not ASCII at byte 0 (0xe4)"),
+        (b"a", "undefined", "x: not UNDEFINED: "),
+    ],
+)  # fmt: skip
+def test_texts_of_files(tmp_path, monkeypatch, data, encoding, text):
+    monkeypatch.chdir(tmp_path)
+    Path("x").write_bytes(data)
+    if ": not " in text:
+        with pytest.raises(UsageError) as error:
+            text_file.read_text("x", encoding)
+        assert str(error.value).startswith(text)
+    else:
+        assert text_file.read_text("x", encoding) == text
+    assert without_line_break("a\n\r") == "a\n"
+
+
+def test_files_that_are_no_texts(tmp_path):
+    with pytest.raises(UsageError) as error:
+        text_file.read_text(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
+    for known in (None, "utf-8", "cp1252", "latin-1"):
+        require_encoding(known)
+    for name, told in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
+        with pytest.raises(UsageError) as error:
+            require_encoding(name)
+        assert str(error.value) == f"encoding {told} is not known; utf-8, utf-16, latin-1 and cp1252 are"
+
+
+TOML = """cache_gb = 2
+[defaults]
+threads = 4
+
+[command.run]
+temp = 0.2
+[model."a.b"]
+ "context" = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (("cache_gb",), 1),
+        (("defaults",), 2),
+        (("defaults", "threads"), 3),
+        (("defaults", "none"), 2),
+        (("command", "run"), 5),
+        (("command", "run", "temp"), 6),
+        (("command", "run", "none"), 5),
+        (("model", "a.b", "context"), 8),
+        (("model", "a.b"), 7),
+        (("none",), 1),
+        (("command", "none"), 1),
+    ],
+)
+def test_where_settings_stand(keys, line):
+    assert line_of(TOML, keys) == line
+    assert names_in("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cache_gb = -1", "line 1: cache_gb should be a number from 0 up"),
+        ("cache_gb = true", "line 1: cache_gb should be a number from 0 up"),
+        ("\ncache_gb = 1e9", "line 2: cache_gb should be a number from 0 up"),
+        ("cache_gb = 'a'", "line 1: cache_gb should be a number from 0 up"),
+        ("other = 1", "line 1: there is no 'other'; there are cache_gb, [aliases], [defaults], [command], [model]"),
+        ("model = 1", "line 1: model should be a table: [model]"),
+        ("[command]\nrun = 1", "line 2: command holds tables: [command.run] or so"),
+        ("[model]\na = 1", "line 2: model holds tables: [model.a] or so"),
+        ("[aliases]\na = 1", "line 2: an alias stands for a path or a name, in quotes"),
+        ("[aliases]\nb = 'x'\na = ''", "line 3: an alias stands for a path or a name, in quotes"),
+        ("a = 1\nb = \n", "line 2: invalid value"),
+    ],
+)
+def test_settings_that_make_no_sense(text, told):
+    with pytest.raises(UsageError) as error:
+        parse(Path("config.toml"), text)
+    assert str(error.value).partition(" (at end")[0] == f"config.toml, {told}"
+
+
+def test_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "config_path", lambda: tmp_path / "config.toml")
+    empty = settings.settings()
+    assert (empty.path, empty.cache_gb, empty.aliases, empty.defaults) == (tmp_path / "config.toml", None, {}, {})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "config.toml").write_text("cache_gb = 0\n[aliases]\na = '~/b'\n[model.m]\nx = 1\n", encoding="utf-8")
+    found = settings.settings()
+    assert (found.cache_gb, found.aliases, found.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
+    assert str(found.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
+    (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
+    with pytest.raises(UsageError) as error:
+        settings.settings()
+    assert str(error.value) == f"{tmp_path / 'config.toml'}, line 3: this is not UTF-8"
+
+
+@pytest.mark.parametrize("can_replace", [True, False])
+def test_lines_that_go(tmp_path, monkeypatch, can_replace):
+    """Also where no open file can be replaced."""
+    monkeypatch.setattr("localllm.files.line_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"id": "a"}\n{"id": "b"}\n{"id": "c')
+    with LineFile(path, keep=lambda record: record["id"] != "a") as file:
+        assert file.records == [{"id": "b"}]
+        assert path.read_bytes() == b'{"id": "b"}\n'
+    assert path.read_bytes() == b'{"id": "b"}\n'
