@@ -10,7 +10,14 @@ from config_changes import PATH, read, unlike, with_value
 from test_convert_families import facts, told_or_refused, written
 
 from localllm.convert import open_folder
+from localllm.convert.config import Config
+from localllm.convert.families import family_of
+from localllm.convert.families.bert import labels
+from localllm.convert.families.masked import masked, of_mask
 from localllm.convert.families.qwen_next import in_turn
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.modules import left_out
+from localllm.errors import ModelError
 
 CHANGES = json.loads(PATH.read_text(encoding="utf-8"))
 
@@ -79,3 +86,65 @@ def test_value_heads_of_qwen_next_in_turn():
     """Of two keys with three value heads each, of two numbers: the first of each key, the second of each, the third."""
     rows = in_turn({"value_heads": 6, "key_heads": 2}, 2, start=10)
     assert rows.tolist() == [10 + 2 * head + number for head in (0, 3, 1, 4, 2, 5) for number in (0, 1)]
+
+
+@pytest.mark.parametrize(("variant", "changes", "expected"), [
+    ("granitehybrid", {"layer_types": ["attention"] * 3},
+     "a model whose layers all attend is not supported as one with states"),
+    ("granitehybrid", {"layer_types": ["attention"] * 2}, "layer_types should be mamba, attention, linear_attention, "),
+    ("granitehybrid", {"layer_types": ["attention", "mamba", "x"]}, "layer_types should be mamba, attention, linear_a"),
+    ("mellum", {"use_sliding_window": False}, "layer_types ["),
+    ("mellum", {"use_sliding_window": False, "layer_types": ["full_attention"] * 4}, None),
+    ("mellum", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, None),
+    ("gemma4", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 1.5}}},
+     "partial_rotary_factor 1.5 is not supported"),
+    ("gemma4", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 1.0}}}, None),
+    ("deepseek2", {"scoring_func": "tanh"}, "scoring_func tanh is not supported"),
+])  # fmt: skip
+def test_values_that_go_together(variant: str, changes: dict[str, Any], expected: str | None):
+    config = {**facts(variant)["config"], **changes}
+    found = read({name: value for name, value in config.items() if value is not None})
+    assert isinstance(found, dict) if expected is None else str(found).startswith(expected), found
+
+
+def test_mellum_without_windows_says_nothing_of_any():
+    windows = read(facts("mellum")["config"])
+    plain = read(facts("mellum")["config"] | {"use_sliding_window": False, "layer_types": ["full_attention"] * 4})
+    assert isinstance(windows, dict) and isinstance(plain, dict)
+    assert {*windows} - {*plain} >= {"attention.sliding_window"} and not [key for key in plain if "sliding" in key]
+
+
+@pytest.mark.parametrize(("method", "warned"), [("group_limited_greedy", True), ("greedy", False)])
+def test_groups_of_experts_are_chosen_otherwise(method: str, warned: bool):
+    config = Config(facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c"))
+    family_of(config).read(config)
+    said = "groups of experts are chosen by their two best, where the model looks at one"
+    assert (said in config.warnings) is warned
+
+
+@pytest.mark.parametrize(("named", "count", "found"), [
+    ({"0": "no", "10": "yes", "2": "maybe"}, None, ["no", "maybe", "yes"]), (None, None, ["LABEL_0", "LABEL_1"]),
+    ({"a": "b"}, 3, ["LABEL_0", "LABEL_1", "LABEL_2"]), ([], 1, ["LABEL_0"]), ({"0": 7}, 4, ["7"]),
+])  # fmt: skip
+def test_what_scores_are_called(named: Any, count: int | None, found: list[str]):
+    said = {"id2label": named, "num_labels": count}
+    assert labels(Config({name: value for name, value in said.items() if value is not None}, Path("c"))) == found
+
+
+@pytest.mark.parametrize(("said", "usual", "found"), [(None, 0, {}), (7, 0, {"tokenizer.ggml.mask_token_id": 7}),
+                                                      (None, 9, {"tokenizer.ggml.mask_token_id": 9})])  # fmt: skip
+def test_what_stands_for_masked_places(said: int | None, usual: int, found: dict[str, int]):
+    h = masked(Config({"mask_token_id": said}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
+    assert of_mask({}, h) == found and h.metadata == {"attention.causal": False}
+
+
+def test_modules_that_nothing_is_made_of(tmp_path: Path):
+    assert left_out(tmp_path) == []
+    kinds = ["a.Transformer", "a.Pooling", "LayerNorm", "b.Normalize", "c.d.Dense", "x.Odd"]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": kind, "path": ""} for kind in kinds]))
+    said = "the module {} of modules.json is left out"
+    assert left_out(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
+    for place in ("/x", "a/../b"):
+        (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
+        with pytest.raises(ModelError, match="a module lies in another place, "):
+            left_out(tmp_path)

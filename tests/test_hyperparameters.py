@@ -12,7 +12,7 @@ from models import model
 from readings import metadata_of
 from readings import read as read_again
 
-from localllm.arch import ARCHITECTURES, architecture, llama
+from localllm.arch import ARCHITECTURES, REFUSED, architecture, llama
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
 from localllm.arch.rope import Rope
@@ -220,6 +220,14 @@ def test_other_architectures_are_refused(name):
         architecture(file)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_known_architecture_does_not_run(name):
+    file = SimpleNamespace(metadata={"general.architecture": name}, path="model.gguf", tensors={})
+    with pytest.raises(UnsupportedError) as error:
+        architecture(file)
+    assert str(error.value) == f"model.gguf: architecture {name} is not supported: {REFUSED[name]}"
 
 
 def test_an_architecture_of_tomorrow_is_refused_by_its_name():

@@ -30,7 +30,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
     with understood(path):
         found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
     for _, place in found:
-        if place.is_absolute() or ".." in place.parts:
+        if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
             raise ModelError(f"{path}: a module lies in another place, {shown(str(place))}")
     return [(kind, folder / place) for kind, place in found]
 
