@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import closing
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +14,15 @@ from hypothesis import strategies as st
 from step_costs import Free
 from test_answers import VOCAB, Letters, table
 
+from localllm.engine.memory.prefixes import Read
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
 from localllm.engine.seen import Seen
-from localllm.errors import ContextError, MemoryLimitError
+from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation import leaps
 from localllm.generation.answering import AnswerRequest
 from localllm.generation.answers import answers
-from localllm.generation.batch import Batch
+from localllm.generation.batch import Batch, Live
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.reading import Stretch, Stretches, most_between_steps, piece, shareable
 from localllm.generation.sampling import SamplingOptions
@@ -294,6 +297,93 @@ def test_after_stop_what_was_preempted_goes_on_too():
     assert batch.preempted and 1 < len(begun) < 5
     assert {id(one) for one in finished} == {id(one) for one in begun}
     assert [one.answers[0].tokens for one in begun] == [alone(one, row, 1, 512).tokens for one in begun]
+
+
+def test_after_stop_nothing_begins():
+    asked = [request([2 + number], max_tokens=1) for number in range(2)]
+    with closing(Batch(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
+        told = [some for some in batch if batch.stop() is None]
+        assert (told, asked[1].begun) == ([[asked[0]]], False)
+    batch = Batch(Paged(table(1)), Letters(), [request([2])])
+    batch.stop()
+    assert [*batch] == []
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(PAGE - 1, False), (PAGE, True)])
+def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
+    """More than a page of it."""
+    engine, asked = Paged(table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
+    with closing(Batch(engine, Letters(), [asked], live=Live())) as batch:
+        turns = iter(batch)
+        while not asked.begun:
+            assert next(turns) == []
+        assert asked.answers[0].held == length + 1
+        batch.drop(asked)
+        assert (batch.running, [*batch._kept], engine.open()) == ([], asked.answers * is_kept, is_kept)
+        assert [*turns] == []
+    assert engine.open() == 0
+
+
+@pytest.mark.parametrize("live", [Live(), None])
+@pytest.mark.parametrize("error", [KeyError(), UsageError("no")])
+def test_an_answer_that_fails_among_others(error: Exception, live: Live | None):
+    """What one caller's options lead to is not the others' trouble, where there are callers."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    engine, asked = Paged(table(1, ending=-9.0)), [request([2], n=2, max_tokens=5), request([3], max_tokens=5)]
+    asked[0].listener = fail
+    if live is None and isinstance(error, KeyError):
+        with pytest.raises(KeyError):
+            ask(engine, asked)
+        return
+    assert ask(engine, asked, live=live) == asked
+    assert str(asked[0].error) == ("no" if isinstance(error, UsageError) else "internal error: KeyError")
+    assert asked[1].error is None and len(asked[1].answers[0].tokens) == 5
+
+
+@pytest.mark.parametrize(("held", "cached"), [(100, 100), (PAGE, PAGE), (0, 0)])
+def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
+    """All of it with its logits, or its beginning."""
+    row, prompt, heard = table(1, ending=-9.0), [2, 3] * 50, []
+    engine, asked = Paged(row), request([2, 3] * 50, max_tokens=4, seed=1, speculate="off")
+
+    def find(ids: list[int], known: int) -> Read | None:
+        heard.append(([*ids], known))
+        sequence = engine.sequence()
+        if held:
+            sequence.add(ids[:held])
+        return Read(sequence, np.array([row(tuple(ids))]) if held == len(ids) else None) if held else None
+
+    prefixes: Any = SimpleNamespace(find=find)
+    with closing(Batch(engine, Letters(), [asked], live=Live(prefixes))) as batch:
+        assert [some for some in batch if some] == [[asked]]
+    assert (heard, asked.cached) == ([(prompt, 0)], cached)
+    begins = [(held, 100 - held)] if held < 100 else []
+    assert [work[0] for _, work in engine.ran] == [*begins, (100, 1), (101, 1), (102, 1)]
+    assert asked.answers[0].tokens == alone(asked, row, 1, 512).tokens
+
+
+@pytest.mark.parametrize(("places", "width", "may", "left"), [
+    (514, 1, True, 2), (513, 1, True, 1), (386, 1, True, 1), (385, 1, False, 1), (450, 2, True, 1), (449, 2, False, 1),
+    (9999, 2, True, 2), (9999, 3, False, 2),
+])  # fmt: skip
+def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
+    """What is unread and a page for each to grow; of what is kept all may go but the latest."""
+    engine = Paged(table(1))
+    batch = Batch(engine, Letters(), [], parallel=3, places=places, live=Live())
+    joining: Any = SimpleNamespace(ids=[5] * 100, width=width)
+    for token in (2, 3):
+        sequence = engine.sequence()
+        sequence.add([token] * 100)
+        batch._kept.append(SimpleNamespace(sequence=sequence, ids=sequence.tokens))  # type: ignore[arg-type]
+    assert batch._may_join(joining) and len(batch._kept) == 2, "nobody else is there"
+    batch.running = [SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1)]  # type: ignore[list-item]
+    assert (batch._may_join(joining), len(batch._kept)) == (may, left)
+    assert batch._kept[-1].ids[0] == 3
+    batch.close()
+    assert engine.open() == 0
 
 
 @pytest.mark.parametrize(

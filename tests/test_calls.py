@@ -404,6 +404,7 @@ def test_a_reader_goes_on_by_itself():
     assert (wrong.in_call, wrong.flush(), wrong.give_up()) == (False, [], [])
     bidden = CallReader(GENERIC, TOOLS)
     bidden.begin()
+    assert (bidden.in_call, parts_of(bidden.copy(), ["{"]), bidden.copy().flush()) == (True, [], [])
     assert parts_of(bidden, ['{"name": "time.now", "arguments": {}', "}"]) == [(CALL, "time.now"), (ARGUMENTS, "{}")]
 
 
@@ -433,6 +434,11 @@ def test_where_a_call_may_begin(format: CallFormat, marks: str, text: str, is_ca
         reader = CallReader(format, TOOLS, frozenset(filter(None, [marks])))
         parts_of(reader, pieces)
         assert reader.in_call == is_call
+
+
+def test_a_mark_that_begins_no_call_is_said():
+    reader = CallReader(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
+    assert parts_of(reader, [f"a{SIGN}</tool_call>", "b"]) == [(ANSWER, f"a{SIGN}</tool_call>"), (ANSWER, "b")]
 
 
 def test_a_head_of_harmony_is_not_said():

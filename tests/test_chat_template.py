@@ -335,6 +335,10 @@ def test_importing_the_tokenizer_does_not_import_jinja():
     ([{"role": "user", "content": [5]}], 'a part of a content should be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
      f"a part of a content is of type '{'x' * 40}': only text can be read"),
+    ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a part of a content should be '
+     "{\"type\": \"text\", \"text\": ...}, not {'type': 5, 'text': 'Hi'}"),
+    ([{"role": "user", "content": [[5] * 99]}],
+     'a part of a content should be {"type": "text", "text": ...}' + f", not {[5] * 99}"[:100]),
     ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' should have a text, not None"),
     ([{"role": "user", "content": [{"type": "text", "text": [5] * 99}]}],
      f"a part of type 'text' should have a text, not {[5] * 99}"[:100]),

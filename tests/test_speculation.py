@@ -179,6 +179,48 @@ def test_between_measured_lengths_costs_are_on_lines():
     assert costs.of(4) < 9, "one slow step is not yet the truth"
 
 
+def test_what_steps_cost_to_the_number():
+    """By what is usual as long as little was measured; longer steps than drafts have say nothing."""
+    costs = StepCosts()
+    costs.took(MOST + 2, 5.0)
+    assert not costs.are_known and [costs.of(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
+    costs.took(4, 3.6)
+    assert costs.are_known and [costs.of(1), costs.of(4), costs.of_time(1.0)] == pytest.approx([1, 1.8, 0.5])
+    costs.took(16, 8.8)
+    assert [costs.of(1), costs.of(4), costs.of(16), costs.of_time(1.0)] == pytest.approx([1, 2.25, 5.5, 0.625])
+    costs.took(1, 2.0)
+    costs.took(1, 5.0)
+    assert costs.of(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
+    assert costs.beside(0) is costs and costs.tokens(3.0) == 3.0
+    beside = costs.beside(3)
+    found = beside.of(1), beside.of(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
+    assert found == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
+    assert speculation.interpolated({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
+    assert [speculation.settled(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
+
+
+def test_what_is_learned_of_guesses_to_the_number():
+    experience = speculation.Experience()
+    assert experience.chances[:3] == [0, 1 / 3, 1 / 2] and experience.chances[15:] == [15 / 17, 0.95]
+    experience.learn(4, True)
+    assert (experience.chances[4], experience.usual) == pytest.approx(((1 + 4 / 3) / 3, 0.715))
+    experience.learn(4, False)
+    assert (experience.chances[4], experience.usual) == pytest.approx(((0.95 + 4 / 3) / 3.95, 0.715 * 0.95))
+    experience.forget()
+    assert experience.usual == pytest.approx(0.715 * 0.95 * 0.995 + 0.005) and experience.chances[5] == 5 / 7
+    account = Account()
+    account.took(2.0)
+    account.took(9.0)
+    assert (account.seconds, account.trials) == (pytest.approx(3.4), TRIALS - 2)
+    for steps, may in ((2.0, True), (0.01, False), (-9.0, True), (4.99, True), (0.04, False)):
+        account.lose(steps)
+        assert account.may_lose == may
+    account.go_on()
+    assert not account.may_lose, "of a step, a fiftieth"
+    account.go_on()
+    assert account.may_lose
+
+
 def test_experience_counts_without_being_read():
     """Bad guesses are given up, and good ones taken up, also when none was in a draft."""
     usual, source = costs_of(1, 1.3, 1.8, 3.2, 5.5), Guesser(Script([Guess(7, 4)] * 30))

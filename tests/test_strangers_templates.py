@@ -1,5 +1,6 @@
 """Templates from strangers: none takes over two seconds or 256 MB, whatever it does and wherever."""
 
+import os
 import resource
 import runpy
 import signal
@@ -232,6 +233,39 @@ def test_a_child_that_tries(monkeypatch):
     with pytest.raises(SystemExit):
         trial._try("é", 7)
     assert said[2:] == [1]
+
+
+def test_a_trial_leaves_no_pipe_open(monkeypatch):
+    ends, pipe = list[tuple[int, int]](), os.pipe
+    monkeypatch.setattr(trial.os, "pipe", lambda: ends.append(pipe()) or ends[-1])
+    monkeypatch.setattr(trial, "fork", lambda: 7)
+    monkeypatch.setattr(trial, "_verdict", lambda reader, child: (reader, child))
+    assert trial.tried("x") == (ends[0][0], 7)
+    for end in ends[0]:
+        with pytest.raises(OSError):
+            os.fstat(end)
+
+
+@pytest.mark.parametrize(("pieces", "waited", "problem"), [
+    ([b"o", b"k", b""], [20, 5, 0], None), ([b"oh", b""], [20, 5], "oh"), ([b"oh"], [20, 5], "oh"),
+    ([], [20], "it ran for over 2 seconds"),
+])  # fmt: skip
+def test_how_long_a_trial_is_waited_for(pieces: list[bytes], waited: list[float], problem: str | None, monkeypatch):
+    """20 seconds in all; then it is ended, whatever it has said."""
+    clock, timeouts, ended, said = [100.0], list[float](), list[Any](), iter(pieces)
+
+    def select(readers: list, writers: list, others: list, timeout: float) -> tuple[list, list, list]:
+        timeouts.append(timeout)
+        clock[0] += 15
+        return readers if len(timeouts) <= len(pieces) else [], [], []
+
+    monkeypatch.setattr(trial, "select", SimpleNamespace(select=select))
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(trial, "was_stopped", lambda status: status == 9)
+    child = {"kill": lambda *what: ended.append(what), "waitpid": lambda *what: ended.append(what) or (7, 9)}
+    monkeypatch.setattr(trial, "os", SimpleNamespace(read=lambda reader, size: next(said), **child))
+    assert trial._verdict(5, 7) == problem
+    assert (timeouts, ended) == (waited, [(7, signal.SIGKILL), (7, 0)])
 
 
 @pytest.mark.parametrize(("may", "told"), [(True, "it takes over 256 MB"), (False, "no memory")])
