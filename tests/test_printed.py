@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,18 +13,22 @@ import pytest
 from invoked import Opened, Told, invoke
 from tiny_model import write_tiny_model
 
-from localllm.cli import chat, chat_session, serve, shape, tool_options
+from localllm.cli import chat, chat_session, opening, pulling, render, rm, serve, shape, tokenize, tool_options
+from localllm.cli import list as list_command
 from localllm.cli.line_editor import DumbEditor
-from localllm.errors import ModelError, UsageError
+from localllm.cli.options import Cache, EngineGroup
+from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
 from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.services import bench as bench_service
 from localllm.services import bench_texts, sessions
+from localllm.services import embed as embed_service
 from localllm.services import imatrix as imatrix_service
 from localllm.services import perplexity as perplexity_service
 from localllm.services import rerank as rerank_service
 from localllm.services.bench import Result, Test
+from localllm.services.catalogue import HubReference, MissingError
 from localllm.services.costs import MatrixCosts
 from localllm.services.scores import Comparison, Prediction
 from localllm.services.tools import confined
@@ -445,3 +450,233 @@ def test_with_whom_one_talks(given: Told, told: str, monkeypatch):
     vars(model).update(given)
     chat.tell_model(model)
     assert said == [told]
+
+
+# ---- tokens
+
+PIECES = {7: b"a\n", 8: "ä".encode()[:1], 9: "ü".encode()}
+TOKENS = {
+    "": '7\t"a\\n"\n8\t"\\\\xc3"\n9\t"ü"\n', "--ids": "[7, 8, 9]\n",
+    "--json": '[{"id": 7, "piece": "a\\n"}, {"id": 8, "piece": "\\\\xc3"}, {"id": 9, "piece": "ü"}]\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TOKENS)
+def test_tokenize(line: str, tiny: str, monkeypatch, capsys, tmp_path):
+    """A text from anywhere; that of a file is whole, what is piped ends without its line break."""
+    heard: list[Any] = []
+
+    def encode(text: str, special: bool, bos: bool) -> list[int]:
+        heard.append((text, special, bos))
+        return [*PIECES]
+
+    tokenizer = SimpleNamespace(
+        warning="it is odd" if line else "", encode=encode,
+        token_bytes=lambda token, special: PIECES[token] if special else b"",
+    )  # fmt: skip
+    monkeypatch.setattr("localllm.api.open_tokenizer", lambda path: tokenizer)
+    (tmp_path / "text").write_bytes("ä\n".encode("utf-16"))
+    for words in (["x\n"], ["-f", tmp_path / "text"], []):
+        invoke("tokenize", tiny, *words, *line.split(), stdin=b"y\n")
+        assert capsys.readouterr() == (TOKENS[line], "localllm: warning: it is odd\n" * bool(line))
+    invoke("tokenize", tiny, "--encoding", "latin-1", *line.split(), stdin=b"\xe4\n")
+    assert heard == [("x\n", True, True), ("ä\n", True, True), ("y", True, True), ("ä", True, True)]
+    capsys.readouterr()
+    monkeypatch.setattr(tokenize, "is_terminal", lambda stream: True)
+    with pytest.raises(UsageError, match="there is no text: give one, or pipe it to stdin"):
+        invoke("tokenize", tiny)
+
+
+# ---- vectors of some records
+
+
+class Embedder:
+    """Counts letters, so many texts at once; refuses what says so, at once or when it is read."""
+
+    warnings, width, tokens = ("it is small",), 1, 24
+
+    def __init__(self, chunk: int):
+        self.chunk, self.asked = chunk, list[Any]()
+
+    def pieces(self, text: str, overflow: str, number: int) -> None:
+        self.asked.append((text, overflow, number))
+        if text.startswith("long"):
+            raise UsageError(f"text {number} is too long")
+
+    def embed(self, given: list[str], options: Any, progress: Any) -> np.ndarray:
+        if any(text.startswith("odd") for text in given):
+            raise UsageError("it is odd")
+        return np.array([len(text) for text in given], np.float32)[:, None]
+
+
+def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
+    """Each has its line, and the exit code tells of them; of several at once nobody knows which it was."""
+    made = Embedder(1)
+    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(made))
+    with pytest.raises(RecordsError, match=r"^2 records failed; their lines tell why$"):
+        invoke("embed", tiny, "--overflow", "cut", "--stats", stdin=b"a\nlong\nodd\nbbb\n")
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"id": 1, "embedding": [1]}, {"id": 2, "error": "text 2 is too long"}, {"id": 3, "error": "it is odd"},
+        {"id": 4, "embedding": [3]},
+    ]  # fmt: skip
+    assert made.asked == [("a", "cut", 1), ("long", "cut", 2), ("odd", "cut", 3), ("bbb", "cut", 4)]
+    assert err.startswith("localllm: warning: it is small\n24 tokens in 0.") and err.count("\n") == 2
+    made.chunk = 3
+    invoke("embed", tiny, "--format", "plain", stdin=b"a\nbb\nccc\ndddd\n")
+    assert capsys.readouterr().out == "1\n2\n3\n4\n"
+    with pytest.raises(RecordsError, match=r"^1 records failed"):
+        invoke("embed", tiny, stdin=b"long\na\nb\nc\n")
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3, 4]
+    assert [number for _, _, number in made.asked[-4:]] == [1, 1, 2, 4]
+    with pytest.raises(UsageError, match=r"^it is odd$"):
+        invoke("embed", tiny, stdin=b"a\nodd\n")
+
+
+def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
+    """What was seen before is not read again; of a file, its name."""
+    asked: list[Any] = []
+
+    class Near(Embedder):
+        def embed(self, given: list[str], options: Any, progress: Any = None) -> np.ndarray:
+            asked.append((given, options.role))
+            return np.array([[len(text), 1] for text in given], np.float32) / 10
+
+    def vectors(cache: Any, keys: list[Any], make: Any) -> np.ndarray:
+        cache.found = 1
+        return make(keys)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(embed_service.VectorCache, "vectors", vectors)
+    monkeypatch.setattr(embed_service, "key_of", lambda text: text)
+    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(Near(9)))
+    invoke("embed", tiny, "--near", "xx", "--top", "2", "--as", "document", "--stats", stdin=b"a\nb  bb\ncc\n")
+    out, err = capsys.readouterr()
+    assert out == "0.1100\tb bb\n0.0500\tcc\n"
+    assert asked == [(["xx"], "query"), (["a", "b  bb", "cc"], "document")]
+    assert err.splitlines()[1] == "1 of 3 vectors were kept" and err.splitlines()[2].startswith("24 tokens in 0.")
+    (tmp_path / "text").write_text("a text")
+    invoke("embed", tiny, "--near", "xx", "--files", tmp_path / "text")
+    assert capsys.readouterr().out == f"0.1300\t{tmp_path / 'text'}\n" and asked[-1][1] is None
+
+
+# ---- models that are there
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of models, which is empty; stdin and stderr are terminals."""
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
+    return tmp_path
+
+
+def test_list_where_nothing_is(folder, monkeypatch, capsys):
+    said: list[str] = []
+    monkeypatch.setattr(list_command, "dim", said.append)
+    invoke("list")
+    assert said == ["no model was pulled yet; `localllm list --all` shows those that are known"]
+    invoke("list", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"folder": str(folder), "models": []}
+    invoke("list", "--all", "--json")
+    assert {"guide", "qwen3-4b"} <= {each["name"] for each in json.loads(capsys.readouterr().out)["known"]}
+    invoke("list", "--all")
+    assert capsys.readouterr().out.startswith("name ") and len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "there", "removed"),
+    [
+        ([], "y\n", (1, 1), True), ([], "n\n", (1, 1), False), ([], "", (1, 1), False), (["--force"], "", (0, 0), True),
+        ([], "y\n", (1, 0), None), ([], "y\n", (0, 1), None),
+    ],
+)  # fmt: skip
+def test_rm(folder, words: list[str], typed: str, there: tuple, removed: bool | None, monkeypatch, capsys):
+    path, said = write_tiny_model(folder / "m.gguf"), list[str]()
+    monkeypatch.setattr(rm, "dim", said.append)
+    monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
+    monkeypatch.setattr(rm, "confirmed", lambda question: said.append(question) or typed == "y\n")
+    if removed is None:
+        with pytest.raises(UsageError, match="m: there is no terminal to ask on: --force removes it"):
+            invoke("rm", "m")
+    else:
+        taken = render.size(path.stat().st_size)
+        invoke("rm", "m", *words)
+        asked = [] if words else [f"Remove m ({taken}, {path})?"]
+        assert said == asked + [f"{taken} removed"] * removed
+    assert path.exists() == (not removed)
+
+
+def test_what_cannot_be_removed(folder, monkeypatch):
+    path = write_tiny_model(folder / "m.gguf")
+
+    def refuse(path: Any, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    with pytest.raises(LocalllmError, match=r"m\.gguf: cannot be removed: not yours$"):
+        invoke("rm", "--force", "m")
+    assert path.exists()
+
+
+@pytest.mark.parametrize(("megabytes", "size"), [(0, ""), (1500, " (about 1.5 GB)")])
+def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
+    asked: list[str] = []
+    missing = MissingError(HubReference("qwen3-4b", "a/b", megabytes=megabytes))
+    monkeypatch.setattr(pulling, "confirmed", lambda question: bool(asked.append(question)))
+    with pytest.raises(MissingError):
+        pulling.offered(missing)
+    assert asked == [f"qwen3-4b is not on this computer. Pull it{size}?"]
+
+
+# ---- opened models
+
+
+@pytest.mark.parametrize(("context", "warned"), [(63, False), (64, False), (65, True)])
+def test_what_is_said_of_an_opened_model(context: int, warned: bool, tiny: str, monkeypatch, capsys):
+    model = SimpleNamespace(warnings=["it is small"], context=context, trained_context=64)
+    monkeypatch.setattr("localllm.api.open_model", lambda *told, **named: model)
+    assert opening.open_model(tiny, EngineGroup(cache=Cache())) is model
+    err = capsys.readouterr().err.splitlines()
+    assert (
+        err[0] == "localllm: warning: it is small"
+        and err[1:]
+        == [
+            f"localllm: warning: a context of {context} is more than the 64 tokens that the model was trained for; "
+            "answers may get worse beyond"
+        ]
+        * warned
+    )
+
+
+@pytest.mark.parametrize("warning", ["", "the disk is full"])
+@pytest.mark.parametrize(
+    ("writes", "stopped", "expected"),
+    [(False, False, [True]), (True, False, ["end", True]), (True, True, ["end", True, False])],
+)
+def test_what_was_read_is_written_behind_the_answer(writes, stopped, expected, warning, monkeypatch, capsys):
+    """Its reader need not wait; Ctrl-C ends it."""
+    did: list[Any] = []
+
+    def close(wait: bool = True) -> None:
+        did.append(wait)
+        if wait and stopped:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening.terminal, "end_output", lambda: did.append("end"))
+    opening.settle(SimpleNamespace(prefixes=None))
+    opening.settle(SimpleNamespace(prefixes=SimpleNamespace(is_writing=writes, close=close, warning=warning)))
+    assert did == expected and capsys.readouterr().err == f"localllm: warning: {warning}\n" * bool(warning)
+
+
+def test_a_draft_model(tiny: str):
+    """It is opened by the model that it guesses for; other words are none, and a server has its own."""
+    chosen, asked = GenerationOptions(), list[Any]()
+    model = SimpleNamespace(file=1, drafter=lambda name, progress: asked.append(name) or "ngram")
+    for other in ("auto", "off", "ngram"):
+        assert opening.with_draft_model(model, chosen, other) is chosen
+    assert opening.with_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
+    with pytest.raises(UsageError, match=r"^speculate: a draft model is not for an endpoint$"):
+        opening.with_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
+    assert opening.unknown() > 1 << 60
