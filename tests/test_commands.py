@@ -320,6 +320,7 @@ def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
     monkeypatch.setattr("localllm.server.run.run", lambda *told: None)
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     with pytest.raises(UsageError) as error:
         typed = [word.replace("&", " ") if word != "M" else tiny for word in words]
         with above.command.make_context(name, typed, parent=above.parent) as context:
