@@ -140,6 +140,31 @@ def test_depths_are_filled_once_and_whenever_needed(course):
     ]
 
 
+@pytest.mark.parametrize(
+    ("test", "limits", "told"),
+    [
+        (Test(0, 2), (9e11, 7e13), (9e11, 7e13)), (Test(4, 0), (9e11, 7e13), (None, 7e13)),
+        (Test(4, 2), (9e11, None), (None, None)), (Test(0, 2), None, (10e9, None)), (Test(4, 0), None, (None, None)),
+    ],
+)  # fmt: skip
+def test_what_a_card_can_do_is_known(course, test: Test, limits: tuple | None, told: tuple):
+    """Nothing is measured for it, and no cache has to be filled again; a prompt is not about memory."""
+    engine = TimedEngine(1.0)
+    made = course(engine)
+    tried = Course(made._sequence, 2, COSTS, lambda step: None, limits)
+    result = tried.measure(test, 1)
+    assert (result.bandwidth, result.peak) == told
+    runs = 2 + (not test.prompt and limits is None)
+    assert len(engine.calls) == (runs - 1) * (bool(test.prompt) + bool(test.generated)) + (
+        bool(test.prompt) + test.generated
+    )
+
+
+def test_tokens_are_random_and_always_the_same(course):
+    one, other = (course(TimedEngine(1.0)) for _ in range(2))
+    assert one._ids == other._ids and len(one._ids) == 5000 and {*one._ids} == {*range(50)}
+
+
 def test_the_memory_is_measured_before_every_run(course):
     assert course(TimedEngine(1.0)).measure(Test(0, 1), 3).bandwidth == pytest.approx(20e9)
     assert course(TimedEngine(1.0)).measure(Test(1, 0), 3).bandwidth is None

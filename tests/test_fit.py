@@ -1,5 +1,7 @@
 """What a model costs: bytes that a token reads, multiplications, the longest context; by hand, without a model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,8 @@ from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
-from localllm.services import fit
+from localllm.services import fit, hub, pull
+from localllm.services.catalogue import MissingError
 from localllm.services.costs import MatrixCosts
 from localllm.services.fit import SHARE, WORKING, longest, of_file, verdict
 
@@ -139,3 +142,28 @@ def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
     assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
     assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7) and told[1][2:] == (None, 7)
     assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
+
+
+def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
+    """Its header alone is fetched; a projector that would come along counts."""
+    reference: Any = SimpleNamespace(repository="tiny/T", text="hf:tiny/T:x", size="")
+
+    def missing(model: str) -> str:
+        raise MissingError(reference)
+
+    @contextmanager
+    def remote_model(repository: Any, files: Any) -> Iterator[tuple[Any, int]]:
+        yield SimpleNamespace(path=f"hf:{repository}/{files[0].name}"), 77
+
+    monkeypatch.setattr(fit, "resolve", missing)
+    monkeypatch.setattr(hub, "Repository", lambda name: name)
+    monkeypatch.setattr(pull, "files_of", lambda repository, given: [SimpleNamespace(name="a.gguf", size=100)])
+    monkeypatch.setattr(
+        pull, "projectors_of", lambda repository, own: [SimpleNamespace(size=3), SimpleNamespace(size=4)]
+    )
+    monkeypatch.setattr(pull, "remote_model", remote_model)
+    told, heard = list[Any](), list[str]()
+    monkeypatch.setattr(fit, "of_file", lambda *given: told.append(given) or {"rows": []})
+    found = fit.fit("name", heard.append, 9)
+    assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
+    assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7)

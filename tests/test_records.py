@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
+from localllm.generation import pair_embedding
 from localllm.generation.embedding import EmbedOptions, ShownImage
+from localllm.services import embed
 from localllm.services.embed import (
     EmbedJob,
     VectorCache,
@@ -175,6 +178,47 @@ def test_the_nearest():
         nearest(query, vectors, 3) == [(1, 1.0), (3, 1.0), (2, pytest.approx(0.8))]
         and len(nearest(query, vectors, 9)) == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("is_pair", "sees", "pooling", "made"),
+    [
+        (False, False, "mean", ("Embedder", "file", "tokenizer of m", "engine", "mean")),
+        (False, False, None, ("Embedder", "file", "tokenizer of m", "engine", None)),
+        (True, True, None, ("PairEmbedder", "file", "engine")), (True, False, None, ("PairEmbedder", "file", "engine")),
+        (True, True, "mean", "--pooling: a model of pictures and texts says itself how their rows become vectors"),
+        (False, True, None, "m.gguf: this model makes no vectors of images, as one of CLIP's does"),
+    ],
+)  # fmt: skip
+def test_which_model_makes_vectors(monkeypatch: pytest.MonkeyPatch, is_pair: bool, sees: bool, pooling: Any, made: Any):
+    """It is closed whatever happens."""
+    closed = []
+
+    def maker(name: str) -> Any:
+        def make(file: Any, *given: Any) -> Any:
+            return SimpleNamespace(
+                given=(name, "file" if file is opened else file, *given), close=lambda: closed.append(1)
+            )
+
+        return make
+
+    opened: Any = SimpleNamespace(metadata="m")
+    monkeypatch.setattr(embed.GGUFFile, "open", lambda path: {"m.gguf": opened}[path])
+    monkeypatch.setattr(embed, "is_pair", lambda file: is_pair)
+    monkeypatch.setattr(embed, "Tokenizer", SimpleNamespace(from_metadata="tokenizer of {}".format))
+    monkeypatch.setattr(embed, "Embedder", maker("Embedder"))
+    monkeypatch.setattr(pair_embedding, "PairEmbedder", maker("PairEmbedder"))
+    engine: Any = "engine"
+    job = EmbedJob("m.gguf", EmbedOptions(), engine, pooling, sees)
+    if isinstance(made, str):
+        with pytest.raises(UsageError) as failure, embed.embedder(job):
+            pass
+        assert str(failure.value) == made and not closed
+        return
+    with pytest.raises(KeyboardInterrupt), embed.embedder(job) as found:
+        assert found.given == made and not closed
+        raise KeyboardInterrupt
+    assert closed == [1]
 
 
 # ---- vectors that are kept
