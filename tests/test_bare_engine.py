@@ -405,6 +405,12 @@ def test_going_back_to_the_end_of_a_run(known, length, held):
     assert sequence.aligned == held + 4
 
 
+def test_what_was_read_in_other_runs_stays_so():
+    sequence = read_in(4, 5, 3)
+    assert (sequence.aligned, sequence.truncate(9), sequence.aligned) == (4, 9, 4)
+    assert (sequence.rewind(9), sequence.aligned) == (4, 4)
+
+
 def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
     engine = Bare(_start=0)
     for length, held in ((4, 4), (3, 3), (2, 0), (1, 0)):
