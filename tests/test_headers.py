@@ -1,0 +1,283 @@
+"""What programs are told of a run, where runs end, and memory that is reserved."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_recorded import x
+
+from localllm.arch.states import Latent, Paged, Recurrent
+from localllm.arch.storage import KVType
+from localllm.engine import guess_head
+from localllm.engine.cuda.backend import CudaBackend
+from localllm.engine.cuda.fusion import with_integers
+from localllm.engine.cuda.program import Arena
+from localllm.engine.guess_head import GuessHead
+from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.memory import cache as cache_module
+from localllm.engine.memory import reserved
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.reserved import Reserved
+from localllm.engine.options import EngineOptions
+from localllm.engine.run import Header, Span, Text
+from localllm.engine.runs import Runs
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.cpu import ALL_IN_TILES
+
+
+@pytest.mark.parametrize(("precise", "most"), [(True, 128), (False, 1)])
+def test_what_a_run_is_told_of_sequences(precise, most):
+    """Their tokens one behind the other; queries turn by positions, keys lie at places."""
+    header, logits = Header(9), np.zeros((3, 4), np.float32)
+    store = SimpleNamespace(addresses=(101, 102, 103))
+    other = SimpleNamespace(addresses=(201, 202, 203))
+    spans = [Span(store, 5, np.array([7, 8, 9]), 2), Span(other, 0, np.array([4]), 0, encoded=6),
+             Span(store, 30, np.array([1, 2]), 1, ahead=10)]  # fmt: skip
+    header.fill(spans, precise, logits)
+    assert header.ids.tolist() == [7, 8, 9, 4, 1, 2, 0, 0, 0]
+    assert header.positions.tolist() == [5, 6, 7, 0, 30, 31, 0, 0, 0]
+    assert header.turns.tolist() == [5, 6, 7, 0, 20, 21, 0, 0, 0]
+    assert header.owners.tolist()[:6] == [0, 0, 0, 1, 2, 2]
+    assert header.wanted.tolist()[:3] == [1, 2, 5]
+    assert header.sequences[:3].tolist() == [
+        [0, 3, 8, 101, 102, 103, 0], [3, 1, 1, 201, 202, 203, 6], [4, 2, 32, 101, 102, 103, 0],
+    ]  # fmt: skip
+    assert header.numbers.tolist() == [6, 3, 3, most, logits.ctypes.data, 0]
+    named = (header.token_count, header.wanted_count, header.sequence_count, header.most_precise, header.logits)
+    assert [each[0] for each in named] == [6, 3, 3, most, logits.ctypes.data]
+    header.flaws[0] = 1
+    assert header.numbers[5] == 1 and header.most_precise_stored.tolist() == [9]
+    header.fill(spans[:1], precise, logits)
+    assert header.numbers.tolist() == [3, 2, 1, most, logits.ctypes.data, 0]
+
+
+@pytest.mark.parametrize("tokens", [ALL_IN_TILES - 1, ALL_IN_TILES])
+def test_few_tokens_are_counted(tokens):
+    header = Header()
+    header.fill([Span(SimpleNamespace(addresses=(0, 0, 0)), 0, np.zeros(tokens), 1)], True, np.zeros((1, 1)))
+    assert header.few_counts.tolist() == [tokens if tokens < ALL_IN_TILES else 0, 1]
+
+
+@pytest.mark.parametrize(("precise", "tokens", "most"), [(True, 3, 128), (True, 130, 135), (False, 130, 128)])
+def test_what_a_run_is_told_of_texts(precise, tokens, most):
+    """Each begins a page, and what stands behind the first of a pair is of another kind."""
+    header, rows, pages = Header(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
+    texts = [Text(np.array([7, 8]), 1), Text(np.arange(tokens), tokens), Text(np.array([4, 5, 6]), 2)]
+    header.fill_texts(texts, pages, rows, precise)
+    count, own = 5 + tokens, -(-tokens // PAGE)
+    assert header.ids[:count].tolist() == [7, 8, *range(tokens), 4, 5, 6]
+    assert header.positions[:count].tolist() == [0, 1, *range(tokens), 0, 1, 2] == header.turns[:count].tolist()
+    assert header.kinds[:count].tolist() == [0, 1, *[0] * tokens, 0, 0, 1]
+    assert header.owners[:count].tolist() == [0, 0, *[1] * tokens, 2, 2, 2]
+    assert header.wanted[:3].tolist() == [1, 1 + tokens, 4 + tokens]
+    tables = [pages.ctypes.data + 8 * place for place in (0, 1, 1 + own)]
+    assert header.sequences[:3].tolist() == [
+        [0, 2, 2, tables[0], 0, 0, 0], [2, tokens, tokens, tables[1], 0, 0, 0], [2 + tokens, 3, 3, tables[2], 0, 0, 0],
+    ]  # fmt: skip
+    assert header.numbers.tolist() == [count, 3, 3, max(most, count) if precise else 128, rows.ctypes.data, 0]
+    header.fill_windows(np.array([2, 5, 6]))
+    assert header.window_count.tolist() == [3]
+    assert header.windows[:3].tolist() == [
+        [0, 2, 2, tables[0], 0, 0, 0], [2, 3, 5, tables[0], 0, 0, 2], [5, 1, 6, tables[0], 0, 0, 5],
+    ]  # fmt: skip
+
+
+def test_where_runs_end():
+    runs = Runs()
+    assert [runs.last_end(length) for length in (0, 511, 512, 1024, 2047, 2048, 2303, 2304)] == [
+        0, 0, 512, 1024, 1536, 2048, 2048, 2304,
+    ]  # fmt: skip
+    assert [runs.next_end(place) for place in (0, 511, 512, 1535, 1536, 2047, 2048, 2303, 2304)] == [
+        512, 512, 1024, 1536, 2048, 2048, 2304, 2304, 2560,
+    ]  # fmt: skip
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_there_is_not(monkeypatch):
+    asked = []
+
+    def refuse(*given):
+        asked.append(given)
+        raise errors[-1]
+
+    errors = [OSError()]
+    for error in (OSError(), OverflowError(), ValueError()):
+        errors.append(error)
+        with monkeypatch.context() as context, pytest.raises(MemoryLimitError) as caught:
+            context.setattr(reserved, "Region", refuse)
+            Reserved(2_500_000_000, whole=False)
+        assert str(caught.value) == "cannot reserve 2.5 GB of memory; use a smaller context"
+    assert asked == [(2_500_000_000, False)] * 3
+    made = Reserved(10)
+    errors.append(OSError())
+    assert len(made.bytes) == 10 and made.is_whole and made.bytes.ctypes.data == made.address
+    made._region = SimpleNamespace(use=refuse, give_back=refuse)
+    for call, told in (
+        (made.use, "the system has no memory left for the cache; use a smaller context"),
+        (made.give_back, "the system takes no 7 bytes of memory back"),
+    ):
+        with pytest.raises(MemoryLimitError) as caught:
+            call(2, 9)
+        assert str(caught.value) == told
+    assert asked[3:] == [(2, 9)] * 2
+
+
+def test_a_cache_takes_what_it_gets(monkeypatch):
+    """Room for many contexts, for fewer, at last for one; where no layer has keys, places cost nothing."""
+    states, sizes, limits = [Paged(0, 1, 16, 16)], [], []
+    one = (2 * 16 * 4) * PAGE
+
+    def reserve(self, size):
+        sizes.append(size)
+        if size > limits[-1]:
+            raise MemoryLimitError("no")
+        return SimpleNamespace(is_whole=True)
+
+    monkeypatch.setattr(KVCache, "_reserved", reserve)
+    for room, most, contexts, tried in (
+        (1 << 40, 1 << 40, 16, [33]), (1 << 40, 9 * one, 4, [33, 9]), (1 << 40, 3 * one, 1, [33, 9, 3]),
+        (2 * 33 * one, 1 << 40, 16, [33]), (2 * 33 * one - 2, 1 << 40, 4, [9]), (0, 1 << 40, 1, [3]),
+    ):  # fmt: skip
+        sizes.clear()
+        limits.append(most)
+        monkeypatch.setattr(cache_module, "address_room", lambda room=room: room)
+        made = KVCache(states, 2 * PAGE, KVType.of("f32"))
+        assert (made.sequences, made.pages, [size // one for size in sizes]) == ((contexts,), 2 * contexts | 1, tried)
+    limits.append(0)
+    with pytest.raises(MemoryLimitError):
+        KVCache(states, 2 * PAGE, KVType.of("f32"))
+    limits.append(1)
+    assert KVCache([], 2 * PAGE, KVType.of("f32")).sequences == (1024,) and sizes[-1] == 1
+    with pytest.raises(ModelError, match=r"^a recurrent state is not supported yet \(layer 7\)$"):
+        KVCache([Recurrent(7, ())], PAGE, KVType.of("f32"))
+
+
+def test_an_arena_grows():
+    """Earlier addresses stay good."""
+    taken = []
+    arena = Arena(SimpleNamespace(allocate=lambda size: taken.append(size) or 1000 * len(taken)))
+    assert [arena.address(size) for size in (0, 5, 5, 4, 6, 6)] == [1000, 2000, 2000, 2000, 3000, 3000]
+    assert taken == [1, 5, 6]
+
+
+# ---- what a card does in one launch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("maker", "group", "between", "kernels"),
+    [
+        ("rms_norm", 16, False, "norm_quantize"), ("rms_norm", 8, False, "rms_norm quantize_planes"),
+        ("swiglu", None, False, "swiglu_quantize"), ("geglu", None, False, "geglu quantize_planes"),
+        ("rms_norm", 16, True, "norm_quantize scale"), (None, None, True, "scale quantize_planes"),
+    ],
+)  # fmt: skip
+def test_integers_are_made_on_the_way(maker, group, between, kernels):
+    made = Buffer(4, 64)
+    done = [Step(maker, {"y": made} | ({"group": group} if group else {}), 5, None, [], [made])] if maker else []
+    done += [Step("scale", {}, 1, None, [made], [Buffer(1, 1)])] if between else []
+    codes = [Buffer(1, size) for size in (1, 2, 3)]
+    given = dict(zip(("codes", "scales", "sums"), codes, strict=True))
+    quantize = Step("quantize_planes", given | {"x": made, "columns": 16}, 7, None, [made], codes)
+    found = with_integers([*done, quantize])
+    assert " ".join(step.kernel for step in found) == kernels
+    if "_quantize" in kernels:
+        assert found[0].arguments == done[0].arguments | given and found[0].writes == [made, *codes]
+        assert (found[0].parts, found[0].reads) == (5, [])
+    else:
+        assert found[-1] is quantize
+
+
+# ---- a card and the CPU, a head that guesses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_cpu", [0, 1])
+def test_layers_of_both(monkeypatch, on_cpu):
+    """Each has the cache of its own layers; what crosses lies in memory of the host."""
+    module, made = "localllm.engine.cuda.backend", {}
+
+    def keep(name, value=None):
+        monkeypatch.setattr(f"{module}.{name}", lambda *given, **named: [made.setdefault(name, given), value][1])
+
+    states = [Paged(0, 1, 16, 16), Latent(1, 16, 16), Paged(2, 1, 16, 16)]
+    card = SimpleNamespace(warning="slow card", pinned=lambda size: np.zeros(size, np.uint8), close=lambda: None)
+    cache = SimpleNamespace(pages=3, window=0, place_bytes=5, sequences=(1,))
+    halves = SimpleNamespace(before=["before"], behind=["behind"], crossing=[x(20)])
+    front = SimpleNamespace(warning="slow kernels")
+    for name, value in (("CudaCache", cache), ("KVCache", cache), ("CudaProgram", None), ("split", halves),
+                        ("compiled", front)):  # fmt: skip
+        keep(name, value)
+    options = EngineOptions(threads=3)
+    backend = CudaBackend(card, ["operations"], states, 64, options, on_cpu, 9)
+    assert made["CudaCache"] == (card, states[on_cpu:], 64, options.kept_as, 9)
+    operations = ["behind"] if on_cpu else ["operations"]
+    *program, taken = made["CudaProgram"]
+    assert program == [card, operations, cache, None, 64, options]
+    assert backend.warning == ("slow kernels" if on_cpu else "slow card")
+    assert backend.place_bytes == (10 if on_cpu else 5)
+    if on_cpu:
+        assert made["split"] == (["operations"], 1) and made["KVCache"] == (states[:1], 64, options.kept_as, (1,))
+        before, places, threads, progress, crossing = made["compiled"]
+        assert (before, places.cache, threads, progress, crossing) == (["before"], cache, 3, None, taken)
+        assert [(key.columns, rows.shape, rows.dtype) for key, rows in taken.items()] == [(20, (512, 48), np.float32)]
+    else:
+        assert taken == {} and backend._front is None
+
+
+def guesser(**changed):
+    known = {
+        "path": "head.gguf", "hyperparameters": SimpleNamespace(vocab_size=9, width=4), "columns": 12, "layers": (1,),
+        "tokens": np.array([3, 5]), "state": Paged(0, 1, 4, 4), "weights": "weights", "names": [],
+        "fuse": lambda b, w, h, rows: b.columns(rows, 0, 4), "guess": guess(2),
+    }  # fmt: skip
+    return SimpleNamespace(**known | changed)
+
+
+def guess(tokens: int):
+    def say(b, weights, h, rows):
+        made = b.scale(rows, 2.0)
+        return SimpleNamespace(made=made, logits=b.columns(b.join(made, made, 1), 0, tokens))
+
+    return say
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
+    made = []
+    backend = SimpleNamespace(beside=lambda operations: made.append(operations) or "beside")
+    monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: made.append(given) or backend)
+    source = guesser() if fuses else guesser(fuse=None, columns=4, tokens=None, guess=guess(8), hyperparameters=(
+        SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
+    head = GuessHead(source, 300, "options")
+    (operations, states, context, options), *beside = made
+    assert [one.verb for one in operations] == ["given", "scale", "join", "show", "columns"]  # logits come last
+    assert operations[0].given["memory"] is head._before and operations[3].given["memory"] is head._made
+    assert operations[3].inputs == (operations[1].output,)
+    assert (states, context, options) == ([source.state], 300, "options")
+    if fuses:
+        (fusing,) = beside
+        assert [one.verb for one in fusing] == ["given", "columns"] and fusing[0].given["memory"] is head._shown
+        head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._shown[:2, :12].tolist()))
+        rows = np.arange(24, dtype=np.float32).reshape(2, 12)
+        assert head.fused(rows) == (2, 512 // PAGE, rows.tolist())
+    else:
+        assert beside == [] and head.fused("rows") == "rows"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"state": Recurrent(0, ())}, "head.gguf: a layer that guesses should attend"),
+        ({"fuse": lambda b, w, h, rows: b.columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
+        ({"guess": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
+        ({"tokens": None}, "head.gguf: logits for 2 tokens of 9"),
+        ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as it is supported"),
+    ],
+)
+def test_a_head_that_does_not_fit(monkeypatch, changed, told):
+    monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: 1 // 0)
+    with pytest.raises(ModelError) as error:
+        GuessHead(guesser(**changed), 300, "options")
+    assert str(error.value) == told
