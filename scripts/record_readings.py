@@ -13,8 +13,10 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import config_readings
 from config_changes import PATH as CHANGES
 from config_readings import facts_of, read_all
-from readings import KINDS, MANY, PATH, changed, metadata_of, read, recorded, unlike
+from readings import KINDS, MANY, PATH, SEEING, changed, metadata_of, read, recorded, unlike
+from test_convert_projectors import CHECKPOINTS, read_projector, small_files
 
 from localllm.arch.fields import Fields
 from localllm.convert.config import Config
@@ -70,8 +73,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     names, changes = parser.parse_args().names, json.loads(CHANGES.read_text(encoding="utf-8"))
     record(PATH, names, recorded(), KINDS, readings)
-    kinds = {variant: str(facts_of(variant)["config"].get("architectures")) for variant in changes}
-    record(config_readings.PATH, names, config_readings.recorded(), kinds, lambda name: of_config(name, changes[name]))
+    configs = {**{f"{SEEING}{name}": config for name, (config, _) in CHECKPOINTS.items()},
+               **{variant: facts_of(variant)["config"] for variant in changes}}  # fmt: skip
+    kinds = {name: str(config.get("architectures")) for name, config in configs.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        of_pictures = partial(read_projector, small_files(Path(folder)))
+
+        def found(name: str) -> dict[str, dict[str, Any]]:
+            read = of_pictures if name.startswith(SEEING) else partial(read_all, name)
+            return of_config(configs[name], read, changes.get(name, {}))
+
+        record(config_readings.PATH, names, config_readings.recorded(), kinds, found)
 
 
 def record(
@@ -143,12 +155,14 @@ def with_other(said: np.ndarray, place: int) -> list[Any]:
     return numbers
 
 
-def of_config(variant: str, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def of_config(
+    config: Mapping[str, Any], read: Callable[[Any], Any], changes: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """The same of a config.json, by places in it."""
-    config, found = facts_of(variant)["config"], defaultdict[str, dict[str, Any]](dict)
-    usual, asked = read_and_asked(variant, config)
-    for place, value in other_values(config, asked):
-        what = config_readings.unlike(read_all(variant, config_readings.changed(config, place, value)), usual)
+    found = defaultdict[str, dict[str, Any]](dict)
+    usual, asked = read_and_asked(read, config)
+    for place, value in other_values(config, asked, usual):
+        what = config_readings.unlike(read(config_readings.changed(config, place, value)), usual)
         is_known = any(json.dumps(other) == json.dumps(value) for other, _ in changes.get(place, ()))
         is_more = isinstance(what, dict) and any(name.startswith(BEYOND) or ".weight" in name for name in what)
         if (what != {} or value is None) and (is_more or not is_known):
@@ -156,7 +170,7 @@ def of_config(variant: str, changes: Mapping[str, Any]) -> dict[str, dict[str, A
     return dict(found)
 
 
-def read_and_asked(variant: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_and_asked(read: Callable[[Any], Any], config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """What is read, and what was asked for in config.json: by name, how."""
     asked, usual = dict[str, str](), {kind: getattr(Config, kind) for kind in (*UNSAID, "only", "numbers")}
 
@@ -170,7 +184,7 @@ def read_and_asked(variant: str, config: Mapping[str, Any]) -> tuple[dict[str, A
     for kind in usual:
         setattr(Config, kind, asking(kind))
     try:
-        found = read_all(variant, config)
+        found = read(config)
     finally:
         for kind, method in usual.items():
             setattr(Config, kind, method)
@@ -178,25 +192,31 @@ def read_and_asked(variant: str, config: Mapping[str, Any]) -> tuple[dict[str, A
     return found, asked
 
 
-def other_values(config: Mapping[str, Any], asked: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+def other_values(
+    config: Mapping[str, Any], asked: Mapping[str, str], usual: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """Places and other values of what is asked for; None for no value."""
-    said = [*places(config)]
+    sees = "projector_type" in usual
+    said = [*places(config, sees)]
     for place, value in said:
         if place.rpartition(".")[2] in asked:
             many = [MANY] if place.endswith("num_hidden_layers") else []
             yield from ((place, other) for other in (None, *unlike_said(value), *many))
-    names, within = {place.rpartition(".")[2] for place, _ in said}, "text_config." if "text_config" in config else ""
+    names, within = (
+        {place.rpartition(".")[2] for place, _ in said},
+        "vision_config." if sees else "text_config." if "text_config" in config else "",
+    )
     for name in sorted(asked.keys() - names - {*OTHERWISE}):
         yield from ((within + name, other) for other in UNSAID.get(asked[name], ()))
 
 
-def places(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def places(config: Mapping[str, Any], sees: bool, before: str = "") -> Iterator[tuple[str, Any]]:
     """All values in a config.json, and objects of values, with their places."""
     for name, value in config.items():
         if name not in OTHERWISE:
             yield before + name, value
-        if isinstance(value, dict) and name != "vision_config":
-            yield from places(value, f"{before}{name}.")
+        if isinstance(value, dict) and (sees or name != "vision_config"):
+            yield from places(value, sees, f"{before}{name}.")
 
 
 def unlike_said(value: Any) -> list[Any]:

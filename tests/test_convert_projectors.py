@@ -4,31 +4,39 @@ The checkpoints are written from the projectors whose rows transformers has comp
 transformers' names, so that what is made of them sees what transformers sees.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import config_readings
 import numpy as np
 import pytest
 from checkpoint import edit_json, write_json, write_safetensors
+from config_changes import with_value
 from engines import bound
 from models.projectors import PictureGolden, projector, shown
 from PIL import Image
+from readings import SEEING, rounded
 from test_convert import all_rows
 from test_goldens import nmse
 
+from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert import open_projector
 from localllm.convert.config import Config
+from localllm.convert.projector_folder import preparation, text_width
+from localllm.convert.projectors import projector_of
 from localllm.convert.projectors.internvl import internvl
 from localllm.convert.projectors.lfm2vl import lfm2vl
 from localllm.convert.projectors.llava import llava15
-from localllm.convert.projectors.parts import SeeingConfig
+from localllm.convert.projectors.parts import SeeingConfig, sizes_of
 from localllm.engine.pictures import PictureReader
 from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile
 
 Tensors = dict[str, np.ndarray]
+OF_CONFIGS = config_readings.recorded()
 PREPARED = {
     "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28], "size": {"longest_edge": 112},
 }  # fmt: skip
@@ -269,6 +277,52 @@ def refused(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
         open_projector(folder)
     return str(caught.value)
+
+
+def read_projector(folder: Path, content: dict[str, Any]) -> dict[str, Any] | str:
+    """What is read of a config.json: sizes, metadata, shapes of tensors; or why it is refused."""
+    config = Config(content, folder / "config.json")
+    try:
+        read = projector_of(config)
+        facts = read(SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config)))
+    except ModelError as error:
+        return str(error).replace(f"{folder / 'config.json'}: ", "")
+    found = {**vars(facts.encoder), **{name: value for name, value in facts.metadata.items() if value is not None}}
+    found |= {re.sub(r"\.\d+\.", ".*.", name): list(part.shape) for name, part in facts.parts.items()}
+    return {name: rounded(value) for name, value in found.items()}
+
+
+def small_files(folder: Path) -> Path:
+    """All but config.json that a projector's sizes follow from."""
+    write_json(folder / "preprocessor_config.json", PREPARED)
+    write_json(folder / "tokenizer_config.json", BREAK)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if f"{SEEING}{name}" in OF_CONFIGS])
+def test_what_is_read_of_other_values(tmp_path, name):
+    """As test_readings.py has it of language models."""
+    folder, config, values = small_files(tmp_path), CHECKPOINTS[name][0], OF_CONFIGS[f"{SEEING}{name}"]
+    usual = read_projector(folder, config)
+    assert isinstance(usual, dict), usual
+    for place, known in values.items():
+        for value, expected in known.items():
+            found = read_projector(folder, with_value(config, place, json.loads(value)))
+            assert config_readings.unlike(found, usual) == expected, f"{place} = {value}"
+
+
+@pytest.mark.parametrize(("side", "patch", "fits"), [
+    (MOST_SIDE, 14, True), (MOST_SIDE + 1, 14, False), (56, 56, True), (56, 57, False), (56, 14, True),
+])  # fmt: skip
+def test_sizes_of_pictures_and_patches(side: int, patch: int, fits: bool):
+    said = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 9, "num_attention_heads": 2}
+    vision = Config({**said, "image_size": side, "patch_size": patch}, Path("config.json"))
+    seeing = SeeingConfig(vision, vision, vision, 6)
+    if fits:
+        assert sizes_of(seeing).patches == (side // patch) ** 2
+    else:
+        with pytest.raises(ModelError, match="vision_config: sizes that make no sense"):
+            sizes_of(seeing)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
