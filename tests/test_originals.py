@@ -1,0 +1,224 @@
+"""A model's matrices as texts meet them: which rows are read of which tensor, and what is forgotten of the file."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.errors import UnsupportedError
+from localllm.files.gguf_file import Tensor
+from localllm.quant.formats import BY_NAME
+from localllm.services import calibrate, originals
+from localllm.services.calibrate import CalibratedMatrices, Calibration, as_file
+from localllm.services.originals import Originals
+from localllm.services.quantize_plan import TensorJob
+from localllm.services.sequential import FinishedError, Inputs
+
+
+class Numbered:
+    """A tensor whose rows are their numbers; what was forgotten of it."""
+
+    format = BY_NAME["F32"]
+
+    def __init__(self, name: str, *shape: int, before: str = "F32"):
+        self.name, self.shape, self.format = name, shape, BY_NAME[before]
+        self.data = np.arange(np.prod(shape[:-1])).repeat(shape[-1]).reshape(-1, shape[-1]).astype(np.float32)
+        self.forgotten = list[tuple[int, int]]()
+
+    def forget(self, first: int, end: int) -> None:
+        self.forgotten.append((first, end))
+
+    def rows(self, first: int, end: int) -> np.ndarray:
+        return self.data[first:end]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has to be widened."""
+
+    def widened(widener: Any, tensor: Numbered, first: int, end: int) -> np.ndarray:
+        assert 0 <= first < end <= len(tensor.data)
+        return tensor.data[first:end]
+
+    monkeypatch.setattr(originals, "widened", widened)
+
+
+def job_of(tensor: Any, format: str = "Q4_0", makes_logits: bool = False) -> TensorJob:
+    return TensorJob(tensor, BY_NAME[format], format, None, makes_logits)
+
+
+def as_they_are(*tensors: Any) -> Originals:
+    return Originals({tensor.name: job_of(tensor) for tensor in tensors}, None)  # type: ignore[arg-type]
+
+
+def weight(name: str, *shape: int, first_row: int = 0) -> Any:
+    return SimpleNamespace(name=name, shape=shape, first_row=first_row)
+
+
+def numbers(rows: np.ndarray) -> list[int]:
+    return rows[:, 0].astype(int).tolist()
+
+
+def test_rows_of_an_embedding():
+    """Of a part of a tensor; each is read once."""
+    matrices = as_they_are(Numbered("e", 9, 4))
+    assert numbers(matrices.rows(weight("e", 9, 4), np.array([5, 0, 5, 8]))) == [5, 0, 5, 8]
+    assert numbers(matrices.rows(weight("e", 4, 4, first_row=3), np.array([2, 1]))) == [5, 4]
+
+
+def test_rows_of_a_matrix_and_of_one_of_a_stack():
+    matrix, stack = Numbered("m", 9, 4), Numbered("s", 3, 5, 4)
+    matrices = as_they_are(matrix, stack)
+    met = matrices.met(weight("m", 4, 4, first_row=3), None)  # type: ignore[arg-type]
+    assert met.shape == (4, 4) and numbers(met.of(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
+    met = matrices.met(weight("s", 3, 2, 4, first_row=3), None)  # type: ignore[arg-type]
+    assert met.shape == (3, 2, 4) and numbers(met.of(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
+    with pytest.raises(UnsupportedError, match=r"^tensor m: experts in a tensor each cannot be calibrated$"):
+        matrices.met(weight("m", 2, 9, 4), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("most", "places"), [(1, [0]), (2, [0, 4]), (3, [0, 2, 4]), (5, [*range(5)]), (99, [*range(5)])]
+)
+def test_a_sample_of_rows(most: int, places: list[int]):
+    stack = Numbered("s", 3, 5, 4)
+    for n in range(3):
+        assert numbers(as_they_are(stack).sampled(stack, n, most)) == [5 * n + place for place in places]  # type: ignore[arg-type]
+    assert stack.forgotten == [(0, 5), (5, 10), (10, 15)]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "pieces"), [(1, [1] * 5), (8, [2, 2, 1]), (11, [2, 2, 1]), (12, [3, 2]), (20, [5])]
+)
+def test_all_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
+    monkeypatch.setattr(originals, "AT_ONCE", at_once)
+    stack = Numbered("s", 3, 5, 4)
+    found = [*as_they_are(stack).in_pieces(stack, 1)]  # type: ignore[arg-type]
+    assert [len(piece) for piece in found] == pieces and numbers(np.concatenate(found)) == [*range(5, 10)]
+    assert [end - first for first, end in stack.forgotten] == pieces and stack.forgotten[0][0] == 5
+
+
+# ---- encoded ones
+
+
+class Encoding:
+    """Rows become others: 100 more. What was encoded of whom."""
+
+    def __init__(self, pieces: list[np.ndarray], columns: int, threads: int, is_read: bool):
+        self.given = [numbers(piece) for piece in pieces], columns, threads, is_read
+        self.halves = [np.eye(2), np.eye(2) * (np.nan if pieces[0][0, 0] == 99 else 1)]
+
+    def feedback(self, format: str, some: np.ndarray) -> Any:
+        heard.append((*self.given, format, len(some)))
+        return SimpleNamespace(encode=lambda format, rows: rows + 100)
+
+
+heard = list[Any]()
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What has been encoded, by name."""
+    heard.clear()
+    found = dict[str, np.ndarray]()
+    monkeypatch.setattr(calibrate, "Moments", Encoding)
+    monkeypatch.setattr(calibrate, "encode", lambda format, rows: rows + 50)
+    monkeypatch.setattr(calibrate, "decoded", lambda format, blocks: blocks)
+
+    class Done(dict[str, Any]):
+        def add(self, name: str, rows: np.ndarray) -> None:
+            found[name] = self[name] = rows
+
+        def read(self, name: str, first: int, end: int) -> np.ndarray:
+            width = BY_NAME["Q4_0"].row_bytes(32)
+            assert first % width == end % width == 0
+            rows = np.zeros(((end - first) // width, width), np.uint8)
+            rows[:, 0] = self[name][first // width : end // width, 0]
+            return rows
+
+    return Done()
+
+
+def meeting(done: Any, *jobs: TensorJob) -> Any:
+    told = list[Any]()
+    widener = SimpleNamespace(widen=lambda format, rows, columns: rows[:, :1].repeat(columns, axis=1))
+    made = CalibratedMatrices({job.tensor.name: job for job in jobs}, done, widener, 3, lambda *of: told.append(of))  # type: ignore[arg-type]
+    made.told = told  # type: ignore[attr-defined]
+    return made
+
+
+def met_by(*values: int, shared: Any = None) -> Inputs:
+    return Inputs(lambda n: iter([np.full((2, 32), value + n, np.float32) for value in values]), shared)
+
+
+def test_a_matrix_is_encoded_once_with_what_it_meets(done: Any):
+    matrices = meeting(
+        done, job_of(Numbered("a", 3, 32)), job_of(Numbered("s", 2, 3, 32)), job_of(Numbered("f", 3, 32), "F16")
+    )
+    met = matrices.met(weight("a", 3, 32), met_by(7, 8))
+    assert numbers(met.of(0, 1, 3)) == [101, 102] and heard == [([[7] * 2, [8] * 2], 32, 3, False, "Q4_0", 3)]
+    matrices.met(weight("a", 3, 32), met_by(7, 8))
+    met = matrices.met(weight("s", 2, 3, 32), met_by(4))
+    assert numbers(met.of(1, 0, 2)) == [103, 104] and [given[0] for given in heard[1:]] == [[[4] * 2], [[5] * 2]]
+    assert numbers(matrices.met(weight("f", 3, 32), met_by(1)).of(0, 0, 2)) == [0, 1], "as it is"
+    assert matrices.told == [(96, "a"), (96 + 192, "s")]
+
+
+def test_what_was_encoded_before_is_not_encoded_again(done: Any):
+    done["a"] = np.full((3, 32), 9)
+    matrices = meeting(done, job_of(Numbered("a", 3, 32)))
+    assert numbers(matrices.met(weight("a", 3, 32), met_by(7)).of(0, 0, 2)) == [9, 9]
+    assert heard == [] and matrices.told == [(96, "a")]
+
+
+def test_moments_of_what_several_meet_are_taken_once(done: Any):
+    shared = object()
+    matrices = meeting(done, *(job_of(Numbered(name, 3, 32)) for name in "abc"))
+    for name, met in (("a", met_by(1, shared=shared)), ("b", met_by(2, shared=shared)), ("c", met_by(3))):
+        matrices.met(weight(name, 3, 32), met)
+    assert [given[0] for given in heard] == [[[1, 1]], [[1, 1]], [[3, 3]]]
+
+
+def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(done: Any):
+    matrices = meeting(done, job_of(Numbered("token_embd.weight", 3, 32), makes_logits=True))
+    with pytest.raises(FinishedError):
+        matrices.met(weight("token_embd.weight", 3, 32), met_by(1))
+    assert heard[0][3] is True and matrices.told == [(96, "token_embd.weight")]
+    with pytest.raises(calibrate.ModelError, match="what meets the tensor a is not finite"):
+        meeting(done, job_of(Numbered("a", 3, 32))).met(weight("a", 3, 32), met_by(99))
+
+
+def test_embeddings_are_read_as_they_will_be(done: Any):
+    """But for those that make the logits, too: what they meet is not known yet."""
+    tensors = [Numbered(name, 3, 32) for name in "abc"]
+    jobs = [job_of(tensors[0]), job_of(tensors[1], makes_logits=True), job_of(tensors[2], "F16")]
+    matrices = meeting(done, *jobs)
+    found = [numbers(matrices.rows(weight(name, 3, 32), np.array([2, 0]))) for name in "abc"]
+    assert found == [[52, 50], [2, 0], [2, 0]]
+
+
+# ---- sources and chunks
+
+
+def test_a_source_that_is_no_file_is_read_as_one():
+    """Vectors with their numbers, matrices without: those are read when they are met."""
+    vector, matrix = Numbered("v", 4), Numbered("m", 3, 32, before="Q4_0")
+    vector.data = np.arange(4, dtype=np.float32).reshape(1, 4)
+    source: Any = SimpleNamespace(path="folder", metadata={"a": 1}, tensors=[vector, matrix])
+    file = as_file(source)
+    assert (file.path, file.metadata, [*file.tensors]) == ("folder", {"a": 1}, ["v", "m"])
+    assert file.tensors["v"].data.tolist() == [0, 1, 2, 3] and isinstance(file.tensors["m"], Tensor)
+    hollow = file.tensors["m"]
+    assert (hollow.format.name, hollow.shape, hollow.data.shape) == ("Q4_0", (3, 32), (3, 18))
+    assert not hollow.data.any() and hollow.data.strides == (0, 0)
+
+
+def test_some_chunks_and_what_is_said_of_them():
+    made = Calibration.__new__(Calibration)
+    made.chunks = [np.arange(10) + 100 * number for number in range(7)]
+    for count, found in ((1, [0]), (2, [0, 6]), (3, [0, 3, 6]), (7, [*range(7)]), (99, [*range(7)])):
+        assert [int(chunk[0]) // 100 for chunk in made.some(count)] == found
+    assert [len(chunk) for chunk in made.some(2, 4)] == [4, 4] and len(made.some(1)[0]) == 10
+    made._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
+    assert made.folds() == [], "models of two parts are not scaled"
