@@ -1,11 +1,20 @@
 """Generation: when it ends, what it shows, and what it reads again and what not."""
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.generate import Generation, GenerationOptions, Task
+from localllm.generation import generate, leaps
+from localllm.generation.draft_model import account_of
+from localllm.generation.generate import Generation, GenerationOptions, Making, Task
+from localllm.generation.leaps import Leaps
+from localllm.generation.overflow import Rolling
 from localllm.generation.reuse import common
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -260,3 +269,101 @@ def test_penalties_see_the_prompt(tokenizer: Tokenizer):
 def test_options_that_make_no_sense(wrong: dict):
     with pytest.raises(UsageError):
         GenerationOptions(**wrong)
+
+
+@pytest.mark.parametrize(("stop", "expected"), [
+    ("ab", ("ab",)), (["a", "b"], ["a", "b"]), ((), ()), (5, "stop should be a list of texts, not 5"),
+    (["a", ""], "stop should not be empty"), ("", "stop should not be empty"), ([5], "stop should be"),
+    (b"ab", "stop should be"),
+])  # fmt: skip
+def test_texts_that_end_an_answer(stop, expected):
+    with pytest.raises(UsageError, match=f"^{expected}") if isinstance(expected, str) else nullcontext():
+        assert GenerationOptions(stop=stop).stop == expected
+
+
+@pytest.mark.parametrize(("most", "overflow", "room", "limit"), [
+    (5, None, 9, 5), (5, None, 3, 3), (None, None, 3, 3), (5, "drop-turns", 3, 3), (5, "shift", 3, 5),
+    (0, "shift", 3, 0), (None, "shift", 3, sys.maxsize),
+])  # fmt: skip
+def test_how_long_an_answer_may_be(most: int | None, overflow: str | None, room: int, limit: int):
+    assert GenerationOptions(max_tokens=most, on_overflow=overflow).limit(room) == limit
+
+
+def test_prompts_that_leave_room():
+    Task([1] * 3, None).require_room(4)  # type: ignore[arg-type]
+    for prompt, error, problem in (
+        ([], UsageError, "the prompt is empty"),
+        ([1] * 4, ContextError, "the prompt has 4 tokens, which leaves no room in a context of 4"),
+    ):
+        with pytest.raises(error, match=f"^{problem}$"):
+            Task(prompt, None).require_room(4)  # type: ignore[arg-type]
+
+
+class Listening:
+    """An engine, or a sequence, that is told who listens."""
+
+    def __init__(self, has_guess_layer: bool = True, listener: object = None):
+        self.has_guess_layer, self.listener, self.told = has_guess_layer, listener, list[object]()
+        self.listen, self.no_listener = (
+            lambda sequence: self.told.append(sequence) or "follower",
+            lambda: self.told.append(0),
+        )
+
+
+@pytest.mark.parametrize(("speculate", "has_layer", "heard", "lost", "images", "follows", "ends"), [
+    ("mtp", True, None, 0, False, True, False), ("auto", True, None, 0, False, True, False),
+    ("mtp", False, None, 0, False, True, False), ("auto", False, "x", 0, False, False, True),
+    ("auto", False, None, 0, False, False, False), ("off", True, "x", 0, False, False, True),
+    ("ngram", True, "x", 0, False, False, True), ("mtp", True, "x", 3, False, False, True),
+    ("mtp", True, "x", 0, True, False, False),
+])  # fmt: skip
+def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, follows, ends, monkeypatch):
+    """The layer that guesses, where that is wanted and may pay."""
+    engine, sequence = Listening(has_layer), Listening(listener=heard)
+    account_of(engine).lose(lost)
+    making = Making.__new__(Making)
+    making._options, making._sequences = SimpleNamespace(speculate=speculate), SimpleNamespace(engine=engine)
+    making.prompt = [1, 2]
+    monkeypatch.setattr(generate, "has_images", lambda ids: images)
+    assert making._follower(sequence) == ("follower" if follows else None)
+    assert (engine.told, sequence.told) == ([sequence] * follows, [0] * ends)
+    assert making._follower(Rolling.__new__(Rolling)) is None and engine.told == [sequence] * follows
+
+
+@pytest.mark.parametrize(("speculate", "others", "reads", "has_layer", "lost", "images", "listens"), [
+    ("auto", 0, True, True, 0, False, True), ("mtp", 3, True, True, 0, False, True),
+    ("mtp", 4, True, True, 0, False, False),
+    ("ngram", 0, True, True, 0, False, False), ("off", 0, True, True, 0, False, False),
+    ("auto", 0, False, True, 0, False, False), ("auto", 0, True, False, 0, False, False),
+    ("auto", 0, True, True, 3, False, False), ("auto", 0, True, True, 0, True, False),
+])  # fmt: skip
+def test_who_listens_to_one_of_several(speculate, others, reads, has_layer, lost, images, listens, monkeypatch):
+    engine = Listening(has_layer)
+    account_of(engine).lose(lost)
+    monkeypatch.setattr(leaps, "has_images", lambda ids: images)
+    asking = wanting(speculate)
+    asking.sequence, asking.ids = "sequence" if reads else None, [1, 2]
+    Leaps(engine, frozenset()).listen(asking, others)
+    assert engine.told == ["sequence"] * listens
+
+
+def wanting(speculate: str) -> Any:
+    """One of several answers."""
+    return SimpleNamespace(request=SimpleNamespace(task=SimpleNamespace(options=SimpleNamespace(speculate=speculate))))
+
+
+def test_drafts_of_several_answers():
+    """Of few; each has room for what it may still say, beside the others and their drafts."""
+    guesses, off, auto, told = Leaps(Listening(), frozenset()), wanting("off"), wanting("auto"), list[tuple]()
+    for answers, possible in (
+        ([], False), ([off], False), ([off, auto], True), ([auto] * 4, True), ([auto] * 5, False), ([off] * 4, False)
+    ):  # fmt: skip
+        assert guesses.are_possible(answers) == possible
+    several = [wanting("auto"), off, wanting("ngram")]
+    for answering, left in ((several[0], 5), (several[2], 3)):
+        answering.left, answering.guesses = left, SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8])
+    drafts = guesses.drafts(several)
+    assert [(draft.answering, draft.tokens) for draft in drafts] == [
+        (several[0], [7, 8]), (off, []), (several[2], [7, 8]),
+    ]  # fmt: skip
+    assert told == [(4, 2), (2, 4)]

@@ -6,6 +6,7 @@ from fake_sequences import FakeSequences
 
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
+from localllm.generation.overflow import Rolling
 from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse
 from localllm.generation.sequences import Sequences
 
@@ -92,3 +93,26 @@ def test_threads_wait_for_each_other():
     for call in (sequences.hold, sequences.write_conversation, lambda: sequences.beginning_with(ids).__enter__()):
         with pytest.raises(BlockingIOError):
             call()
+
+
+@pytest.mark.parametrize(("length", "begin", "aligned", "is_known"), [
+    (PRECISE_TOKENS + 1, 0, 0, True), (PRECISE_TOKENS, 0, 0, False), (PRECISE_TOKENS + 1, 5, 0, False),
+    (FIRST + 9, 0, FIRST, True), (FIRST + 9, FIRST, FIRST, True), (FIRST + 9, 0, 0, False),
+    (FIRST + 9, 9, FIRST, False),
+])  # fmt: skip
+def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_known: bool):
+    """Of the latest that was read in whole runs; its logits are its own."""
+    engine = FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)
+    sequences, sequence, logits = Sequences(engine), engine.sequence(), np.ones((1, 9))
+    for place in range(0, length, FIRST):
+        sequence.append([2] * min(FIRST, length - place))
+    sequence.aligned = aligned
+    for number in (1, 2):
+        sequences.was_read(sequence, begin, logits)
+        assert (sequences._end is not None, engine.open()) == (is_known, 1 + is_known)
+        assert len(engine.made) == 1 + number * is_known
+    logits[:] = 5
+    if sequences._end:
+        assert sequences._end.logits.tolist() == [[1] * 9] and sequences._end.sequence.tokens == [2] * length
+    sequences.was_read(Rolling(sequence, 5), begin, logits)
+    assert len(engine.made) == 1 + 2 * is_known

@@ -190,6 +190,17 @@ def test_a_thought_is_not_sent_back_but_the_template_can_have_it(tokenizer: Toke
         assert session.messages[1] == {"role": "assistant", "content": "b", "reasoning_content": "a"}
 
 
+@pytest.mark.parametrize(("template", "behind"), [(OPENING, "<think>\na\n</think>\n\nb"), (ASKING, "b")])
+def test_an_answer_of_another_process_goes_on(tokenizer: Tokenizer, template: str, behind: str):
+    """Behind its thought, where the template opens one."""
+    session = conversation(tokenizer, template, "c")
+    answer = {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    session._history = [{"role": "user", "content": "Hi"}, answer]
+    asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    going_on = session.resume(GREEDY)
+    assert tokenizer.decode(going_on.prompt, special=True) == asked + behind
+
+
 def test_a_stop_string_ends_an_answer_and_no_thought(tokenizer: Tokenizer):
     session = conversation(tokenizer, OPENING, "<think>\nfirst. second</think>third. fourth")
     answer = session.ask("Hi", replace(GREEDY, stop=(".",)))
