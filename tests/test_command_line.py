@@ -2,6 +2,7 @@
 
 import ast
 import io
+import math
 import os
 import re
 import shlex
@@ -23,13 +24,14 @@ import localllm
 from localllm.cli import llama_names, opening
 from localllm.cli.app import OPTIONS, context_of
 from localllm.cli.command import command
-from localllm.cli.commands import COMMANDS, params_of
+from localllm.cli.commands import COMMANDS, params_of, require_command
 from localllm.cli.completion import possible
 from localllm.cli.defaults import silenced
 from localllm.cli.escapes import unescaped
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import whole_prompt
-from localllm.cli.words import read_words
+from localllm.cli.sampling import token_bias
+from localllm.cli.words import read_words, separate
 from localllm.errors import UsageError
 from localllm.files.settings import settings
 
@@ -204,6 +206,60 @@ def test_wrong_words(cli, words: str, told: str):
     code, out, err = cli(*words.split())
     assert (code, out) == (2, "")
     assert re.fullmatch(rf"localllm: error: .*{told}.*\n", err)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("-n5", ["-n", "5"]), ("-en5", ["-e", "-n", "5"]), ("-ee", ["-e", "-e"]), ("-en", ["-e", "-n"]),
+        ("-pabc", ["-p", "abc"]), ("-s-1", ["-s", "-1"]), ("-s1.5", ["-s", "1.5"]), ("-temp", None), ("-prompt", None),
+        ("-t0x", None), ("--n", None), ("-z", None), ("-ez", None), ("-eprompt", ["-e", "-p", "rompt"]),
+    ],
+)  # fmt: skip
+def test_letters_behind_one_dash(word: str, parts: list[str] | None):
+    assert separate(word, {name: param for param in params_of("run") for name in param.names}) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a.gguf", "; to talk with that model: localllm chat a.gguf"), ("rnu", "; did you mean run?"),
+        ("rmm", "; localllm --help lists them"), ("remove", "; did you mean rm?"), ("VERSION", ": localllm --version"),
+        ("create", ": a model's defaults stand in config.toml: see `localllm config --help`"),
+        ("xyzzyx", "; localllm --help lists them"),
+    ],
+)  # fmt: skip
+def test_what_is_no_command(name: str, told: str):
+    with pytest.raises(UsageError) as error:
+        require_command(name)
+    assert str(error.value) == f"there is no command {name}{told}"
+
+
+@pytest.mark.parametrize(
+    ("text", "bias"),
+    [
+        ("3+1.5", 1.5), ("3-inf", -math.inf), ("3-1", -1.0), ("3+1e2", 100.0), ("3+inf", math.inf),
+        *[(odd, None) for odd in ("3", "+1", "3+", "3+nan", "3+-1", "a+1", "3-x", "3++1", "3+ 1", "")],
+    ],
+)  # fmt: skip
+def test_biases_of_tokens(text: str, bias: float | None):
+    if bias is not None:
+        assert token_bias(text) == (3, bias)
+    else:
+        with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is not a token's number with what to add"):
+            token_bias(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "raw"),
+    [("1", True), ("True", True), ("yes", True), ("ON", True), ("0", False), ("false", False), ("no", False)],
+)
+def test_flags_of_the_environment(monkeypatch, text: str, raw: bool):
+    monkeypatch.setenv("LOCALLLM_RAW", text)
+    assert parsed("run", "m")["raw"] is raw
+    monkeypatch.setenv("LOCALLLM_RAW", "maybe")
+    with pytest.raises(UsageError, match=r"^LOCALLLM_RAW: should be true or false, not 'maybe'$"):
+        parsed("run", "m")
 
 
 def test_a_chat_template_in_a_file(tmp_path: Path):
@@ -532,12 +588,39 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["perplexity", "--json"], "", "models", ["small"]),
         (["completion"], "z", "nothing", ["zsh"]),
         (["cache"], "", "nothing", ["clear"]),
+        (["serve"], "sm", "models", ["small"]),
+        (["serve", "x"], "sm", "models", ["small"]),
+        (["run"], "qwen3-4", "models", []),
+        (["fit"], "qwen3-4b", "models", ["qwen3-4b", "qwen3-4b-2507"]),
+        (["pull"], "qwen3-4b", "models", ["qwen3-4b", "qwen3-4b-2507"]),
+        (["pull", "x", "y"], "sm", "models", ["small", "smollm2-1.7b", "smollm2-135m", "smollm2-360m", "smollm3-3b"]),
+        (["run"], "--on-overflow=s", "nothing", ["--on-overflow=shift"]),
+        (["run", "--on-overflow", "="], "s", "nothing", ["shift"]),
+        (["run", "--on-overflow"], "=", "nothing", ["error", "drop-turns", "shift"]),
+        (["run", "--raw=x"], "--raw=y", "nothing", []),
+        (["run", "--speculate"], "dr", "models", ["draft:"]),
+        (["run", "--chat-template"], "phi", "nothing", ["phi3", "phi4"]),
+        (["run", "--allow"], "x", "files", []),
+        (["run", "--raw"], "sm", "models", ["small"]),
+        (["run", "x", "y"], "sm", "nothing", []),
+        (["quantize"], "", "files", []),
+        (["quantize", "x"], "Q4_K", "files", ["Q4_K_S", "Q4_K_M"]),
+        (["config"], "pa", "nothing", ["path"]),
+        (["config"], "pu", "nothing", ["pull"]),
+        (["config", "run"], "sm", "models", ["small"]),
+        (["sessions"], "sh", "nothing", ["show"]),
     ],
 )
 def test_what_could_come_next(configure, before: list[str], begun: str, kind: str, words: list[str]):
     configure('[aliases]\nsmall = "x.gguf"\n')
     found, told = possible(before, begun)
     assert (found, [word for word, _ in told]) == (kind, words)
+
+
+def test_nothing_completes_what_makes_no_sense(cli, monkeypatch):
+    monkeypatch.setenv("_LOCALLLM_COMPLETE", "bash")
+    assert cli("rnu", "") == (0, "", "")
+    assert cli("run", "--on-overflow", "e") == (0, "nothing\nerror\t\n", "")
 
 
 SHELLS = {

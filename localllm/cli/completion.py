@@ -188,7 +188,7 @@ def of_value(param: Parameter, begun: str, command: str) -> tuple[str, list[Word
         from localllm.quant.recipes import RECIPES
 
         return "files", starting(begun, [(name, "") for name in RECIPES], begun[:1] or "?")
-    if param.is_argument and param.metavar in ("MODEL", "[MODEL]"):
+    if param.is_argument and param.metavar.strip("[].") == "MODEL":
         return "models", starting(begun, models(known=command in ("pull", "fit")))
     if param.is_argument or "FILE" in param.metavar or param.metavar == "DIR":
         return "files", []
