@@ -59,6 +59,40 @@ def test_a_table_on_a_terminal_has_the_columns_that_fit(monkeypatch, wide: int, 
     assert render.table(("name", "n", "m"), [("a", "10", "5")]) == shown
 
 
+@pytest.mark.parametrize(
+    ("wide", "widths"),
+    [
+        (3, [5]), (5, [5]), (16, [5]), (17, [5, 10]), (18, [5, 11]), (21, [5, 14]), (22, [5, 10, 3]), (31, [5, 19, 3]),
+        (32, [5, 20, 3]), (40, [5, 20, 3]),
+    ],
+)  # fmt: skip
+def test_columns_for_which_there_is_room(wide: int, widths: list[int]):
+    """One that may be cut keeps ten letters; the first is there in any case."""
+    assert render.fitted([5, 20, 3], [False, True, False], wide) == widths
+
+
+def test_long_cells_are_cut():
+    header, rows = ("name", "what", "n"), [("a", "0123456789abcdef", "5"), ("longer", "x", "10")]
+    assert render.columns(header, rows, "<<>", 27) == [
+        "name    what              n", "a       0123456789abcd…   5", "longer  x                10",
+    ]  # fmt: skip
+    assert render.columns(header, rows, "<<>", 9) == ["name", "a", "longer"]
+    assert (render.shortened("abc", 3), render.shortened("abcd", 3)) == ("abc", "ab…")
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (0, ["what  aa bb-bb cc"]), (17, ["what  aa bb-bb cc"]), (16, ["what  aa bb-bb", "      cc"]),
+        (10, ["what  aa", "      bb-bb", "      cc"]),
+    ],
+)  # fmt: skip
+def test_facts_break_between_words(monkeypatch, width: int, lines: list[str]):
+    monkeypatch.setattr(render, "terminal_width", lambda: width)
+    assert render.fact_lines([("what", "aa bb-bb\ncc")], 6) == lines
+    assert width or render.fact_lines([("a", "b")]) == [f"a{' ' * 13}b"]
+
+
 def test_names():
     assert [render.file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
         "b", "b", "b", "a.gguf.txt",

@@ -132,7 +132,8 @@ def test_asked_to_end(monkeypatch):
 
 def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
     """The first one; the second interrupts, and behind the block all is as before."""
-    stopped, before = [], signal.getsignal(signal.SIGINT)
+    stopped, before = [], lambda number, frame: None
+    signal.signal(signal.SIGINT, before)
     for there, line in ((False, ""), (True, "\n")):
         monkeypatch.setattr(map_command, "is_terminal", lambda stream, there=there: there)
         with pytest.raises(KeyboardInterrupt), map_command.finishing(lambda: stopped.append(1)):
