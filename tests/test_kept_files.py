@@ -39,7 +39,7 @@ class Store:
     table, addresses = np.zeros(0, np.int64), (0, 0, 0)
 
     def __init__(self, names=("pages",)):
-        self.names, self.had, self.error = names, [], None
+        self.names, self.had, self.error, self.room = names, [], None, 99
 
     def parts(self, first: int, last: int) -> list[str]:
         return [name for name in self.names if name != "states" or last % 8 == 0]
@@ -48,8 +48,8 @@ class Store:
         return np.frombuffer(f"{name} {first} {last}".encode(), np.uint8)
 
     def put(self, first: int, last: int, parts) -> None:
-        if self.error:
-            raise self.error
+        if self.error or last > self.room:
+            raise self.error or MemoryLimitError("full")
         self.had.append((first, last, {name: bytes(data).decode() for name, data in parts.items()}))
 
     def prepare(self, length: int, count: int) -> None: ...
@@ -140,6 +140,28 @@ def test_what_is_written_of_a_prompt(folder, monkeypatch, aligned, logits, ends)
     prefix_files.clear()
     world.write(10, aligned, logits)
     assert len(prefix_files.entries()) == min(len(ends), 1)
+
+
+@pytest.mark.parametrize(("room", "found"), [(99, 10), (9, 8), (7, 4), (3, None)])
+def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, found):
+    world, ids = World(monkeypatch), [*range(10)]
+    world.write(10, 8)
+    sequence = world.prefixes._engine.sequence
+
+    def limited():
+        made = sequence()
+        made.store.room = room
+        return made
+
+    world.prefixes._engine.sequence = limited
+    read = world.prefixes.find(ids)
+    assert (read and len(read.sequence.tokens)) == found and world.prefixes.find([99]) is None
+    monkeypatch.setattr(prefixes, "is_worth_keeping", lambda ids: False)
+    assert world.found(ids) is None
+    monkeypatch.setattr(prefixes, "is_worth_keeping", lambda ids: True)
+    assert world.found(ids)
+    world.prefixes.close()
+    assert world.found(ids) is None
 
 
 def test_a_conversation(folder, monkeypatch):
