@@ -20,7 +20,7 @@ from localllm.engine.cuda.card import Launch, LibraryProduct
 from localllm.engine.cuda.lowering import card_steps, work_of
 from localllm.engine.cuda.program import CudaProgram, Nowhere, PinnedHeader, fitting, words_of_header
 from localllm.engine.cuda.recurrent import CardLayout
-from localllm.engine.cuda.weights import pieces
+from localllm.engine.cuda.weights import CardWeights, pieces
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
@@ -31,7 +31,7 @@ from localllm.engine.run import Header, Text
 from localllm.errors import UnsupportedError
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import PAGE
-from localllm.kernels.cuda import CHOOSING
+from localllm.kernels.cuda import CHOOSING, parameters
 from localllm.quant.formats import BY_NAME
 
 
@@ -350,3 +350,59 @@ def test_weights_become_what_a_card_knows(monkeypatch):
     monkeypatch.setattr("localllm.quant.encode.encode", lambda kind, numbers: (numbers + len(kind)).astype(np.uint8))
     (found,) = pieces(weights, "Q8_0")
     assert found.tolist() == [*range(4, 68)]
+
+
+class Fed:
+    """A card that writes down what goes to it."""
+
+    capability = (8, 0)
+
+    def __init__(self):
+        self.allocated, self.fed, self.prepared = [], [], []
+
+    def allocate(self, size: int) -> int:
+        self.allocated.append(size)
+        return 1000 * len(self.allocated)
+
+    def prepare(self, kernels, progress) -> None:
+        self.prepared.append((kernels, progress))
+
+    def feed(self, chunks, work, place: int) -> None:
+        for number, chunk in enumerate(chunks):
+            self.fed.append((place, chunk.tolist(), work(number, chunk)))
+
+
+def test_matrices_go_to_a_card_once(monkeypatch):
+    """Rows of plain numbers as whole 16 bytes; those of blocks as they are, for a kernel that takes them apart."""
+    card, told = Fed(), []
+    plain = Tensor("plain", BY_NAME["F16"], (2, 20), np.arange(80, dtype=np.uint8).reshape(2, 40))
+    blocks = Tensor("blocks", BY_NAME["Q8_0"], (3, 64), np.arange(3 * 68, dtype=np.uint8).reshape(3, 68))
+    matrices = [Weight(plain), Weight(blocks), Weight(plain)]
+    weights = CardWeights(card, matrices, lambda done, total: told.append((done, total)))
+    monkeypatch.setattr(card_weights, "CHUNK", 200)
+    assert [weights.address(weight) for weight in matrices] == [1000, 2000, 1000]
+    assert card.allocated[0] == 2 * 48 and len(card.allocated) == 2
+    (place, rows, nothing), *chunks = card.fed
+    padding = [0] * 8
+    assert (place, nothing) == (1000, None) and rows == [*range(40), *padding, *range(40, 80), *padding]
+    assert told == [(80, 284), (80 + 136, 284), (284, 284)]
+    assert card.prepared == [({"to_planes-Q8_0"}, None)]
+    assert [(place, len(data)) for place, data, _ in chunks] == [(2000, 136), (2000, 68)]
+    for number, (_, _, launch) in enumerate(chunks):
+        given = dict(zip(parameters("to_planes-Q8_0"), launch.arguments, strict=True))
+        assert (launch.kernel, given["blocks"], given["planes"], given["columns"]) == (
+            "to_planes-Q8_0",
+            number,
+            2000,
+            64,
+        )
+        assert (given["first"], given["last"]) == ((0, 128), (128, 192))[number]
+        assert given["row_bytes"] * 3 == card.allocated[1]
+    assert weights.unpacked == {} and weights.capability == (8, 0)
+    part = Weight(Tensor("plain", BY_NAME["F16"], (1, 20), plain.data[1:]), first_row=1)
+    assert weights.address(part) == 3000 and weights.address(part) == 3000
+    unknown = Tensor("x", BY_NAME["IQ2_S"], (1, 256), np.zeros((1, BY_NAME["IQ2_S"].row_bytes(256)), np.uint8))
+    monkeypatch.setattr(card_weights, "converted", lambda tensor, kind: np.zeros((1, 256), np.float16))
+    CardWeights(card, [], None).address(Weight(unknown))
+    weights.address(Weight(unknown))
+    assert weights.unpacked == {"IQ2_S": "F16"} and told[-1] == (284, 284)
