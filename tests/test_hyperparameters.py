@@ -15,6 +15,7 @@ from readings import read as read_again
 from localllm.arch import ARCHITECTURES, REFUSED, architecture, llama
 from localllm.arch.attention import Transformer
 from localllm.arch.fields import Fields
+from localllm.arch.general import require_general
 from localllm.arch.rope import Rope
 from localllm.arch.sections import with_sections
 from localllm.arch.states import Paged
@@ -220,6 +221,33 @@ def test_other_architectures_are_refused(name):
         architecture(file)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({}, ""), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0, "type": "vocab"}, ""),
+    ({"name": 5}, "general.name should be a text, is 5"),
+    ({"license.link": ["a"]}, "license.link should be a text, is"),
+    ({"tags": "x"}, ""), ({"tags": 5}, "general.tags should be an array of strings, is 5"),
+    ({"datasets": 5}, "general.datasets should be an array of strings, is 5"),
+    ({"file_type": -1}, "general.file_type should be a number from 0 to 9223372036854775807, is -1"),
+    ({"parameter_count": (1 << 63) - 1}, ""),
+    ({"parameter_count": 1 << 63}, "general.parameter_count should be a numb"),
+    ({"quantization_version": "2"}, "general.quantization_version should be a number from 0 to"),
+    ({"type": "adapter"}, "a file of the type adapter, not a model"),
+    ({"type": 3}, "general.type should be a text, is 3"),
+    ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "is no name of an architecture"),
+    ({"architecture": "-x"}, "general.architecture: -x is no name of an architecture"),
+    ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "X is no name of an architecture"),
+])  # fmt: skip
+def test_what_files_say_of_themselves(changes, said):
+    metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
+    file = SimpleNamespace(metadata=metadata, path="model.gguf")
+    if said:
+        with pytest.raises(ModelError) as error:
+            require_general(file)
+        assert str(error.value).startswith("model.gguf: ") and said in str(error.value)
+    else:
+        assert require_general(file) == metadata["general.architecture"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -167,6 +167,19 @@ def test_gates_of_experts_above_the_others():
         matrices(b, biased, 2)
 
 
+def test_experts_that_lie_apart_are_one_behind_the_other():
+    b: Any = Teller()
+    numbers = np.arange(6 * 3 * 2, dtype=np.float32).reshape(6, 3, 2)
+    names = [f"ffn_{part}.{expert}.weight" for part in ("gate", "up", "down") for expert in (0, 1)]
+    w = Weights({
+        name: Tensor(name, BY_NAME["F32"], (3, 2), each.view(np.uint8))
+        for name, each in zip(names, numbers, strict=True)
+    })  # fmt: skip
+    found = [np.ascontiguousarray(stack.tensor.data).view(np.float32) for stack in matrices(b, w, 2)]
+    np.testing.assert_array_equal(np.concatenate(found), numbers)
+    assert b.ignored == names
+
+
 def test_layers_with_and_without_experts():
     b: Any = Teller()
     dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
