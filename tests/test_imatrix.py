@@ -311,6 +311,14 @@ def test_what_is_collected(tmp_path, tiny, text, output):
         np.testing.assert_allclose(ours.mean()[0], exact[name], rtol=2e-3)  # keys and values are f16
 
 
+def test_nothing_was_read(tmp_path, tiny, text):
+    with Collector(tiny, [text], tmp_path / "out", size=32) as collector:
+        assert collector.done == 0 and collector.total > 0
+        with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
+            collector.result()
+    assert not (tmp_path / "out.part").exists()
+
+
 def test_several_texts_are_one(tmp_path, tiny):
     for name, content in (("a", TEXT[:100]), ("b", TEXT[100:300])):
         (tmp_path / name).write_text(content)

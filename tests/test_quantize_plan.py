@@ -14,7 +14,7 @@ from localllm.files.gguf_writer import Packed, packed
 from localllm.files.imatrix_file import ImportanceMatrix, Squares
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Options
-from localllm.services import quantize_plan
+from localllm.services import calibrate, folding, quantize, quantize_plan
 from localllm.services.quantize import default_output, open_source, type_named
 from localllm.services.quantize_plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
 
@@ -237,3 +237,113 @@ def test_types_by_name_and_number():
     assert default_output("a/b-F16.gguf", COPY) == "a/b-copy.gguf"
     assert default_output("a/b-F16.gguf", RECIPES["Q8_0"]) == "a/b-Q8_0.gguf"
     assert default_output("b.gguf", RECIPES["Q8_0"], projector=True) == "mmproj-b-Q8_0.gguf"
+
+
+# ---- what is done of a plan
+
+
+class Lock:
+    """Held in a `with` block; `done` hears of it."""
+
+    def __init__(self, done: list[Any], name: str):
+        self.done, self.name = done, name
+
+    def __enter__(self) -> "Lock":
+        self.done.append(f"+{self.name}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.done.append(f"-{self.name}")
+
+    def remove(self) -> None:
+        self.done.append(f"removed {self.name}")
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    done = list[Any]()
+    monkeypatch.setattr(quantize, "check_output", lambda *given: done.append(given) or ["a", "b"])
+    monkeypatch.setattr(quantize, "OnlyWriter", lambda target: Lock(done, target))
+    monkeypatch.setattr(quantize, "write", lambda *given: done.append(("write", *given)) or "the disk is odd")
+    return done
+
+
+PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_files_are_written_by_one_process(steps: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool):
+    """What the user should see comes back, if somebody looks."""
+    request, lines = QuantizeRequest(COPY), list[str]() if wanted else None
+    assert quantize.run(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
+    wrote = ("write", PLAN, ["a", "b"], 3, print, repr)
+    assert steps == [(PLAN, "out", request), "+a", "+b", wrote, "-b", "-a"]
+    assert lines == (["the disk is odd"] if wanted else None)
+    steps.clear()
+    monkeypatch.setattr(quantize, "write", lambda *given: None)
+    assert quantize.run(PLAN, "out", request, 3, print, None, lines) == ["a", "b"]
+    assert lines == (["the disk is odd"] if wanted else None)
+
+
+def test_what_is_wrong_with_a_weight_names_its_file(steps: list[Any], monkeypatch: pytest.MonkeyPatch):
+    def fails(*given: object) -> None:
+        raise ModelError("tensor x has no numbers")
+
+    monkeypatch.setattr(quantize, "write", fails)
+    with pytest.raises(ModelError, match=r"^in\.gguf: tensor x has no numbers$"):
+        quantize.run(PLAN, "out", QuantizeRequest(COPY), 1, print)
+    assert steps[1:] == ["+a", "+b", "-b", "-a"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], monkeypatch, fails: bool):
+    """Work that is done is kept until the file is there."""
+
+    class Calibration:
+        key = "key"
+
+        def __init__(self, plan: Any, texts: Any):
+            steps.append(("calibration", plan, texts))
+
+        def with_metadata(self, plan: Any) -> Any:
+            return f"{plan} that says so"
+
+        def planned(self, plan: Any) -> Any:
+            return SimpleNamespace(run=lambda done, *given: steps.append(("run", plan, done.name, *given)))
+
+    def folded(source: Any, request: Any, threads: int, on_matrix: Any, compiling: Any, done: Lock) -> str:
+        on_matrix(5, 9, "x")
+        steps.append(("folded", source, request, threads, compiling, done.name))
+        return "source"
+
+    def write(*given: Any) -> str:
+        steps.append(("write", *given[:-1], given[-1].name))
+        if fails:
+            raise ModelError("odd")
+        return "the disk is odd"
+
+    heard = list[Any]()
+    hears = lambda *told: heard.append(told)  # noqa: E731
+    monkeypatch.setattr(calibrate, "Calibration", Calibration)
+    monkeypatch.setattr(folding, "folded", folded)
+    monkeypatch.setattr(quantize, "RecordFile", lambda path, key: Lock(steps, f"{path} {key}"))
+    monkeypatch.setattr(quantize, "make_plan", lambda source, request: f"plan of {source}")
+    monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")
+    monkeypatch.setattr(quantize, "write", write)
+    request, lines, plan, done = (
+        QuantizeRequest(COPY, texts=["t"]),
+        list[str](),
+        "plan of source that says so",
+        "a.calibration key",
+    )
+    if fails:
+        with pytest.raises(ModelError):
+            quantize.run(PLAN, "out", request, 3, hears, repr, lines)  # type: ignore[arg-type]
+    else:
+        quantize.run(PLAN, "out", request, 3, hears, repr, lines)  # type: ignore[arg-type]
+    assert heard == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
+    assert steps[3:-2] == [
+        ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),
+        ("run", plan, done, f"widener of {plan}", 3, hears), ("write", plan, ["a", "b"], 3, hears, repr, done),
+        f"-{done}", *[f"removed {done}"] * (not fails),
+    ]  # fmt: skip

@@ -156,6 +156,13 @@ def test_what_a_header_tells_is_one_line(name: str):
     assert ignored(body) == {IGNORED: f"fine, {'x' * 40}"}
 
 
+def test_fields_that_mean_nothing_are_named():
+    """But for those that others send always."""
+    given = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
+    body = Body(given)
+    assert question_of_responses(body) and ignored(body) == {IGNORED: "odd, even"}
+
+
 def test_options():
     body = Body({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
     found = options_of(body, 9, None)

@@ -316,6 +316,44 @@ def test_what_a_list_has():
                       "trunk": "t"}  # fmt: skip
 
 
+@pytest.mark.parametrize("act", [sessions.read, sessions.remove])
+def test_a_session_that_cannot_be_read(act):
+    sessions.path_of("a").mkdir(parents=True)
+    with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be read: ") as failure:
+        act("a")
+    assert not isinstance(failure.value, UsageError)
+    with pytest.raises(UsageError, match=r"^there is no session 'b'; `localllm sessions` lists them$"):
+        act("b")
+
+
+def test_a_session_that_cannot_be_removed(monkeypatch):
+    with SessionFile("a") as file:
+        file.write(TURN)
+
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as there:
+        there.setattr(Path, "unlink", refused)
+        with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be removed: Permission denied$"):
+            sessions.remove("a")
+    assert sessions.read("a").messages == TURN
+    sessions.remove("a")
+    assert not sessions.path_of("a").exists()
+
+
+def test_branches_of_what_is_damaged_or_gone():
+    """Its own, and those that say so in their first lines."""
+    for name, trunk in (("b", "t"), ("c", "t"), ("d", "")):
+        with SessionFile(name) as file:
+            file.chat.trunk = trunk
+            file.write(TURN)
+    assert sessions.branches("b") == ["b", "c"] and sessions.branches("t") == ["b", "c", "t"]
+    sessions.path_of("d").write_text("[1")
+    assert sessions.branches("d") == ["d"]
+    assert sessions._trunk("gone") == "gone"
+
+
 def test_what_is_whole():
     """A conversation may begin with a system message, and only begin so; or there is nothing but the first line."""
     system = {"role": "system", "content": "Be brief."}
