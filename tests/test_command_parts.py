@@ -395,6 +395,18 @@ def test_a_missing_model_is_offered_where_somebody_can_say_so(
         pulling.located("hf:a/b")
 
 
+@pytest.mark.parametrize(("size", "told"), [("0.6 GB", " (0.6 GB)"), ("", "")])
+def test_how_large_a_missing_model_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: str, told: str
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("no\n"))
+    missing = LocalllmError("missing")
+    missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
+    with pytest.raises(LocalllmError, match="missing"):
+        pulling.offered(missing)  # type: ignore[arg-type]
+    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{told}? [y/N]"
+
+
 # ---- fit
 
 
