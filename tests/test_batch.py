@@ -20,12 +20,12 @@ from localllm.engine.runs import Runs
 from localllm.engine.seen import Seen
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation import leaps
-from localllm.generation.answering import AnswerRequest
+from localllm.generation.answering import Answering, AnswerRequest
 from localllm.generation.answers import answers
 from localllm.generation.batch import Batch, Live
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.reading import Stretch, Stretches, most_between_steps, piece, shareable
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling import Sampler, SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.kernels.arguments import PAGE
 
@@ -441,3 +441,29 @@ def test_how_much_of_a_stretch_is_read(precise: bool):
 
 def test_larger_models_read_less_between_steps():
     assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]
+
+
+def test_an_answer_in_the_making():
+    """How much of it there is, is read, and may still come."""
+    asked = request([2] * 5, n=2, max_tokens=3)
+    sampler, guide = Sampler(SamplingOptions(seed=7), VOCAB), asked.task.guide(Letters(), VOCAB)
+    one = Answering(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
+    assert (one.left, one.has_begun, one.held, one.unread, one.score, one.width, one.seed, one.number) == (
+        3, False, 0, 5, 0, 2, 7, 1,
+    )  # fmt: skip
+    asked.begun, one.sequence = True, Paged(table(1)).sequence()
+    one.sequence.add([2] * 5)
+    heard, row = [], np.log(np.array([0, 0, 1, 0, 0, 0, 0, 0]) + 1e-9).astype(np.float32)
+    asked.listener = lambda *told: heard.append(told[1:3])
+    for number, reason in ((1, ""), (2, ""), (3, "length")):
+        one.take(row, frozenset([0]))
+        assert (one.tokens, one.left, one.has_begun, one.finish_reason) == ([2] * number, 3 - number, True, reason)
+        assert (one.held, one.unread, one.width) == (5, number - 1, 1)
+    assert one.logprob == pytest.approx(3 * one.score, abs=1e-12) and abs(one.score) < 1e-6
+    assert heard == [(2, [("answer", "a")])] * 3 and one.text == "a" * 3
+    other = Answering(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
+    assert (other.left, other.number, other.finish_reason) == (2, 0, "")
+    other.take(np.roll(row, -2), frozenset([0]))
+    assert (other.tokens, other.finish_reason, heard[-1][0]) == ([], "stop", None)
+    none = Answering(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
+    assert (none.left, none.finish_reason, none.request.finished) == (0, "length", False)

@@ -607,6 +607,7 @@ def test_who_tells_a_model_of_its_tools(format: CallFormat, use: ToolUse | None,
     """The template, or else an instruction, behind the one that there is."""
     system = [] if instruction is None else [{"role": "system", "content": instruction}]
     assert in_format([ASKED], format, use) == [*system, ASKED]
+    assert in_format([], format, use) == system
     both = f"Be brief.\n\n{instruction}" if instruction else "Be brief."
     assert in_format([SYSTEM, ASKED], format, use) == [{"role": "system", "content": both}, ASKED]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -626,9 +627,11 @@ def test_tags_behind_what_a_call_came_to(takes: type, behind: str, marks: tuple[
 
     def render(messages: list[dict], add_generation_prompt: bool, tools: list) -> str:
         assert not add_generation_prompt and tools == [PROBE.told()]
+        assert messages[0]["role"] == "user" and len(messages[1]["tool_calls"]) == 1 and len(messages) == 3
+        assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
         if not isinstance(messages[1]["tool_calls"][0]["function"]["arguments"], takes):
             raise UsageError("it cannot")
-        return f"<x>{messages[2]['content']}{behind}"
+        return f"{messages[2]['content']}{behind}"
 
     template = SimpleNamespace(render=render)
     tokenizer = SimpleNamespace(special_id=lambda mark: 5 if mark == "<|im_end|>" else None)

@@ -629,6 +629,7 @@ def test_what_cannot_be_constrained(monkeypatch):
     ({"exclusiveMinimum": False, "minimum": 3}, {"minimum": 3}), ({"exclusiveMaximum": True}, {}),
     ({"exclusiveMinimum": True, "minimum": 3}, {"exclusiveMinimum": 3}), ({"exclusiveMaximum": False}, {}),
     ({"exclusiveMaximum": True, "maximum": "x"}, {"maximum": "x"}), ({"exclusiveMinimum": 3}, {"exclusiveMinimum": 3}),
+    ({"exclusiveMinimum": "x", "maximum": 3}, {"exclusiveMinimum": "x", "maximum": 3}),
     ({"exclusiveMinimum": 3, "maximum": 3.5}, {"minimum": 3 + 3e-9, "maximum": 3.5}),
     ({"exclusiveMaximum": -3, "minimum": -3.5}, {"maximum": -3 - 3e-9, "minimum": -3.5}),
     ({"exclusiveMinimum": 3, "maximum": 4}, {"exclusiveMinimum": 3, "maximum": 4}),

@@ -269,6 +269,21 @@ def test_prompts_of_models():
     assert prompt_of({"general.name": "Nomic Embed Text v1.5"}, "query", "x") == "search_query: "
     assert prompt_of({"localllm.prompt.query": "Q: "}, "query", "x") == "Q: "
     assert prompt_of({"localllm.prompt.query": "Q: "}, "document", "x") == ""
+    assert prompt_of({"localllm.prompt.document": "", "general.name": "nomic"}, "document", "x") == ""
+    search, instruct = (
+        "Represent this sentence for searching relevant passages: ",
+        "Instruct: Given a web search query, ",
+    )
+    for name, query, document in (
+        ("multilingual_E5_large", "query: ", "passage: "), ("bge-small-en-v1.5", search, ""), ("BGE M3", "", ""),
+        ("snowflake-arctic-embed-l-v2.0", "query: ", ""), ("snowflake-arctic-embed-m", search, ""), ("gte", "", ""),
+        ("embeddinggemma-300M", "task: search result | query: ", "title: none | text: "), ("all-MiniLM-L6", "", ""),
+        ("Qwen3_Embedding 0.6B", instruct + "retrieve relevant passages that answer the query\nQuery:", ""),
+    ):  # fmt: skip
+        for key in ("general.name", "general.basename"):
+            assert [prompt_of({key: name}, role, "x") for role in ("query", "document")] == [query, document]
+    with pytest.raises(UsageError, match=r"^m.gguf: the model does not say what stands in front of a document; put it"):
+        prompt_of({"general.name": 5, "general.basename": "we5"}, "document", "m.gguf")
     with pytest.raises(UsageError, match="does not say what stands in front of a query"):
         prompt_of({"general.name": "Something"}, "query", "x")
 

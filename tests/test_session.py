@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,15 @@ from fake_engine import FakeEngine, saying
 from tiny_model import damage, write_tiny_model
 
 import localllm
+from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.generation.constraints import Constraint
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
 from localllm.generation.session import Session, blind, has_calls
-from localllm.generation.turns import Turns
+from localllm.generation.sight import Sight
+from localllm.generation.turns import SoFar, Turns
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -320,17 +323,7 @@ def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
     assert (other.messages, other.undo(), other.forgotten, other.earlier) == ([], None, 0, 0)
 
 
-def test_what_a_session_passes_on():
-    session, heard = Session.__new__(Session), []
-    session.sequences = SimpleNamespace(
-        hold=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write")
-    )
-    session.tokenizer = SimpleNamespace(encode=lambda text: [*text])
-    session.__dict__["template"] = SimpleNamespace(warning="careful")
-    session.hold()
-    assert heard == ["hold"]
-    session.leave()
-    assert (heard, session.warning, session.count("abc")) == (["hold", "write"], "careful", 3)
+def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
     with pytest.raises(UsageError, match=r"^this model sees no images$"):
         blind("x.png")
     calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
@@ -353,3 +346,91 @@ def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, op
     session._history = [] if latest is None else [{"role": "user", "content": "Hi"}, latest]
     with pytest.raises(UsageError, match=f"^{problem}"):
         session.resume(GenerationOptions(**options))
+
+
+class Scripted(Turns):
+    """A conversation of so many messages whose answers are known; `heard` has what they were asked for."""
+
+    most = 4
+
+    def __init__(self, *answers: SimpleNamespace):
+        super().__init__()
+        self.answers, self.heard = iter(answers), list[tuple]()
+
+    def _answered(self, system, history, options, is_own):
+        self.heard.append((system, history, is_own))
+        return history[-self.most :], next(self.answers)
+
+
+def answered(text: str = "", thinking: str = "", calls: tuple = (), reason: str = "interrupted") -> SimpleNamespace:
+    answer = SimpleNamespace(text=text, thinking=thinking, calls=calls, finish_reason=reason, closed=0)
+    answer.message, answer.close = lambda: {"role": "assistant", "x": 1}, lambda: setattr(answer, "closed", 1)
+    return answer
+
+
+ASKED, RESULT = {"role": "user", "content": "Hi"}, {"role": "tool", "content": "5"}
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    (answered("a"), {"content": "a"}), (answered("", "b", reason="stop"), {"content": "", "reasoning_content": "b"}),
+    (answered("a", "b"), {"content": "a", "reasoning_content": "b"}), (answered("", "b"), None), (answered(), None),
+    (answered(calls=("call",)), {"content": ""}), (answered(reason="length"), {"content": ""}),
+])  # fmt: skip
+def test_what_stays_of_an_answer(answer: SimpleNamespace, said: dict | None):
+    """A question whose answer had not begun is withdrawn, what came of a call is not."""
+    expected = [] if said is None else [{"role": "assistant", "x": 1, **said}]
+    for message, stays in ((ASKED, said is not None), (RESULT, True)):
+        turns = Scripted(answer, answered())
+        assert turns.go_on([message]) is answer and turns.heard == [([], [message], True)]
+        assert turns.messages == [message] * stays + expected
+        turns.ask("And?", images=["x.png"])
+        shown = {"role": "user", "content": "And?", "images": ["x.png"]}
+        assert turns.heard[1][1] == [message] * stays + expected + [shown] and answer.closed
+
+
+def test_turns_that_are_taken_back_and_set():
+    turns = Scripted(answered("a"), answered("b"), answered("c"))
+    assert turns.undo() is None and (turns.count("x"), turns.warning, turns.answers_one_text) == (0, None, False)
+    turns.messages = [{"role": "system", "content": "S"}, ASKED]
+    assert (turns.system, turns._history) == ("S", [ASKED])
+    turns.ask("more")
+    assert turns.heard == [([{"role": "system", "content": "S"}], [ASKED, {"role": "user", "content": "more"}], True)]
+    turns.go_on([RESULT])
+    assert turns.undo() == "more", "with all that came of it"
+    assert turns.messages == [{"role": "system", "content": "S"}, ASKED]
+    turns._begun, turns.earlier = SoFar("x", "y"), 5
+    assert turns.undo() == "Hi" and turns._begun == SoFar()
+    assert (turns.undo(), turns.messages, turns.earlier) == (None, [{"role": "system", "content": "S"}], 5)
+    turns.clear()
+    assert (turns.system, turns.earlier) == ("S", 0)
+    turns.messages = [ASKED]
+    assert (turns.system, turns.messages) == (None, [ASKED])
+    turns._answer, turns._begun = answered("a", "b"), SoFar("x", "y")
+    assert turns.messages[1:] == [{"role": "assistant", "x": 1, "content": "xa", "reasoning_content": "yb"}]
+    turns.messages = []
+    assert turns.messages == []
+
+
+def test_who_sees(monkeypatch):
+    """Nothing is opened before an image is looked at; what saw before is closed when another one sees."""
+    made: list[Any] = []
+
+    def opening(*told: Any) -> SimpleNamespace:
+        made.append(SimpleNamespace(told=told, path=told[0], closed=0, look=lambda image: (len(made), image)))
+        made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
+        return made[-1]
+
+    monkeypatch.setattr("localllm.generation.eye.Eye", opening)
+    monkeypatch.setattr("localllm.files.projectors.projector_beside", lambda path: f"beside {path}")
+    monkeypatch.setattr("localllm.files.projectors.projector_bytes", lambda path: len(path))
+    sight = Sight("m.gguf", "engine", "tokenizer", 3, True)
+    sight.close()
+    assert (sight.eye, sight.nbytes, made) == (None, 6, [])
+    assert (sight.look("a"), sight.look("b")) == ((1, "a"), (1, "b"))
+    assert made[0].told == ("beside m.gguf", "engine", "tokenizer", EngineOptions(3), True, False)
+    assert sight.use(Path(__file__), pan_and_scan=True) is sight.eye is made[1] and made[0].closed == 1
+    assert made[1].told == (str(Path(__file__)), "engine", "tokenizer", EngineOptions(3), True, True)
+    assert sight.nbytes == Path(__file__).stat().st_size and made[1].closed == 0
+    sight.close()
+    assert (sight.eye, made[1].closed) == (None, 1)
+    assert Sight("m", "e", "t", None).use("p") and made[2].told == ("p", "e", "t", EngineOptions(None), False, False)
