@@ -204,11 +204,10 @@ def said() -> dict[str, list[str]]:
     return {name: steps_of(say, *given) for name, (say, *given) in CASES.items()}
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, list[str]]:
-    """Of steps.txt, by case."""
+def read(path: Path) -> dict[str, list[str]]:
+    """Of such a file, by case."""
     found = dict[str, list[str]]()
-    for line in FILE.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             lines = found.setdefault(line[2:], [])
         elif line.startswith(" "):
@@ -216,6 +215,20 @@ def known() -> dict[str, list[str]]:
         else:
             lines.append(line)
     return found
+
+
+def written(path: Path, cases: dict[str, list[str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for case, lines in cases.items():
+            print(f"# {case}", file=file)
+            for line in lines:
+                print(*wrap(line, 118, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False),
+                      sep="\n", file=file)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[str]]:
+    return read(FILE)
 
 
 def test_every_case_is_known(known):
@@ -259,10 +272,4 @@ def test_what_comes_from_another_target_and_goes_to_one():
 
 
 if __name__ == "__main__":
-    everything = said()
-    with FILE.open("w", encoding="utf-8", newline="\n") as file:
-        for case, lines in everything.items():
-            print(f"# {case}", file=file)
-            for line in lines:
-                print(*wrap(line, 118, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False),
-                      sep="\n", file=file)  # fmt: skip
+    written(FILE, said())

@@ -1,0 +1,219 @@
+"""Operations as steps of the CPU, in rows and in tiles: as tests/test_lowering.py, with tests/steps_cpu.txt.
+
+Sizes that depend on the lane are fixed here, and so is which float weights are multiplied in 16 bits.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read, written
+from test_recorded import w
+
+from localllm.arch.routing import Routing
+from localllm.arch.storage import KVType
+from localllm.arch.verbs import Scores
+from localllm.arch.weights import Weight
+from localllm.engine.cpu import attention, lowering, products
+from localllm.engine.cpu.attention import attention_scratch, choose_scratch, most_units
+from localllm.engine.cpu.lowering import VERBS, prepared, target_for_this_cpu
+from localllm.engine.cpu.products import float_scratch, parts_of
+from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu.tiles import few_count
+from localllm.engine.lower.lowering import lowered
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.record.operations import ALL, WANTED
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import BATCH, Header
+from localllm.errors import UnsupportedError
+from localllm.files.gguf_file import Tensor
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
+from localllm.kernels.machine import has_tiles
+from localllm.quant.formats import BY_NAME
+
+WORDS = {"BF16": AsWords("round_bf16", 2, 2, 0), "F16": AsWords("quantize_words", 16, 32, 4)}
+
+
+class Target(CpuTarget):
+    """With sizes that are the same on all CPUs."""
+
+    buffer_rows: Any = 8
+    wanted_rows: Any = 8
+    expert_rows: ClassVar[int] = 2
+
+    def matrix(self, weight: Weight) -> Any:
+        assert super().matrix(weight) is weight.tensor.data
+        return f"matrix {weight.name}"
+
+    def scratch(self, size: int) -> dict[str, Any]:
+        given = super().scratch(size)
+        assert given == {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+        return {"scratch": size}
+
+
+def target_of(in_tiles: bool, keeps: bool = True) -> Target:
+    pieces: Any = SimpleNamespace(arguments=lambda *given: {"pieces": given})
+    return Target(3, in_tiles, VERBS, pieces, 7, keeps)
+
+
+def weight(format: str, *shape: int, bias: bool = False) -> Weight:
+    """Of blocks whose bytes do not matter."""
+    columns = BY_NAME[format].row_bytes(shape[-1])
+    made = Tensor("w", BY_NAME[format], shape, np.zeros((*shape[:-1], columns), np.uint8))
+    return Weight(made, w(shape[-2], name="b") if bias else None)
+
+
+def product(format: str, rows: int = 20, columns: int = 256, bias: bool = False) -> Any:
+    return lambda b, rows_of: b.linear(rows_of(columns), weight(format, rows, columns, bias=bias))
+
+
+def stored(format: str) -> Any:
+    """Keys and values that go to the cache."""
+
+    def say(b: Any, rows: Any) -> None:
+        x = rows(256)
+        k, v = (b.linear(x, weight(format, 32 + 32 * which, 256)) for which in (0, 1))
+        b.attend(b.linear(x, weight(format, 64, 256)), k, v, PAGED, Scores(4, 0.5))
+
+    return say
+
+
+def of_experts(format: str, rows_of_one: int = 20, bias: bool = False, used: int = 2) -> Any:
+    def say(b: Any, rows: Any) -> None:
+        choice = b.route(rows(18), Routing(18, used), w(18), None)
+        made = weight(format, 18, rows_of_one, 256)
+        made = Weight(made.tensor, w(18, rows_of_one, name="b")) if bias else made
+        b.scatter(b.expert_linear(b.gather(rows(256), choice), made, choice), choice)
+
+    return say
+
+
+CASES: dict[str, Any] = {
+    **{f"linear {format}": (product(format),) for format in ("Q4_K", "Q6_K", "F32", "F16", "BF16")},
+    "linear of more rows, with a bias": (product("Q4_0", 1200, 512, True),),
+    "linear of rows of 24": (product("F16", columns=24),),
+    "two that meet the same": (lambda b, rows: (lambda x: (
+        b.linear(x, weight("Q4_0", 2, 256)), b.linear(x, weight("F16", 2, 256))))(rows(256)),),
+    "keys and values": (stored("Q8_0"), [PAGED]),
+    "keys and values of floats": (stored("F16"), [PAGED]),
+    "linear of so many rows that parts are more": (product("Q4_K", 30000),),
+    "linear of wanted rows": (lambda b, rows: b.linear(b.select(rows(256), WANTED), weight("Q4_K", 20, 256)),),
+    "linear of very wide rows": (product("F16", 2, 16384),),
+    "experts of blocks": (of_experts("Q4_K"),),
+    "experts with biases": (of_experts("Q4_K", bias=True),),
+    "experts in slices": (of_experts("Q4_K", 1400),),
+    "experts in as many slices as there are": (of_experts("Q4_K", 12000),),
+    "experts of floats": (of_experts("F16"),),
+    "attend": (attending(), [PAGED]),
+    "attend in a window": (attending(WINDOW, ahead=2), [WINDOW]),
+    "attend where windows are": (attending(windowed=True), [PAGED]),
+    "attend to rows": (attending(LATENT), [LATENT]),
+    "attend turned": (attending(WIDE), [WIDE], "q4_0"),
+    "attend twice alike": (lambda b, rows: [attending()(b, rows) for _ in "ab"], [PAGED]),
+    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "choose blocks": (chosen, [PAGED, INDEX]),
+}  # fmt: skip
+FILE = Path(__file__).with_name("steps_cpu.txt")
+
+
+def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", keeps: bool = True) -> list[str]:
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
+    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    target = target_of(in_tiles, keeps)
+    places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
+    steps, told = lowered(prepared(builder.operations, target), target, places), Told(places)
+    lines = [told.step(step) for step in steps.all]
+    return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
+
+
+def make_the_same_everywhere(patch: pytest.MonkeyPatch) -> None:
+    """Words of 16 bits, and memory that nobody has written to."""
+    for module in (products, lowering):
+        patch.setattr(module, "HALVES", WORDS)
+    patch.setattr(attention, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
+
+
+def said() -> dict[str, list[str]]:
+    make_the_same_everywhere(pytest.MonkeyPatch())
+    kinds = {"rows": False, "tiles": True}
+    return {f"{name} in {kind}": steps_of(kinds[kind], *given) for name, given in CASES.items() for kind in kinds}
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[str]]:
+    return read(FILE)
+
+
+@pytest.fixture(autouse=True)
+def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_the_same_everywhere(monkeypatch)
+
+
+def test_every_case_is_known(known: dict[str, list[str]]):
+    assert [*known] == [f"{case} in {kind}" for case in CASES for kind in ("rows", "tiles")]
+
+
+@pytest.mark.parametrize("kind", ["rows", "tiles"])
+@pytest.mark.parametrize("case", CASES)
+def test_steps(known: dict[str, list[str]], case: str, kind: str):
+    assert steps_of(kind == "tiles", *CASES[case]) == known[f"{case} in {kind}"]
+
+
+def test_keys_that_nobody_keeps_are_made_in_16_bits():
+    """Where no later run sees them; integers make them exactly in any case."""
+    kept, lost = (steps_of(False, stored("F16"), [PAGED], keeps=keeps) for keeps in (True, False))
+    assert [" most_precise=7" in line for line in kept if line.startswith("linear")] == [True, True, False]
+    assert [" most_precise=7" in line for line in lost if line.startswith("linear")] == [False] * 3
+    assert steps_of(False, stored("Q8_0"), [PAGED]) == steps_of(False, stored("Q8_0"), [PAGED], keeps=False)
+
+
+def test_targets_for_this_cpu():
+    usual, other = target_for_this_cpu(3), target_for_this_cpu(2, 9, False)
+    assert (usual.threads, usual.in_tiles, usual.verbs, usual.tokens, usual.keeps) == (
+        3,
+        has_tiles(),
+        VERBS,
+        BATCH,
+        True,
+    )
+    assert (other.threads, other.in_tiles, other.tokens, other.keeps) == (2, has_tiles(), 9, False)
+    assert CpuTarget(1, False, VERBS).keeps and CpuTarget(1, False, VERBS).tokens == BATCH
+    rounded = [next(n for n in range(9, 99) if n % at_once == 0) for at_once in TOKENS_AT_ONCE]
+    assert other.buffer_rows == other.wanted_rows == max(rounded)
+    assert other.layout_of(weight("Q4_K", 2, 3, 512)) == ("Q4_K", 288)
+
+
+def test_in_how_many_parts_a_matrix_is():
+    """As many for each thread, if there is enough for all, and never more than eight."""
+    found = [parts_of(nbytes, 3) for nbytes in (0, 65535, 65536, 98303, 98304, 393216, 393217, 3 << 20, 1 << 40)]
+    assert found == [1, 1, 2, 2, 3, 3, 6, 24, 24]
+
+
+def test_bytes_that_threads_work_with():
+    assert choose_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
+    heads = ATTEND_ROWS * (16 + 48 + ATTEND_KEYS + 32)
+    assert attention_scratch(16, 48) == attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
+    assert most_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MOST_SPLITS)
+    assert most_units(100, 64, 1) == 100 * 64 // ATTEND_ROWS + 100 + 11 * SPLIT_TOKENS * MOST_SPLITS
+    assert (float_scratch(13312), float_scratch(13313)) == (53248, 53252)
+
+
+def test_where_the_number_of_few_rows_is():
+    header = Header(7)
+    header.few_counts[:] = 5, 3
+    steps: Any = SimpleNamespace(header=header)
+    assert [few_count(steps, rows).tolist() for rows in (ALL, WANTED)] == [[5], [3]]
+
+
+def test_formats_that_no_kernel_knows():
+    with pytest.raises(UnsupportedError, match="tensor w: format I8 is not supported"):
+        target_of(False).matrix(weight("I8", 2, 4))
+
+
+if __name__ == "__main__":
+    written(FILE, said())
