@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -440,3 +441,52 @@ def test_lines_that_go(tmp_path, monkeypatch, can_replace):
         assert file.records == [{"id": "b"}]
         assert path.read_bytes() == b'{"id": "b"}\n'
     assert path.read_bytes() == b'{"id": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "records", "wrong"),
+    [
+        (b"", [], None), (b'{"id": "a"}\n', ["a"], None), (b'{"id": 1}\n{"id": "b"}\n{"i', [1, "b"], None),
+        (b'{"id": 1}\n{"id": "b", "x', [1], None), (b"x", [], 1), (b'{"id": 1}\nx', [], 2), (b'{"id": 1.5}\n', [], 1),
+        (b"[1]\n", [], 1), (b'{"id": 1}\n\n', [], 2), (b'{"x": 1}\n', [], 1), (b"[" * 99_999 + b"\n", [], 1),
+    ],
+)  # fmt: skip
+def test_lines_that_are_there(tmp_path, data, records, wrong):
+    """A torn one at the end goes, and what is no such file stays."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+    if wrong:
+        with pytest.raises(UsageError) as error:
+            LineFile(path).__enter__()
+        told = f"{path}: line {wrong} is no record of an earlier start; give another name"
+        assert (str(error.value), path.read_bytes()) == (told, data)
+    else:
+        with LineFile(path) as file:
+            assert [record["id"] for record in file.records] == records
+            file.write(b'{"id": "new"}\n')
+        lines = path.read_bytes().splitlines()
+        assert (len(lines), lines[-1]) == (len(records) + 1, b'{"id": "new"}')
+
+
+def test_lines_that_are_written(tmp_path, monkeypatch):
+    """Also piece by piece; a file in which nothing came to be, for an error, is gone."""
+    path, write = tmp_path / "x.jsonl", os.write
+    with LineFile(path) as file, monkeypatch.context() as slow:
+        slow.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+        file.write(b'{"id": "new"}\n')
+    assert path.read_bytes() == b'{"id": "new"}\n'
+
+    def refuse(descriptor, data):
+        raise OSError(28, "No space")
+
+    with LineFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
+        full.setattr(os, "write", refuse)
+        file.write(b"x")
+    told = f"{path}: cannot be written: No space; what is there stays, and a later start goes on"
+    assert str(error.value) == told
+    for name, fails in (("empty", False), ("gone", True), ("kept", True)):
+        with suppress(ZeroDivisionError), LineFile(tmp_path / name) as file:
+            if name == "kept":
+                file.write(b'{"id": 1}\n')
+            assert not fails or 1 // 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "kept", "x.jsonl"]

@@ -4,15 +4,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_recorded import tensor
 
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
+from localllm.arch.states import Paged, Recurrent
+from localllm.arch.storage import KVType
 from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.engine import opening
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.devices import Placed, layers_on
-from localllm.engine.cuda.placing import MARGIN, Sizes
+from localllm.engine.cuda.placing import MARGIN, Sizes, sizes, spare, state_bytes
 from localllm.engine.forks import Refusal, lock_for, was_forked
 from localllm.engine.opening import BackendChoice, Opened, Said, chosen, opened
 from localllm.engine.options import EngineOptions, layers_of
@@ -24,6 +26,7 @@ from localllm.engine.record.split import split
 from localllm.engine.runs import Runs
 from localllm.engine.without_text import EngineWithoutText
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
+from localllm.kernels.arguments import PAGE
 
 NO_DRIVER = "the CPU computes: there is no NVIDIA driver"
 
@@ -188,6 +191,19 @@ def test_a_card_is_found(monkeypatch):
     assert placed("auto", 1) == Placed(None, 0, 0, "the CPU computes: there is none")
     with pytest.raises(NoCardError):
         placed("cuda")
+
+
+def test_what_layers_take_on_a_card():
+    """All tokens, also those behind a window, and two pages more; of recurrent layers seven states."""
+    plain, kept = Paged(0, 1, 16, 16, window=4), KVType.of("f16")
+    assert state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
+    assert state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
+    tensors = {name: tensor(name, 3, 8) for name in ("blk.0.a.weight", "blk.1.b.weight", "blk.2.c.weight", "output")}
+    one = 3 * 32
+    found = sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
+    assert found == Sizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
+    assert spare(Sizes([1, 20, 300], 4000), 2, MARGIN + 5000) == 680
+    assert spare(Sizes([1, 20, 300], 4000), 0, MARGIN + 5000) == 1000
 
 
 # ---- options, and what stands for an engine -------------------------------------------------------------------------
