@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ from localllm.engine.memory import prefixes
 from localllm.engine.memory.prefixes import Prefixes, Waiting, kept_store
 from localllm.engine.memory.store import PagedStore
 from localllm.engine.runs import Runs
-from localllm.errors import LocalllmError, MemoryLimitError, UsageError
-from localllm.files import prefix_files, settings, text_file
+from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.files import hollow, prefix_files, settings, text_file
+from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.line_file import LineFile
 from localllm.files.prefix_files import MOMENT, PrefixAbout
 from localllm.files.settings import line_of, names_in, parse
@@ -490,3 +492,36 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
                 file.write(b'{"id": 1}\n')
             assert not fails or 1 // 0
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "kept", "x.jsonl"]
+
+
+# ---- models of which the header is there ----------------------------------------------------------------------------
+
+
+def test_a_model_without_its_weights(tmp_path, monkeypatch):
+    """Its header in pieces, each as much as there is; what is wrong is said by the names that people know."""
+    content, asked = np.arange(1000, dtype=np.float32), list[tuple]()
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [Output.of("x", content)])
+    data = (tmp_path / "m.gguf").read_bytes()
+
+    def fetch(name: str, start: int, end: int) -> bytes:
+        asked.append((name, start, end))
+        return data[start:end]
+
+    monkeypatch.setattr(hollow, "FIRST", 16)
+    with hollow.hollow_model({"m.gguf": len(data)}, fetch) as (model, fetched):
+        assert (model.path, [*model.tensors], model.tensors["x"].shape) == ("m.gguf", ["x"], (1000,))
+        assert asked == [
+            ("m.gguf", first, last) for first, last in pairwise([0, 16, 32, 64, 128, 256]) if first < fetched
+        ]
+        assert asked[-1][2] == fetched < 300 and model.parts == {"m.gguf": ["x"]}
+    with pytest.raises(ModelError) as error, hollow.hollow_model({"m.gguf": len(data) - 64}, fetch):
+        pass
+    assert str(error.value).startswith("m.gguf: ") and str(tmp_path) not in str(error.value)
+    assert "/" not in str(error.value)
+
+    class Full:
+        def truncate(self, size: int) -> None:
+            raise OSError("No space")
+
+    with pytest.raises(LocalllmError, match=r"^m\.gguf: no room for its header: No space$"):
+        hollow.write_header(Full(), "m.gguf", 99, fetch)
