@@ -46,8 +46,9 @@ from localllm.server.images import MOST_IMAGES, file_below, image_part, with_fil
 from localllm.server.listening import Patient, tcp_socket, unix_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram, Metrics
-from localllm.server.openai_chat import IGNORED, ignored
+from localllm.server.openai_chat import IGNORED, chat_question, ignored
 from localllm.server.openai_chat import streamed as streamed_chat
+from localllm.server.openai_completions import MOST_PROMPTS, completion_question, prompts_of
 from localllm.server.openai_completions import streamed as streamed_texts
 from localllm.server.openai_responses import conversation as conversation_of_responses
 from localllm.server.openai_responses import question_of as question_of_responses
@@ -161,6 +162,149 @@ def test_fields_that_mean_nothing_are_named():
     given = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
     body = Body(given)
     assert question_of_responses(body) and ignored(body) == {IGNORED: "odd, even"}
+
+
+FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_what_a_response_is_asked_for():
+    given = {"input": "Hi", "model": "m", "instructions": "Be short", "max_output_tokens": 1, "temperature": 0.5,
+             "reasoning": {"effort": "minimal"}, "tools": [FUNCTION], "parallel_tool_calls": False}  # fmt: skip
+    found = question_of_responses(Body(given))
+    assert found and (found.model, found.n, found.most_likely) == ("m", 1, None)
+    assert found.prompts == [[{"role": "system", "content": "Be short"}, *HI]]
+    options = found.options
+    assert (options.max_tokens, options.stop, options.think, options.sampling.temperature) == (1, (), "low", 0.5)
+    assert options.tools and [tool.name for tool in options.tools.tools] == ["now"] and not options.tools.parallel
+    bare = question_of_responses(Body({"input": "Hi"}))
+    assert bare and (bare.model, bare.prompts) == (None, [HI])
+    assert (bare.options.max_tokens, bare.options.tools, bare.options.think) == (None, None, "auto")
+    assert question_of_responses(Body({"instructions": "Be short"})) is None
+
+
+def chat(**fields: Any) -> Any:
+    return chat_question(Body({"messages": HI, **fields}))
+
+
+def text(**fields: Any) -> Any:
+    return completion_question(Body({"prompt": "Hi", **fields}))
+
+
+def response(**fields: Any) -> Any:
+    return question_of_responses(Body({"input": "Hi", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "reason"),
+    [
+        (response, {"previous_response_id": "x"},
+         "previous_response_id is not supported: nothing is kept here, send the whole"),
+        (response, {"conversation": "x"}, "conversation is not supported: nothing is kept here, send the whole"),
+        (response, {"top_logprobs": 1}, "top_logprobs is not supported: ask /v1/chat/completions"),
+        (response, {"max_output_tokens": 0}, "max_output_tokens should be 1 or above"),
+        (response, {"reasoning": {"effort": "hard"}}, "reasoning.effort should be none or minimal or low"),
+        (chat, {"functions": [1]}, "functions is not supported: use tools"),
+        (chat, {"audio": {"a": 1}}, "audio is not"),
+        (chat, {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
+        (chat, {"n": 17}, "n should be from 1 to 16"),
+        (chat, {"n": 0}, "n should be from 1 to 16"),
+        (chat, {"max_tokens": 0}, "max_tokens should be 1 or above"),
+        (chat, {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or above"),
+        (text, {"suffix": "x"}, "suffix is not supported"),
+        (text, {"echo": True}, "echo is not supported: the prompt is"),
+        (text, {"n": 2, "best_of": 3}, "best_of should be n, which is 2, not 3"),
+        (text, {"n": 17}, "n should be from 1"),
+        (text, {"max_tokens": -1}, "max_tokens should be 0 or above"),
+        (text, {"logprobs": 21}, "logprobs should be from 0"),
+    ],
+)  # fmt: skip
+def test_questions_that_make_no_sense(ask: Any, fields: dict[str, Any], reason: str):
+    with pytest.raises(UsageError) as failure:
+        ask(**fields)
+    assert str(failure.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "most_likely"),
+    [
+        ({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3),
+        ({"top_logprobs": 20}, 20), ({"top_logprobs": 0}, None),
+    ],
+)  # fmt: skip
+def test_probabilities_that_are_asked_for(fields: dict[str, Any], most_likely: int | None):
+    assert chat(**fields).most_likely == most_likely
+
+
+def test_what_a_chat_is_asked_for():
+    """A newer name of a length stands before the older one."""
+    found = chat(model="m", n=16, max_tokens=5, seed=3, tools=[FUNCTION], stop="x")
+    assert (found.model, found.n, found.prompts, found.options.max_tokens) == ("m", 16, [HI], 5)
+    assert (found.options.sampling.seed, found.options.stop, found.options.tools.tools[0].name) == (3, ("x",), "now")
+    assert chat(max_tokens=5, max_completion_tokens=1).options.max_tokens == 1 and chat().options.max_tokens is None
+    assert (chat().n, chat().model) == (1, None)
+
+
+TOKENS = [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("Hi", ["Hi"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), (TOKENS, TOKENS), (["a", [1]], ["a", [1]]),
+        (["a"] * MOST_PROMPTS, ["a"] * MOST_PROMPTS), (["a"] * (MOST_PROMPTS + 1), None), ([], None), (None, None),
+        (5, None), ([[]], None), (["a", 1], None), ([[1, "a"]], None), ([True], None), ([1.5], None),
+    ],
+)  # fmt: skip
+def test_prompts_of_texts(given: Any, prompts: Any):
+    if prompts:
+        assert prompts_of(given) == prompts
+    else:
+        many = f"prompt should have at most {MOST_PROMPTS} texts, not {MOST_PROMPTS + 1}"
+        with pytest.raises(UsageError) as failure:
+            prompts_of(given)
+        is_long = isinstance(given, list) and len(given) > MOST_PROMPTS
+        assert str(failure.value) == (
+            many if is_long else "prompt should be a text, a list of token ids, or a list of these"
+        )
+
+
+def test_what_a_text_is_asked_for():
+    found = text(model="m", n=2, best_of=2, max_tokens=0, logprobs=20)
+    assert (found.model, found.prompts, found.n, found.most_likely, found.options.max_tokens) == ("m", ["Hi"], 2, 20, 0)
+    assert (text().n, text().most_likely, text().options.max_tokens, text(best_of=1).n) == (1, None, 16, 1)
+    assert text(logprobs=0).most_likely == 0
+
+
+def claude(**fields: Any) -> Any:
+    return question_of(Body({"messages": HI, **fields}), 9)
+
+
+def test_what_a_message_is_asked_for():
+    tools = [{"name": "now"}, {"type": "web_search_20250305", "name": "web"}, {"type": "custom", "name": "then"}]
+    found = claude(model="m", stop_sequences=["x"] * 16, top_k=5, system=[{"type": "text", "text": "Be short"}],
+                   tools=tools,
+                   tool_choice={"type": "tool", "name": "now", "disable_parallel_tool_use": True},
+                   thinking={"type": "enabled", "budget_tokens": 7}, metadata={"user_id": "me"})  # fmt: skip
+    assert (found.model, found.prompts) == ("m", [[{"role": "system", "content": "Be short"}, *HI]])
+    options = found.options
+    assert (options.max_tokens, options.stop, options.sampling.top_k) == (9, ("x",) * 16, 5)
+    assert (options.think, options.think_budget) == ("on", 7)
+    assert [tool.name for tool in options.tools.tools] == ["now", "then"]
+    assert (options.tools.choice, options.tools.parallel) == ("now", False)
+    with pytest.raises(UsageError, match="stop_sequences should be at most 16 texts, not 17"):
+        claude(stop_sequences=["x"] * 17)
+    for choice, meant in (("auto", "auto"), ("any", "required"), ("none", "none"), (None, "auto")):
+        use = claude(tools=tools, tool_choice={"type": choice}).options.tools
+        assert (use.choice, use.parallel) == (meant, True)
+    bare = claude(tools=tools).options.tools
+    assert (bare.choice, bare.parallel) == ("auto", True) and claude(tools=tools[1:2]).options.tools is None
+    idle = claude(thinking={"type": "disabled", "budget_tokens": 7}).options
+    assert (idle.think, idle.think_budget) == ("off", None)
+    for odd in ([], [{"role": "tool", "content": "x"}], [5], [{"role": "user", "content": 5}],
+                [{"role": "user", "content": [5]}], [{"role": "user", "content": [{"text": "x"}]}]):  # fmt: skip
+        with pytest.raises(UsageError, match="messages"):
+            question_of(Body({"messages": odd}), 9)
 
 
 def test_options():
