@@ -327,6 +327,22 @@ def test_windows_of_published_exaones(layers, windows):
     assert [*of_size("exaone4", block_count=layers).windows] == windows
 
 
+def test_which_layers_rotate():
+    """Of Cohere's those without experts and one that guesses, whatever they see; others where they have a window."""
+    windows = {"attention__sliding_window_pattern": np.array([False, True, True, True, False])}
+    h = replace(of_size("cohere2moe", **windows), windows=(None, 4, None, 4, None), dense=2)
+    for layers, rotated in ((5, "ry-y-"), (4, "ry-yr"), (3, "ry-rr")):
+        found = [replace(h, layers=layers).rope(layer) is not None for layer in range(5)]
+        assert found == [letter != "-" for letter in rotated]
+    of_two = {
+        ("exaone4", (4, None)): "r-", ("exaone4", (None, None)): "rr", ("llama4", (4, None)): "r-",
+        ("llama4", (None, None)): "rr", ("cohere2", (4, None)): "r-",
+    }  # fmt: skip
+    for (name, seen), rotated in of_two.items():
+        h = replace(of_size(name), windows=seen)
+        assert [h.rope(layer) is not None for layer in range(2)] == [letter == "r" for letter in rotated], name
+
+
 def test_llama_4_with_128_experts_normalizes_nothing():
     """Maverick; Scout, with 16, does."""
     assert [of_size("llama4", expert_count=count).normed for count in (16, 127, 128, 129)] == [True, True, False, True]
