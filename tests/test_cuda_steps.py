@@ -18,7 +18,7 @@ from localllm.engine.cuda import weights as card_weights
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.card import Launch, LibraryProduct
 from localllm.engine.cuda.lowering import card_steps, work_of
-from localllm.engine.cuda.program import CudaProgram, Nowhere, PinnedHeader, fitting, words_of_header
+from localllm.engine.cuda.program import CudaProgram, Nowhere, PinnedHeader, SizedProgram, fitting, words_of_header
 from localllm.engine.cuda.recurrent import CardLayout
 from localllm.engine.cuda.weights import CardWeights, pieces
 from localllm.engine.lower.steps import StepPlaces
@@ -28,7 +28,7 @@ from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.record.operations import WANTED
 from localllm.engine.record.recorder import Recorder
 from localllm.engine.run import Header, Text
-from localllm.errors import UnsupportedError
+from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import CHOOSING, parameters
@@ -406,3 +406,44 @@ def test_matrices_go_to_a_card_once(monkeypatch):
     CardWeights(card, [], None).address(Weight(unknown))
     weights.address(Weight(unknown))
     assert weights.unpacked == {"IQ2_S": "F16"} and told[-1] == (284, 284)
+
+
+def test_a_program_is_a_graph(monkeypatch):
+    """The header goes to the card first; constants are there once, and flaws lie where the host sees them."""
+    card, recorded, asked = SimulatedCard(), [], []
+    card.prepare = lambda kernels, progress: asked.append((kernels, progress))
+    card.record = lambda works: recorded.append(works) or (lambda: asked.append("replay"))
+    card.synchronize = lambda: asked.append("synchronize")
+    steps = [SimpleNamespace(kernel="a", reads=[], writes=[]), SimpleNamespace(kernel="product", reads=[], writes=[])]
+    given = []
+    monkeypatch.setattr(card_program, "card_steps", lambda *known: given.append(known) or steps)
+    monkeypatch.setattr(card_program, "work_of", lambda step, place, memory: (step.kernel, memory))
+    monkeypatch.setattr(card_program, "offsets", lambda steps: 77)
+    arena = SimpleNamespace(address=lambda size: 1000 + size)
+    model = card_program.OnCard(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
+    program = SizedProgram(model, (4, 1), "progress")
+    header = program.header
+    ((operations, places, weights, size, taken),) = given
+    assert (operations, weights, size, taken) == (["operation"], "weights", (4, 1), "taken")
+    assert (places.cache, places.layout, places.header) == ("cache", "layout", header)
+    assert header._tables.shape == (4, 3) and header.base in card.memory
+    assert asked == [({"a", "fetch"}, "progress")]
+    ((fetch, *works),) = recorded
+    assert works == [("a", 1077), ("product", 1077)]
+    assert fetch.kernel == "fetch" and [*fetch.arguments] == [
+        {"source": header.words.ctypes.data, "target": header.base, "words": len(header.words)}[name]
+        for name in parameters("fetch")
+    ]  # fmt: skip
+    assert program._place(header.flaws) == program._flaws.ctypes.data
+    assert program._place(header.positions) == header.base + header.positions.ctypes.data - header.words.ctypes.data
+    constant, other = np.arange(6, dtype=np.int16).reshape(2, 3).T, np.zeros(0)
+    place = program._place(constant)
+    assert program._place(constant) == place != program._place(other) == program._place(other)
+    assert card.download(place, 12).view(np.int16).tolist() == [0, 3, 1, 4, 2, 5]
+    asked.clear()
+    program._flaws[0] = 1
+    program.run(lambda told: asked.append(told is header and not program._flaws[0]))
+    assert asked == [True, "replay", "synchronize"]
+    card.synchronize = lambda: program._flaws.fill(1)
+    with pytest.raises(ModelError):
+        program.run(lambda told: None)
