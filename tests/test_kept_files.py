@@ -17,7 +17,7 @@ from localllm.engine.memory.prefixes import Prefixes, Waiting, kept_store
 from localllm.engine.memory.store import PagedStore
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
-from localllm.files import hollow, prefix_files, settings, text_file
+from localllm.files import hollow, logits_file, prefix_files, settings, text_file
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.line_file import LineFile
 from localllm.files.prefix_files import MOMENT, PrefixAbout
@@ -525,3 +525,61 @@ def test_a_model_without_its_weights(tmp_path, monkeypatch):
 
     with pytest.raises(LocalllmError, match=r"^m\.gguf: no room for its header: No space$"):
         hollow.write_header(Full(), "m.gguf", 99, fetch)
+
+
+# ---- files of logits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("logits", [[3, 1, -1, 2.5], [0, -9, -15.9, -40, 5], [2, 2, 2], [7]])
+def test_logits_in_16_bits(logits):
+    """Steps of a 65535th of what lies between the largest and the least, which is 16 below it at most."""
+    numbers = np.array(logits, np.float32)
+    log_sum = float(np.log(np.exp(numbers.astype(float)).sum()))
+    row = np.full(logits_file.row_numbers(len(logits)), 7, np.uint16)
+    logits_file.pack(numbers, log_sum, row, np.zeros_like(numbers))
+    found = logits_file.unpack(row, np.zeros_like(numbers))
+    floor = numbers.max() - logits_file.FLOOR
+    step = (numbers.max() - max(numbers.min(), floor)) / 65535
+    assert np.abs(found - (np.maximum(numbers, floor) - log_sum)).max() <= step / 2 + 2e-6
+    scale, least = row[:4].view(np.float32)
+    assert scale == pytest.approx(step) and least == pytest.approx(max(numbers.min(), floor) - log_sum)
+    assert row[4 + int(numbers.argmax())] == (65535 if step else 0) and len(row) % 2 == 0
+    assert row[4 + len(logits) :].tolist() == [7] * (len(logits) % 2)
+
+
+def test_a_file_of_logits(tmp_path):
+    chunks = np.arange(10).reshape(2, 5)
+    assert [logits_file.scored(size) for size in (4, 5, 512)] == [1, 2, 255]
+    path, rows = tmp_path / "x", np.arange(2 * 2 * 8, dtype=np.uint16)
+    with logits_file.LogitsWriter(path, chunks, 3) as file:
+        file.write(rows[:16])
+        file.write(rows[16:])
+    found = logits_file.Logits.open(path)
+    assert (found.chunks.tolist(), found.vocab_size) == (chunks.tolist(), 3)
+    assert found.rows.shape == (2, 2, 8) and found.rows.reshape(-1).tolist() == rows.tolist()
+    del found
+    whole, start = path.read_bytes(), len(logits_file.MAGIC)
+
+    def with_number(place: int, number: int) -> bytes:
+        at = start + 4 * place
+        return whole[:at] + number.to_bytes(4, "little", signed=True) + whole[at + 4 :]
+
+    none, damaged, short = "not a file of logits; --save-logits writes one", "the file of logits is damaged", (
+        "the file of logits is not complete")  # fmt: skip
+    for data, told in (
+        (whole[:19], none), (b"x" + whole[1:], none), (whole[:20], short), (whole[:-1], short), (whole + b"x", short),
+        (with_number(0, 3), damaged), (with_number(1, 0), damaged), (with_number(2, 0), damaged),
+        (with_number(2, -1), damaged),
+        (with_number(0, 4), short), (with_number(1, 1), short), (with_number(2, 1), short),
+    ):  # fmt: skip
+        (tmp_path / "y").write_bytes(data)
+        with pytest.raises(ModelError) as error:
+            logits_file.Logits.open(tmp_path / "y")
+        assert str(error.value) == f"{tmp_path / 'y'}: {told}"
+    with pytest.raises(UsageError) as error:
+        logits_file.Logits.open(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
+    with pytest.raises(ZeroDivisionError), logits_file.LogitsWriter(tmp_path / "z", chunks, 3) as file:
+        file.write(rows)
+        1 // 0  # noqa: B018
+    assert not (tmp_path / "z").exists()
