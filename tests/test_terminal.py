@@ -163,6 +163,7 @@ def type_in(tmp_path: Path, monkeypatch):
     def typed(keys: str, text: str = "", offers: tuple[str, ...] = ()) -> str:
         with create_pipe_input() as given, create_app_session(input=given, output=DummyOutput()):
             given.send_text(keys)
+            given.close()  # nothing more is typed: who waits for it gets EOFError
             return LineEditor(lambda line: ((offer, 0) for offer in offers if offer.startswith(line))).read(text)
 
     return typed
