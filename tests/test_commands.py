@@ -8,15 +8,16 @@ from typing import Any
 import conftest
 import numpy as np
 import pytest
-from invoked import Opened, Told, flat, told_by
+from invoked import Opened, Told, flat, invoke, told_by
 
 from localllm import api
-from localllm.cli import chat, embed, map, opening, run
+from localllm.cli import chat, embed, map, opening, quantize, run
 from localllm.cli.app import context_of
 from localllm.cli.commands import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
+from localllm.services import quantize_plan
 
 # ---- how a model is opened
 
@@ -190,6 +191,71 @@ def test_what_is_near(tiny: str):
     for line, top, stats in (("", 5, False), ("--top 2 --stats", 2, True)):
         told = told_by((embed, "show_nearest"), "embed", tiny, "--near", "x", *line.split(), stdin=b"a\nb\n")
         assert (told["query"], told["top"], told["stats"], told["given"]) == ("x", top, stats, [["a", "a"], ["b", "b"]])
+
+
+# ---- what becomes of a file's weights, and of masked places
+
+REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep_split": False,
+           "allow_requantize": False, "strict": False, "texts": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "request_", "options"),
+    [
+        ("Q8_0", {}, [False, "", "", False, []]),
+        ("Q8_0 --imatrix i --include-weights a --include-weights b --exclude-weights c",
+         {"imatrix": "i", "include": ["a", "b"], "exclude": ["c"]}, [False, "", "", False, []]),
+        ("Q8_0 --keep-split --override-kv a=int:5 --token-embedding-type q5_0",
+         {"keep_split": True, "overrides": [["a", 5]]}, [False, "", "Q5_0", False, []]),
+        ("Q8_0 --allow-requantize --pure --output-tensor-type q6_k", {"allow_requantize": True},
+         [True, "Q6_K", "", False, []]),
+        ("Q8_0 --strict --leave-output-tensor --tensor-type attn=q5_0", {"strict": True},
+         [False, "", "", True, [["attn", "Q5_0"]]]),
+        ("Q8_0 --calibrate", {"texts": []}, [False, "", "", False, []]),
+        ("Q8_0 t u --calibrate", {"texts": ["t", "u"]}, [False, "", "", False, []]),
+    ],
+)  # fmt: skip
+def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
+    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.services.quantize.require_sense", lambda source, overrides: None)
+    told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
+    recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
+    patterns = [[pattern.pattern, name] for pattern, name in chosen[4]]
+    assert (told["request"], [*chosen[:4], patterns]) == (REQUEST | request_, options)
+    assert "Q8_0" in (recipe["name"] if isinstance(recipe, dict) else recipe)
+    assert told["source"].path == tiny
+
+
+@pytest.mark.parametrize(
+    ("line", "threads", "force"), [("", None, False), ("5", 5, False), ("-t 3 --force", 3, True), ("5 -t 3", 3, False)]
+)
+def test_how_quantize_does_it(line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path):
+    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    out = str(tmp_path / "out")
+    told = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
+    assert (told["target"], told["threads"], told["force"]) == (out, threads, force)
+
+
+def test_how_places_are_filled(tiny: str, monkeypatch):
+    usual = {"steps": None, "epsilon": None, "block_length": None, "algorithm": None, "algorithm_temperature": None,
+             "guidance": None, "has_noise": False, "visual": False}  # fmt: skip
+    opened = Opened(tiny)
+    opened.fills = True
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: opened)
+    for line, given in {
+        "": {}, "--diffusion-steps 9 --diffusion-eps 0.5 --diffusion-visual": {
+            "steps": 9, "epsilon": 0.5, "visual": True},
+        "--diffusion-block-length 32 --diffusion-algorithm 2 --diffusion-alg-temp 0.25": {
+            "block_length": 32, "algorithm": 2, "algorithm_temperature": 0.25},
+        "--diffusion-cfg-scale 1.5 --diffusion-add-gumbel-noise": {"guidance": 1.5, "has_noise": True},
+    }.items():  # fmt: skip
+        told = told_by((run, "fill"), "run", tiny, "-p", "x", *line.split())
+        assert told["diffusion"] == usual | given, line
+    opened.fills = False
+    assert told_by((run, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
+    for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
+        with pytest.raises(UsageError, match=f"models that fill masked places .*: leave out --{name}"):
+            invoke("run", tiny, "-p", "x", "--diffusion-steps", "1", *words)
 
 
 # ---- conversations, answers again

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from invoked import Opened
 
-from localllm.cli import chat, chat_commands, line_editor, main, terminal
+from localllm.cli import chat, chat_commands, line_editor, main, terminal, tool_calls, type_ahead
 from localllm.cli import map as map_command
 from localllm.cli.line_editor import LineEditor
 from localllm.errors import (
@@ -144,6 +145,42 @@ def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
         assert capfd.readouterr().err.replace("\r\n", "\n") == f"{line}{said}\n"
         assert signal.getsignal(signal.SIGINT) == before
         stopped.clear()
+
+
+def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
+    """Also where stdin and stderr are something else; nothing stays open if only one half of it can be had."""
+    (tmp_path / "keys").write_text("YES\n")
+    monkeypatch.setattr(tool_calls, "forget_typed", lambda keys: None)
+    monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "keys"))
+    monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "none" / "screen"))
+    assert tool_calls.Keyboard.opened() is None
+    monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "screen"))
+    keyboard = tool_calls.Keyboard.opened()
+    assert keyboard is not None and keyboard.ask("allow it? ") == "yes"
+    keyboard.close()
+    assert (tmp_path / "screen").read_text() == "allow it? "
+    monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "none"))
+    assert tool_calls.Keyboard.opened() is None
+
+
+@pytest.mark.parametrize(
+    ("can", "screens", "dumb", "marked"),
+    [
+        (True, (True, True), False, (1, 0)), (True, (False, True), False, (0, 1)),
+        (True, (False, False), False, (0, 0)), (True, (True, True), True, (0, 0)), (False, (True, True), False, (0, 0)),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_is_marked(can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys):
+    """In the block alone, on the terminal that there is."""
+    monkeypatch.setattr(type_ahead, "keys_wait", lambda stream: nullcontext(can))
+    monkeypatch.setattr(type_ahead, "is_terminal", lambda stream: screens[stream is sys.stdout])
+    monkeypatch.setattr(type_ahead, "is_dumb", lambda: dumb)
+    with pytest.raises(ZeroDivisionError), type_ahead.type_ahead():
+        out, err = capsys.readouterr()
+        assert (err, out) == tuple("\x1b[?2004h" * each for each in marked)
+        raise ZeroDivisionError
+    out, err = capsys.readouterr()
+    assert (err, out) == tuple("\x1b[?2004l" * each for each in marked)
 
 
 # ---- the editor
