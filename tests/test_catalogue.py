@@ -186,6 +186,8 @@ def test_users_own_names(folder, tmp_path, monkeypatch):
     assert resolve("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
     with pytest.raises(ModelError, match=f"{folder}/x.gguf: there is no such file"):
         resolve("file")
+    (folder / "x.gguf").touch()
+    assert resolve("file") == f"{folder}/x.gguf"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "big").touch()
     assert resolve("big") == "big", "what is there"

@@ -25,7 +25,7 @@ from localllm.errors import ContextError, LocalllmError, MemoryLimitError, Model
 from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
-from localllm.server import service, shelf, wire, worker
+from localllm.server import page, service, shelf, wire, worker
 from localllm.server.anthropic_messages import given as given_of
 from localllm.server.anthropic_messages import question_of
 from localllm.server.anthropic_messages import streamed as streamed_message
@@ -455,6 +455,12 @@ SAYING = {"role": "assistant", "content": [{"type": "output_text", "text": "It i
         ([THINKING, SAYING], [{"role": "assistant", "content": "It is", "reasoning_content": "Hm\nso"}]),
         ([THINKING, SAYING, SAYING], [{"role": "assistant", "content": "It is", "reasoning_content": "Hm\nso"},
                                       {"role": "assistant", "content": "It is"}]),
+        ([{"role": "user", "content": ""}, SAYING],
+         [{"role": "user", "content": ""}, {"role": "assistant", "content": "It is"}]),
+        ([THINKING, {"role": "user", "content": "Hi"}],
+         [{"role": "assistant", "content": "", "reasoning_content": "Hm\nso"}, {"role": "user", "content": "Hi"}]),
+        ([{"role": "user", "content": "Hi"}, THINKING, SAYING],
+         [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "It is", "reasoning_content": "Hm\nso"}]),
         ([{**THINKING, "content": None}], [{"role": "assistant", "content": "", "reasoning_content": "no"}]),
         ([{"type": "reasoning"}, SAYING], [{"role": "assistant", "content": "It is"}]),
         ([THINKING, CALLING, {"type": "function_call_output", "call_id": "c", "output": "9"}],
@@ -465,6 +471,76 @@ SAYING = {"role": "assistant", "content": [{"type": "output_text", "text": "It i
 def test_conversations_of_responses(items: Any, messages: list[dict[str, Any]]):
     """Thoughts and calls are parts of the answer that they are next to."""
     assert conversation_of_responses(items) == messages
+
+
+def test_images_of_responses():
+    """Users show them, as in chats; who answers shows none."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    given = [{"role": "user", "content": [image]}]
+    assert conversation_of_responses(given) == conversation(given) and isinstance(
+        conversation(given)[0]["content"], list
+    )
+    with pytest.raises(UsageError, match="images are shown by who asks"):
+        conversation_of_responses([{"role": "assistant", "content": [image]}])
+
+
+CALL_TOLD = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"role": "user", "content": "Hi", "name": "", "tool_call_id": None}, {"role": "user", "content": "Hi"}),
+        ({"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [CALL_TOLD]},
+         {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [CALL_TOLD]}),
+        ({"role": "assistant", "content": "a", "reasoning_content": "", "tool_calls": []},
+         {"role": "assistant", "content": "a"}),
+        ({"role": "tool", "content": "9", "tool_call_id": "c", "name": "now", "odd": 1},
+         {"role": "tool", "content": "9", "tool_call_id": "c", "name": "now"}),
+        ({"role": "tool", "content": "9"}, None), ({"content": "Hi"}, None), ({"role": "robot", "content": "Hi"}, None),
+        ({"role": "user"}, None), ({"role": "user", "content": 5}, None), (5, None),
+        ({"role": "assistant", "content": "", "tool_calls": [5]}, None),
+    ],
+)  # fmt: skip
+def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
+    if found:
+        assert page.message_of(given) == found
+    else:
+        with pytest.raises(UsageError):
+            page.message_of(given)
+
+
+def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    """Of the model that it talks with; an older one keeps its own."""
+    for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    given: Any = {}
+
+    async def read_json(request: Any, limits: Any) -> Any:
+        return given
+
+    monkeypatch.setattr(page, "read_json", read_json)
+    books = {None: SimpleNamespace(name="m", path="m.gguf"), "other": SimpleNamespace(name="other", path="o.gguf")}
+    served: Any = SimpleNamespace(limits=None, shelf=SimpleNamespace(book=books.__getitem__))
+    request: Any = SimpleNamespace(path_params={"name": "a"})
+
+    def write(*messages: dict[str, str], model: str | None = None) -> Any:
+        given.clear()
+        given.update({"messages": list(messages), "model": model})
+        return json.loads(asyncio.run(page.write_session(served, request)).body)
+
+    turn = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+    assert write(*turn) == {"name": "a"}
+    assert write({"role": "system", "content": "Be short"}, *turn, model="other") == {"name": "a"}
+    told = json.loads(asyncio.run(page.session(served, request)).body)
+    assert told == {"messages": [{"role": "system", "content": "Be short"}, *turn], "model": "m"}
+    assert json.loads(asyncio.run(page.all_sessions(served, request)).body) == {"sessions": [{"name": "a"}]}
+    with pytest.raises(UsageError, match="messages should have the system's first"):
+        write(turn[0], {"role": "system", "content": "Be short"})
+    monkeypatch.setattr(page, "MOST_MESSAGES", 2)
+    assert write(*turn) == {"name": "a"}
+    with pytest.raises(UsageError, match="messages should be at most 2"):
+        write(*turn, turn[0])
 
 
 @pytest.mark.parametrize(
