@@ -446,24 +446,27 @@ def test_larger_models_read_less_between_steps():
 def test_an_answer_in_the_making():
     """How much of it there is, is read, and may still come."""
     asked = request([2] * 5, n=2, max_tokens=3)
-    sampler, guide = Sampler(SamplingOptions(seed=7), VOCAB), asked.task.guide(Letters(), VOCAB)
+    sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.guide(Letters(), VOCAB)
     one = Answering(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
     assert (one.left, one.has_begun, one.held, one.unread, one.score, one.width, one.seed, one.number) == (
         3, False, 0, 5, 0, 2, 7, 1,
     )  # fmt: skip
     asked.begun, one.sequence = True, Paged(table(1)).sequence()
     one.sequence.add([2] * 5)
-    heard, row = [], np.log(np.array([0, 0, 1, 0, 0, 0, 0, 0]) + 1e-9).astype(np.float32)
+    heard, row = [], np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32)
     asked.listener = lambda *told: heard.append(told[1:3])
     for number, reason in ((1, ""), (2, ""), (3, "length")):
         one.take(row, frozenset([0]))
         assert (one.tokens, one.left, one.has_begun, one.finish_reason) == ([2] * number, 3 - number, True, reason)
         assert (one.held, one.unread, one.width) == (5, number - 1, 1)
-    assert one.logprob == pytest.approx(3 * one.score, abs=1e-12) and abs(one.score) < 1e-6
+        assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
     assert heard == [(2, [("answer", "a")])] * 3 and one.text == "a" * 3
     other = Answering(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     assert (other.left, other.number, other.finish_reason) == (2, 0, "")
     other.take(np.roll(row, -2), frozenset([0]))
     assert (other.tokens, other.finish_reason, heard[-1][0]) == ([], "stop", None)
+    only = Answering(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
+    only.take(row, frozenset([0]))
+    assert (only.tokens, only.logprob) == ([2], 0)
     none = Answering(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
     assert (none.left, none.finish_reason, none.request.finished) == (0, "length", False)

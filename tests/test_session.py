@@ -19,7 +19,7 @@ from localllm.generation.constraints import Constraint
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.session import Session, blind, has_calls
+from localllm.generation.session import Prompt, Session, blind, has_calls
 from localllm.generation.sight import Sight
 from localllm.generation.turns import SoFar, Turns
 from localllm.text.tokenizer import Tokenizer
@@ -434,3 +434,107 @@ def test_who_sees(monkeypatch):
     sight.close()
     assert (sight.eye, made[1].closed) == (None, 1)
     assert Sight("m", "e", "t", None).use("p") and made[2].told == ("p", "e", "t", EngineOptions(None), False, False)
+
+
+def by_length(context: int = 64, start: int | None = None) -> Any:
+    """A session whose messages have a token for each character, 1, 2, ..."""
+    session: Any = Session.__new__(Session)
+    engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
+    session.sequences = SimpleNamespace(context=context, engine=engine)
+    session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how])
+    session._recommended = SamplingOptions(top_k=7)
+    session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None)
+    session._read = lambda messages, options: Prompt([ord(x) for message in messages for x in message["content"]], ())
+    return session
+
+
+def said(lengths: dict[str, int] | list[int]) -> list[dict]:
+    """Messages of such lengths, of the user and the assistant in turn."""
+    return [{"role": ("user", "assistant")[number % 2], "content": "x" * size} for number, size in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(("lengths", "most", "kept"), [
+    ([20, 10, 26], None, 3), ([20, 10, 27], None, 1), ([20, 10, 29], 5, 3), ([20, 10, 30], 5, 1), ([20, 10, 34], 0, 3),
+    ([20, 10, 27], 99, 1), ([20, 10, 20, 2, 10], None, 3), ([20, 10, 20, 3, 10], None, 1), ([99], None, 1),
+    ([9, 9, 60], None, 1), ([30, 2, 10, 2, 10, 2, 8], None, 5), ([30, 2, 10, 2, 10, 2, 9], None, 3),
+])  # fmt: skip
+def test_how_much_of_a_conversation_fits(lengths: list[int], most: int | None, kept: int):
+    """An eighth is for the answer, or what it may have; what is too long goes until half is free, but for the last."""
+    session, options = by_length(), GenerationOptions(max_tokens=most)
+    stays, prompt = session._fitting([], said(lengths), options)
+    assert (stays, len(prompt.ids)) == (said(lengths)[len(lengths) - kept :], sum(lengths[-kept:]))
+    system = [{"role": "system", "content": "x" * 8}]
+    for last, length in ((18, 56), (19, 27)):  # it takes room, too
+        assert len(session._fitting(system, said([20, 10, last]), GenerationOptions())[1].ids) == length
+    answers = [{"role": "assistant", "content": "x" * 99}]
+    assert session._fitting([], answers, options)[0] == answers
+
+
+@pytest.mark.parametrize(("own", "overflow", "keep", "forgotten", "length", "holds", "keeps"), [
+    (True, None, None, 1, 27, 5, None), (False, None, None, 0, 57, 0, None),
+    (False, "drop-turns", None, 1, 27, 0, None),
+    (True, "error", None, 0, 57, 5, None), (True, "shift", None, 0, 57, 5, 4), (False, "shift", 9, 0, 57, 0, 9),
+])  # fmt: skip
+def test_what_is_done_where_a_conversation_is_too_long(
+    own, overflow, keep, forgotten, length, holds, keeps, monkeypatch
+):
+    """Of one's own turns go; others are refused later if nothing else is asked."""
+    session, tasks = by_length(), list[tuple]()
+    session.earlier = 5
+    session._task = lambda prompt, options, decoder, earlier: (
+        tasks.append((prompt, options, decoder, earlier)) or "task"
+    )
+    session._decoder = lambda options: "decoder"
+    monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
+    options = GenerationOptions(on_overflow=overflow, keep=keep)
+    history = said([20, 10, 27])
+    kept, answer = session._answered([], history, options, own)
+    assert (kept, answer) == (history[-1:] if forgotten else history, (session.sequences, session.tokenizer, "task"))
+    ((prompt, chosen, decoder, earlier),) = tasks
+    assert (len(prompt.ids), decoder, earlier, session.forgotten) == (length, "decoder", holds, forgotten)
+    assert (chosen.keep, chosen.sampling.top_k, chosen.on_overflow) == (keeps, 7, overflow)
+
+
+def test_what_a_prompt_may_be():
+    session = by_length()
+    assert session._ids("abc") == [0, 1, 2, "special", "bos"] and by_length(start=9)._ids("ab") == [
+        0,
+        1,
+        "bos",
+        "eos",
+        9,
+    ]
+    assert session._ids([3, 4]) == [3, 4] == by_length(start=9)._ids((3, 4))
+    for wrong in (b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, None):
+        with pytest.raises(UsageError, match=r"^the prompt should be"):
+            session._ids(wrong)
+    for overflow in ("shift", "drop-turns"):
+        with pytest.raises(UsageError, match=f"^several answers do not go with on_overflow={overflow}$"):
+            session._prepared("a", GenerationOptions(on_overflow=overflow))
+
+
+def test_which_texts_end_an_answer_too():
+    session = by_length()
+    assert session._stopping(GenerationOptions(stop=("a",))).stop == ("a", "\nUser:")
+    free = GenerationOptions(constraint=Constraint.of_regex("a"))
+    assert session._stopping(free) is free
+    session.template.stops = ()
+    assert session._stopping(chosen := GenerationOptions(stop=("a",))) is chosen
+
+
+def test_a_conversation_that_is_given():
+    session, heard = by_length(), list[tuple]()
+    session._answered = lambda *told, is_own: heard.append((*told[:2], is_own)) or ("kept", "answer")
+    system = {"role": "system", "content": "S"}
+    for messages, first in (([system, ASKED], 1), ([ASKED, system], 0), ([], 0), ([system, system], 1), (["x"], 0)):
+        assert session.chat(tuple(messages)) == "answer"
+        assert heard.pop() == (messages[:first], messages[first:], False)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "expected"), [("", "ab", True), ("", "a", False), ("t", "ab", True), ("t", "a", True)]
+)
+def test_whether_tokens_say_an_answer(thinking: str, text: str, expected: bool):
+    session = by_length()
+    session.tokenizer = SimpleNamespace(decode=lambda ids: "ab")
+    assert session._is_said_by(SimpleNamespace(thinking=thinking, text=text, tokens=[1])) is expected
