@@ -1,0 +1,339 @@
+"""What users write and read besides models: texts, settings, lines, logits; and metadata, field by field."""
+
+import math
+import os
+import re
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
+from localllm.files import hollow, logits_file, settings, text_file
+from localllm.files.checked import Checked, is_number, is_text, number_of_strings
+from localllm.files.gguf_writer import Output, write_gguf
+from localllm.files.line_file import LineFile
+from localllm.files.settings import line_of, names_in, parse
+from localllm.files.text_file import require_encoding, without_line_break
+
+# ---- files of users -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "text"),
+    [
+        (b"", None, ""), ("ä\n".encode(), None, "ä"), (b"a\r\n", None, "a"),
+        (b"a\n\n", None, "a\n"), (b"a\r", None, "a"),
+        ("\ufeffä".encode(), None, "ä"), ("ä".encode("utf-16"), None, "ä"), ("\ufeffä".encode("utf-16-be"), None, "ä"),
+        (b"\xe4", "latin-1", "ä"), ("ä".encode("utf-16-le"), "utf-16-le", "ä"),
+        (b"a\xffb", None, "x: not UTF-8 at byte 1 (0xff)"), (b"\xff\xfea", None, "x: not UTF-16 at byte 2 (0x61)"),
+        (b"\xe4", "ascii", "x: not ASCII at byte 0 (0xe4)"),
+        (b"a", "undefined", "x: not UNDEFINED: "),
+    ],
+)  # fmt: skip
+def test_texts_of_files(tmp_path, monkeypatch, data, encoding, text):
+    monkeypatch.chdir(tmp_path)
+    Path("x").write_bytes(data)
+    if ": not " in text:
+        with pytest.raises(UsageError) as error:
+            text_file.read_text("x", encoding)
+        assert str(error.value).startswith(text)
+    else:
+        assert text_file.read_text("x", encoding) == text
+    assert without_line_break("a\n\r") == "a\n"
+
+
+def test_files_that_are_no_texts(tmp_path):
+    with pytest.raises(UsageError) as error:
+        text_file.read_text(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
+    for known in (None, "utf-8", "cp1252", "latin-1"):
+        require_encoding(known)
+    for name, told in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
+        with pytest.raises(UsageError) as error:
+            require_encoding(name)
+        assert str(error.value) == f"encoding {told} is not known; utf-8, utf-16, latin-1 and cp1252 are"
+
+
+TOML = """cache_gb = 2
+[defaults]
+threads = 4
+
+[command.run]
+temp = 0.2
+[model."a.b"]
+ "context" = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (("cache_gb",), 1),
+        (("defaults",), 2),
+        (("defaults", "threads"), 3),
+        (("defaults", "none"), 2),
+        (("command", "run"), 5),
+        (("command", "run", "temp"), 6),
+        (("command", "run", "none"), 5),
+        (("model", "a.b", "context"), 8),
+        (("model", "a.b"), 7),
+        (("none",), 1),
+        (("command", "none"), 1),
+    ],
+)
+def test_where_settings_stand(keys, line):
+    assert line_of(TOML, keys) == line
+    assert names_in("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cache_gb = -1", "line 1: cache_gb should be a number from 0 up"),
+        ("cache_gb = true", "line 1: cache_gb should be a number from 0 up"),
+        ("\ncache_gb = 1e9", "line 2: cache_gb should be a number from 0 up"),
+        ("cache_gb = 'a'", "line 1: cache_gb should be a number from 0 up"),
+        ("other = 1", "line 1: there is no 'other'; there are cache_gb, [aliases], [defaults], [command], [model]"),
+        ("model = 1", "line 1: model should be a table: [model]"),
+        ("[command]\nrun = 1", "line 2: command holds tables: [command.run] or so"),
+        ("[model]\na = 1", "line 2: model holds tables: [model.a] or so"),
+        ("[aliases]\na = 1", "line 2: an alias stands for a path or a name, in quotes"),
+        ("[aliases]\nb = 'x'\na = ''", "line 3: an alias stands for a path or a name, in quotes"),
+        ("a = 1\nb = \n", "line 2: invalid value"),
+    ],
+)
+def test_settings_that_make_no_sense(text, told):
+    with pytest.raises(UsageError) as error:
+        parse(Path("config.toml"), text)
+    assert str(error.value).partition(" (at end")[0] == f"config.toml, {told}"
+
+
+def test_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "config_path", lambda: tmp_path / "config.toml")
+    empty = settings.settings()
+    assert (empty.path, empty.cache_gb, empty.aliases, empty.defaults) == (tmp_path / "config.toml", None, {}, {})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "config.toml").write_text("cache_gb = 0\n[aliases]\na = '~/b'\n[model.m]\nx = 1\n", encoding="utf-8")
+    found = settings.settings()
+    assert (found.cache_gb, found.aliases, found.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
+    assert str(found.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
+    (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
+    with pytest.raises(UsageError) as error:
+        settings.settings()
+    assert str(error.value) == f"{tmp_path / 'config.toml'}, line 3: this is not UTF-8"
+
+
+@pytest.mark.parametrize("can_replace", [True, False])
+def test_lines_that_go(tmp_path, monkeypatch, can_replace):
+    """Also where no open file can be replaced."""
+    monkeypatch.setattr("localllm.files.line_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"id": "a"}\n{"id": "b"}\n{"id": "c')
+    with LineFile(path, keep=lambda record: record["id"] != "a") as file:
+        assert file.records == [{"id": "b"}]
+        assert path.read_bytes() == b'{"id": "b"}\n'
+    assert path.read_bytes() == b'{"id": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "records", "wrong"),
+    [
+        (b"", [], None), (b'{"id": "a"}\n', ["a"], None), (b'{"id": 1}\n{"id": "b"}\n{"i', [1, "b"], None),
+        (b'{"id": 1}\n{"id": "b", "x', [1], None), (b"x", [], 1), (b'{"id": 1}\nx', [], 2), (b'{"id": 1.5}\n', [], 1),
+        (b"[1]\n", [], 1), (b'{"id": 1}\n\n', [], 2), (b'{"x": 1}\n', [], 1), (b"[" * 99_999 + b"\n", [], 1),
+    ],
+)  # fmt: skip
+def test_lines_that_are_there(tmp_path, data, records, wrong):
+    """A torn one at the end goes, and what is no such file stays."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+    if wrong:
+        with pytest.raises(UsageError) as error:
+            LineFile(path).__enter__()
+        told = f"{path}: line {wrong} is no record of an earlier start; give another name"
+        assert (str(error.value), path.read_bytes()) == (told, data)
+    else:
+        with LineFile(path) as file:
+            assert [record["id"] for record in file.records] == records
+            file.write(b'{"id": "new"}\n')
+        lines = path.read_bytes().splitlines()
+        assert (len(lines), lines[-1]) == (len(records) + 1, b'{"id": "new"}')
+
+
+def test_lines_that_are_written(tmp_path, monkeypatch):
+    """Also piece by piece; a file in which nothing came to be, for an error, is gone."""
+    path, write = tmp_path / "x.jsonl", os.write
+    with LineFile(path) as file, monkeypatch.context() as slow:
+        slow.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+        file.write(b'{"id": "new"}\n')
+    assert path.read_bytes() == b'{"id": "new"}\n'
+
+    def refuse(descriptor, data):
+        raise OSError(28, "No space")
+
+    with LineFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
+        full.setattr(os, "write", refuse)
+        file.write(b"x")
+    told = f"{path}: cannot be written: No space; what is there stays, and a later start goes on"
+    assert str(error.value) == told
+    for name, fails in (("empty", False), ("gone", True), ("kept", True)):
+        with suppress(ZeroDivisionError), LineFile(tmp_path / name) as file:
+            if name == "kept":
+                file.write(b'{"id": 1}\n')
+            assert not fails or 1 // 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "kept", "x.jsonl"]
+
+
+# ---- models of which the header is there ----------------------------------------------------------------------------
+
+
+def test_a_model_without_its_weights(tmp_path, monkeypatch):
+    """Its header in pieces, each as much as there is; what is wrong is said by the names that people know."""
+    content, asked = np.arange(1000, dtype=np.float32), list[tuple]()
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [Output.of("x", content)])
+    data = (tmp_path / "m.gguf").read_bytes()
+
+    def fetch(name: str, start: int, end: int) -> bytes:
+        asked.append((name, start, end))
+        return data[start:end]
+
+    monkeypatch.setattr(hollow, "FIRST", 16)
+    with hollow.hollow_model({"m.gguf": len(data)}, fetch) as (model, fetched):
+        assert (model.path, [*model.tensors], model.tensors["x"].shape) == ("m.gguf", ["x"], (1000,))
+        assert asked == [
+            ("m.gguf", first, last) for first, last in pairwise([0, 16, 32, 64, 128, 256]) if first < fetched
+        ]
+        assert asked[-1][2] == fetched < 300 and model.parts == {"m.gguf": ["x"]}
+    with pytest.raises(ModelError) as error, hollow.hollow_model({"m.gguf": len(data) - 64}, fetch):
+        pass
+    assert str(error.value).startswith("m.gguf: ") and str(tmp_path) not in str(error.value)
+    assert "/" not in str(error.value)
+
+    class Full:
+        def truncate(self, size: int) -> None:
+            raise OSError("No space")
+
+    with pytest.raises(LocalllmError, match=r"^m\.gguf: no room for its header: No space$"):
+        hollow.write_header(Full(), "m.gguf", 99, fetch)
+
+
+# ---- files of logits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("logits", [[3, 1, -1, 2.5], [0, -9, -15.9, -40, 5], [2, 2, 2], [7]])
+def test_logits_in_16_bits(logits):
+    """Steps of a 65535th of what lies between the largest and the least, which is 16 below it at most."""
+    numbers = np.array(logits, np.float32)
+    log_sum = float(np.log(np.exp(numbers.astype(float)).sum()))
+    row = np.full(logits_file.row_numbers(len(logits)), 7, np.uint16)
+    logits_file.pack(numbers, log_sum, row, np.zeros_like(numbers))
+    found = logits_file.unpack(row, np.zeros_like(numbers))
+    floor = numbers.max() - logits_file.FLOOR
+    step = (numbers.max() - max(numbers.min(), floor)) / 65535
+    assert np.abs(found - (np.maximum(numbers, floor) - log_sum)).max() <= step / 2 + 2e-6
+    scale, least = row[:4].view(np.float32)
+    assert scale == pytest.approx(step) and least == pytest.approx(max(numbers.min(), floor) - log_sum)
+    assert row[4 + int(numbers.argmax())] == (65535 if step else 0) and len(row) % 2 == 0
+    assert row[4 + len(logits) :].tolist() == [7] * (len(logits) % 2)
+
+
+def test_a_file_of_logits(tmp_path):
+    chunks = np.arange(10).reshape(2, 5)
+    assert [logits_file.scored(size) for size in (4, 5, 512)] == [1, 2, 255]
+    path, rows = tmp_path / "x", np.arange(2 * 2 * 8, dtype=np.uint16)
+    with logits_file.LogitsWriter(path, chunks, 3) as file:
+        file.write(rows[:16])
+        file.write(rows[16:])
+    found = logits_file.Logits.open(path)
+    assert (found.chunks.tolist(), found.vocab_size) == (chunks.tolist(), 3)
+    assert found.rows.shape == (2, 2, 8) and found.rows.reshape(-1).tolist() == rows.tolist()
+    del found
+    whole, start = path.read_bytes(), len(logits_file.MAGIC)
+
+    def with_number(place: int, number: int) -> bytes:
+        at = start + 4 * place
+        return whole[:at] + number.to_bytes(4, "little", signed=True) + whole[at + 4 :]
+
+    none, damaged, short = "not a file of logits; --save-logits writes one", "the file of logits is damaged", (
+        "the file of logits is not complete")  # fmt: skip
+    for data, told in (
+        (whole[:19], none), (b"x" + whole[1:], none), (whole[:20], short), (whole[:-1], short), (whole + b"x", short),
+        (with_number(0, 3), damaged), (with_number(1, 0), damaged), (with_number(2, 0), damaged),
+        (with_number(2, -1), damaged),
+        (with_number(0, 4), short), (with_number(1, 1), short), (with_number(2, 1), short),
+    ):  # fmt: skip
+        (tmp_path / "y").write_bytes(data)
+        with pytest.raises(ModelError) as error:
+            logits_file.Logits.open(tmp_path / "y")
+        assert str(error.value) == f"{tmp_path / 'y'}: {told}"
+    with pytest.raises(UsageError) as error:
+        logits_file.Logits.open(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
+    with pytest.raises(ZeroDivisionError), logits_file.LogitsWriter(tmp_path / "z", chunks, 3) as file:
+        file.write(rows)
+        1 // 0  # noqa: B018
+    assert not (tmp_path / "z").exists()
+
+
+# ---- metadata -------------------------------------------------------------------------------------------------------
+
+TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+FIELDS = {
+    "one": 1, "yes": True, "half": 0.5, "zero": 0.0, "tiny": TINY, "less": TINY / 2, "below": -0.5, "none": math.nan,
+    "all": math.inf, "text": "a", "numbers": np.arange(3), "table": np.zeros((1, 3)), "names": ["a", "b"], "mixed": [1],
+    "many": [*range(9)], "some": [*range(8)], "empty": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda c: c.whole("one", None, 1, 5), 1), (lambda c: c.whole("one", None, 0, 1), 1),
+        (lambda c: c.whole("none there", 5, 1, 5), 5),
+        (lambda c: c.whole("zero", 1, 0, 5), "a number from 0 to 5, is 0.0"),
+        (lambda c: c.whole("one", None, 2, 5), "a number from 2 to 5, is 1"),
+        (lambda c: c.whole("one", None, 0, 0), "a number from 0 to 0, is 1"),
+        (lambda c: c.whole("yes", None, 0, 5), "a number from 0 to 5, is True"),
+        (lambda c: c.whole("none there", None, 0, 5), "a number from 0 to 5, is missing"),
+        *((lambda c, name=name: c.number(name), FIELDS[name]) for name in ("one", "half", "zero", "tiny")),
+        (lambda c: c.number("none there", 2.5), 2.5),
+        *((lambda c, name=name: c.number(name), f"a positive number, is {told}") for name, told in (
+            ("less", TINY / 2), ("below", -0.5), ("none", "nan"), ("all", "inf"), ("yes", True), ("text", "a"))),
+        (lambda c: c.flag("yes"), True), (lambda c: c.flag("none there", False), False),
+        (lambda c: c.flag("one"), "true or false, is 1"), (lambda c: c.text("text"), "a"),
+        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a text, is 1"),
+        (lambda c: c.array("numbers", "iu", "numbers").tolist(), [0, 1, 2]),
+        (lambda c: c.array("numbers", "f", "fractions"), "fractions, is [0 1 2]"),
+        (lambda c: c.array("table", "f", "fractions"), "fractions, is [[0. 0. 0.]]"),
+        (lambda c: c.array("many", "i", "numbers"), "numbers, is an array of 9"),
+        (lambda c: c.array("some", "i", "numbers"), "numbers, is [0, 1, 2, 3, 4, 5, 6, 7]"),
+        (lambda c: c.strings("names"), ["a", "b"]), (lambda c: c.strings("empty"), []),
+        (lambda c: c.strings("mixed"), "an array of strings, is [1]"),
+        (lambda c: c.strings("text"), "an array of strings, is a"),
+        (lambda c: (c.has("one"), c.has("none there"), c.raw("one"), c.raw("none there", 3)), (True, False, 1, 3)),
+    ],
+)  # fmt: skip
+def test_metadata_are_what_they_should_be(ask, answer):
+    """Both ends of each range, and what is said of others."""
+    fields = Checked({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
+    if isinstance(answer, str) and ", is " in answer:
+        with pytest.raises(ModelError) as error:
+            ask(fields)
+        assert re.fullmatch(r"m\.gguf: llama\.[a-z ]+ should be " + re.escape(answer), str(error.value))
+    else:
+        assert ask(fields) == answer
+
+
+def test_what_metadata_are_said_of():
+    bare = Checked({}, "llama.")
+    assert str(bare.error("wrong")) == "wrong" and bare.key("a\nb") == repr("llama.a\nb")
+    unsupported = Checked({}, "", "m.gguf").unsupported("no")
+    assert (type(unsupported), str(unsupported)) == (UnsupportedError, "m.gguf: no")
+    told = {"list": ["a", "b"], "text": "a"}
+    assert [number_of_strings(told, key) for key in ("list", "text", "none")] == [2, None, None]
+    assert [is_text(told, key) for key in ("list", "text", "none")] == [False, True, False]
+    assert [is_number(value) for value in (0, LARGEST, TINY, TINY / 2, -1, math.inf)] == [True] * 3 + [False] * 3
