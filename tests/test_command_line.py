@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from conftest import ROOT
@@ -28,7 +28,8 @@ from localllm.cli.commands import COMMANDS, params_of, require_command
 from localllm.cli.completion import possible
 from localllm.cli.defaults import silenced
 from localllm.cli.escapes import unescaped
-from localllm.cli.parameters import argument, option
+from localllm.cli.help_text import columns, command_help
+from localllm.cli.parameters import Parameter, argument, option
 from localllm.cli.prompt import whole_prompt
 from localllm.cli.sampling import token_bias
 from localllm.cli.words import read_words, separate
@@ -522,6 +523,125 @@ def test_help_fits_the_terminal_and_loses_nothing(name: str | None, width: int):
         assert "".join(param.help.split()) in letters
         for option_name in param.names:
             assert param.is_argument or {option_name, f"{option_name},", f"{option_name}]"} & {*words}
+
+
+BESIDE = """\
+Usage: localllm do [OPTIONS] NAME
+
+Do it.
+
+A long paragraph of more words than one line of the terminal
+has room for.
+
+two  columns
+of it
+
+Arguments:
+  NAME                          Whose it is, as long as it
+                                may be.  [also: -m, --name]
+
+Options:
+  -n, --max N                   How many at most.  [default:
+                                1]  [also: --maximum]
+  --an-option-of-a-longer-name  28.
+
+What is inside:
+  --kind one|other              Which.
+  -e, --an-option-of-a-long-name
+                                On.  [also: --no-escape]
+
+Commands:
+  sub  What it does.
+
+Examples:
+  localllm do "a b" --max 5 'c d e f g h'
+  x | localllm do
+"""
+BELOW = """\
+Usage: localllm do [OPTIONS]
+       NAME
+
+Do it.
+
+A long paragraph of more words
+than one line of the terminal
+has room for.
+
+two  columns
+of it
+
+Arguments:
+  NAME
+      Whose it is, as long as
+      it may be.  [also: -m,
+      --name]
+
+Options:
+  -n, --max N
+      How many at most.
+      [default: 1]  [also:
+      --maximum]
+  --an-option-of-a-longer-name
+      28.
+
+What is inside:
+  --kind one|other
+      Which.
+  -e,
+    --an-option-of-a-long-name
+      On.  [also: --no-escape]
+
+Commands:
+  sub
+      What it does.
+
+Examples:
+  localllm do "a b" --max 5 \\
+      'c d e f g h'
+  x | localllm do
+"""
+PARAMETERS = [
+    Parameter("a", Annotated[str, argument("NAME", "Whose it is, as long as it may be.", also=("-m", "--name"))]),
+    Parameter(
+        "n",
+        Annotated[int, option("-n", "--max", "--maximum", metavar="N", help="How many at most.  [default: 1]")],
+        1,
+    ),
+    Parameter("k", Annotated[Literal["one", "other"], option("--kind", help="Which.")], "one", "What is inside"),
+    Parameter(
+        "f",
+        Annotated[bool, option("-e/--no-escape", "--an-option-of-a-long-name", help="On.")],
+        False,
+        "What is inside",
+    ),
+    Parameter("g", Annotated[bool, option("--an-option-of-a-longer-name", help="28.")], False),
+]
+DOCSTRING = """Do it.
+
+A long
+    paragraph of more words than one line of the terminal has room for.
+
+\b
+two  columns
+of it
+
+Examples:
+  localllm do "a b" --max 5 'c d e f g h'
+  x | localllm do"""
+
+
+@pytest.mark.parametrize(("width", "text"), [(60, BESIDE), (30, BELOW)])
+def test_what_help_looks_like(width: int, text: str):
+    """Beside each other where there is room, below where there is none; a longer name than 28 letters stands alone."""
+    usage, behind = "localllm do [OPTIONS] NAME", [("sub", "What it does.")]
+    assert f"{command_help(usage, DOCSTRING, PARAMETERS, behind, width)}\n" == text
+    assert "\n  NAME\n" in command_help(usage, DOCSTRING, PARAMETERS, behind, 59)
+
+
+@pytest.mark.parametrize(("told", "wide"), [("10", 20), ("20", 20), ("21", 21), ("99", 99), ("101", 100)])
+def test_how_wide_help_is(monkeypatch, told: str, wide: int):
+    monkeypatch.setenv("COLUMNS", told)
+    assert columns() == wide
 
 
 def test_docs_show_the_help():
