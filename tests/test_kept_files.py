@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_reuse import TakenLock
 
 from localllm.arch.states import Paged, Recurrent
 from localllm.engine.memory import prefixes
@@ -161,6 +162,16 @@ def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, foun
     assert world.found(ids)
     world.prefixes.close()
     assert world.found(ids) is None
+
+
+def test_whoever_keeps_something_waits(folder, monkeypatch):
+    """And so does who writes it."""
+    world = World(monkeypatch)
+    world.prefixes.lock = TakenLock()
+    for call in (lambda: world.prefixes.keep(world.sequence(10), None), world.prefixes._write):
+        with pytest.raises(BlockingIOError):
+            call()
+    assert not world.prefixes.is_writing and not folder.exists()
 
 
 def test_a_conversation(folder, monkeypatch):
