@@ -453,14 +453,15 @@ def test_an_answer_in_the_making():
     )  # fmt: skip
     asked.begun, one.sequence = True, Paged(table(1)).sequence()
     one.sequence.add([2] * 5)
-    heard, row = [], np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32)
+    heard, row, drawn = [], np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
+    sampler.accept = drawn.append  # type: ignore[method-assign]
     asked.listener = lambda *told: heard.append(told[1:3])
     for number, reason in ((1, ""), (2, ""), (3, "length")):
         one.take(row, frozenset([0]))
         assert (one.tokens, one.left, one.has_begun, one.finish_reason) == ([2] * number, 3 - number, True, reason)
         assert (one.held, one.unread, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
-    assert heard == [(2, [("answer", "a")])] * 3 and one.text == "a" * 3
+    assert heard == [(2, [("answer", "a")])] * 3 and drawn == [2] * 3 and one.text == "a" * 3
     other = Answering(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     assert (other.left, other.number, other.finish_reason) == (2, 0, "")
     other.take(np.roll(row, -2), frozenset([0]))

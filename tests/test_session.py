@@ -495,6 +495,11 @@ def test_what_is_done_where_a_conversation_is_too_long(
     assert (chosen.keep, chosen.sampling.top_k, chosen.on_overflow) == (keeps, 7, overflow)
 
 
+@pytest.mark.parametrize(("system", "tokens"), [(9, 9), (4, 4), (3, 4), (0, 4)])
+def test_what_stays_of_all_conversations_with_a_system_message(system: int, tokens: int):
+    assert by_length()._standing([{"role": "system", "content": "x" * system}], GenerationOptions()) == tokens
+
+
 def test_what_a_prompt_may_be():
     session = by_length()
     assert session._ids("abc") == [0, 1, 2, "special", "bos"] and by_length(start=9)._ids("ab") == [

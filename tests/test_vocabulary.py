@@ -1,5 +1,6 @@
 """What is read of a vocabulary: what holds where a file is silent, which tokens end an answer, what is refused."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from test_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, byte_level, sentence_piece
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.text.vocabulary import Vocabulary, read_vocabulary
+from localllm.files.checked import Checked
+from localllm.text.tokenizer import _chat_template
+from localllm.text.vocabulary import Vocabulary, _refuse_merges, read_vocabulary
 
 
 def scored(**changes: Any) -> Vocabulary:
@@ -257,3 +260,28 @@ def test_tokens_that_swallow_white_space():
         assert strips(**known) == ({"<mask>"}, set())
     assert strips("modern-bert-base") == ({"[MASK]"}, set())
     assert strips(tokenizer__ggml__pre="jina-v2-en") == (set(), set())
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ({}, None), ({"chat_template": ""}, None), ({"chat_template": "a"}, "a"), ({"chat_template.rag": "b"}, None),
+    ({"chat_template": "a", "chat_template.rag": "b", "chat_templates": ["rag"]}, "a"),
+    ({"chat_template": 5}, "tokenizer.chat_template "), ({"chat_template.rag": 7}, "tokenizer.chat_template.rag "),
+    ({"chat_template": "a", "chat_templates": "rag"}, "tokenizer.chat_templates "),
+])  # fmt: skip
+def test_which_chat_template_a_file_has(said: dict, expected: str | None):
+    """Those for other purposes are not used, but are texts as well."""
+    keys = Checked({f"tokenizer.{key}": value for key, value in said.items()}, "tokenizer.")
+    with pytest.raises(ModelError, match=f"^{expected}") if expected and " " in expected else nullcontext():
+        assert _chat_template(keys) == expected
+
+
+@pytest.mark.parametrize(("merges", "problem"), [
+    (["a b"], None), ([], None), (["a b", "b"], "entry 1: expected two pieces with a space, found 'b'"),
+    (["a b", "a b", " b"], "entry 2: expected two pieces with a space, found ' b'"),
+    (["a b", "b a"], "entry 1: ba is no token, found 'b a'"), (["a x"], "entry 0: x is no token, found 'a x'"),
+    (["a  b"], "entry 0: expected two pieces with a space, found 'a  b'"),
+    (["x" * 50], f"entry 0: expected two pieces with a space, found '{'x' * 40}'"),
+])  # fmt: skip
+def test_the_first_merge_that_is_none(merges: list[str], problem: str | None):
+    with nullcontext() if problem is None else pytest.raises(ModelError, match=f"merges: {problem}$"):
+        _refuse_merges(merges, {"a": 0, "b": 1, "ab": 2})
