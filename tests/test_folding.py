@@ -27,6 +27,7 @@ from localllm.services import folding
 from localllm.services.calibrate import Calibration
 from localllm.services.folded import FoldedSource
 from localllm.services.folding import FoldReader, Watched, mean_squares, scales_for, usual
+from localllm.services.made_with import SCALED
 from localllm.services.originals import Originals
 from localllm.services.quantize import open_source
 from localllm.services.quantize_plan import QuantizeRequest, TensorJob, make_plan
@@ -131,6 +132,34 @@ def test_eight_bits_have_the_largest_number_of_a_block_and_zeros():
     found = rounded(x, 4)
     assert found[0, 1] == -3 and not found[0, 3:].any()
     assert 0 < np.abs(found - x).max() <= 3 / 127 / 2
+
+
+def test_tensors_of_a_folded_source():
+    """Columns are multiplied, rows and numbers of vectors divided, also of each matrix of a stack; all else stays."""
+    shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
+    tensors = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
+    for each in tensors.values():
+        each.rows = lambda first, last, data=each.data: data[first:last]
+    inner: Any = SimpleNamespace(
+        tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], warnings=["w"], metadata={"a": 1},
+        packed={},
+    )  # fmt: skip
+    widener: Any = SimpleNamespace(widen=lambda format, rows, columns: rows)
+    first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)
+    scales = [(Fold(4, (("norm", 0),), ("up",)), first), (Fold(3, (("up", 1), ("stack", 3)), ()), second)]
+    source = FoldedSource(inner, scales, widener)
+    found = {tensor.name: tensor for tensor in source.tensors}
+    rows = {name: found[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
+    np.testing.assert_array_equal(rows["norm"], tensors["norm"].data / first)
+    divided = np.array([1, 2, 4, 8, 1, 1], np.float32)[:, None]
+    np.testing.assert_array_equal(rows["up"], tensors["up"].data * first / divided)
+    behind = np.tile(np.array([1, 1, 1, 2, 4, 8], np.float32), 2)[:, None]
+    np.testing.assert_array_equal(rows["stack"], tensors["stack"].data / behind)
+    np.testing.assert_array_equal(found["stack"].rows(7, 11).view(np.float32), rows["stack"][7:11])
+    assert found["free"] is tensors["free"] and {name for name in found if found[name].format.name == "F32"} == {*found}
+    assert (source.path, source.files, source.warnings, source.inner) == ("in.gguf", ["in.gguf"], ["w"], inner)
+    assert source.metadata == {"a": 1, SCALED: 2} and [*source.packed] == [SCALED]
+    assert FoldedSource(inner, [], widener).metadata == {"a": 1}
 
 
 # ---- which scales are taken, from what

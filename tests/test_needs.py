@@ -180,6 +180,37 @@ def test_formats_of_a_whole_plan(monkeypatch):
         by_need.by_need("source", request, lambda plan: 0, 1, told, checked)
 
 
+@pytest.mark.parametrize(("size", "fits"), [(499, False), (500, True), (501, True)])
+def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
+    """Before anything is measured; of the matrices that may have others, the smallest ones."""
+    f32, q4 = BY_NAME["F32"], BY_NAME["Q4_K"]
+    jobs = [
+        TensorJob(SimpleNamespace(name=name, format=before, shape=(2, columns)), format, format.name)
+        for name, before, format, columns in (
+            ("a", f32, q4, 256), ("b", f32, BY_NAME["Q4_0"], 32), ("c", q4, q4, 256), ("d", f32, f32, 256)
+        )
+    ]  # fmt: skip
+    asked = []
+
+    def planned(source: Any, request: Any) -> Any:
+        asked.append(request.options.formats)
+        return SimpleNamespace(jobs=jobs, nbytes=500 if request.options.formats else 900)
+
+    monkeypatch.setattr(by_need, "make_plan", planned)
+    request = QuantizeRequest(RECIPES["Q4_K_M"])
+
+    def require() -> None:
+        by_need.require_possible("source", request, lambda plan: size if plan.nbytes == 900 else 0)  # type: ignore[arg-type]
+
+    if fits:
+        require()
+    else:
+        with pytest.raises(UsageError) as failure:
+            require()
+        assert str(failure.value) == "no formats are so small: the file has 500 bytes at least, not 499"
+    assert asked[1:] == [{"a": "Q2_K", "b": "Q4_0"}] and not asked[0]
+
+
 def test_formats_for_a_file_of_a_size(monkeypatch):
     """What paddings take is taken from the budget, until it fits; to the byte is enough."""
     asked = []

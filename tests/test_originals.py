@@ -1,5 +1,7 @@
 """A model's matrices as texts meet them: which rows are read of which tensor, and what is forgotten of the file."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 
 from localllm.errors import UnsupportedError
 from localllm.files.gguf_file import Tensor
+from localllm.files.source import GGUFSource
 from localllm.quant.formats import BY_NAME
 from localllm.services import calibrate, originals
 from localllm.services.calibrate import CalibratedMatrices, Calibration, as_file
+from localllm.services.folded import FoldedSource
 from localllm.services.originals import Originals
 from localllm.services.quantize_plan import TensorJob
 from localllm.services.sequential import FinishedError, Inputs
@@ -212,6 +216,53 @@ def test_a_source_that_is_no_file_is_read_as_one():
     hollow = file.tensors["m"]
     assert (hollow.format.name, hollow.shape, hollow.data.shape) == ("Q4_0", (3, 32), (3, 18))
     assert not hollow.data.any() and hollow.data.strides == (0, 0)
+
+
+def test_a_folded_source_is_read_as_its_own_file_with_other_vectors():
+    inner: Any = GGUFSource.__new__(GGUFSource)
+    inner.file = SimpleNamespace(tensors={"v": "old", "m": "matrix"})
+    assert as_file(inner) is inner.file
+    vector, matrix = Numbered("v", 4), Numbered("m", 3, 32)
+    source = FoldedSource.__new__(FoldedSource)
+    source.inner, source.path, source.metadata = inner, "in.gguf", {"scaled": 1}
+    source.folded = {"v": vector, "m": matrix}  # type: ignore[dict-item]
+    file = as_file(source)
+    assert (file.path, file.metadata, file.tensors["m"]) == ("in.gguf", {"scaled": 1}, "matrix")
+    assert (file.tensors["v"].name, file.tensors["v"].format, file.tensors["v"].shape) == ("v", BY_NAME["F32"], (4,))
+    assert file.tensors["v"].data.tolist() == [0] * 4 and (file.packed, file.parts) == ({}, {})
+
+
+@pytest.fixture
+def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The key of what is done, by what may change of it."""
+    monkeypatch.setattr(calibrate, "give_back_from", lambda size: None)
+    monkeypatch.setattr(calibrate, "as_file", lambda source: source)
+    monkeypatch.setattr(calibrate, "architecture", lambda file: ("module", SimpleNamespace(context=77)))
+    monkeypatch.setattr(calibrate, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata: metadata))
+
+    def key(
+        size: int = 5, time: int = 100, shape: tuple[int, int] = (3, 32), format: str = "Q4_0", kind: int = 2,
+        chunks: tuple[int, ...] = (1, 2), files: tuple[str, ...] = ("a", "gone"),
+    ) -> str:  # fmt: skip
+        (tmp_path / "a").write_bytes(b"x" * size)
+        os.utime(tmp_path / "a", (time, time))
+        monkeypatch.setattr(calibrate, "chunks_of", lambda tokenizer, texts, context: [np.array(chunks)])
+        source = SimpleNamespace(metadata={}, files=[str(tmp_path / name) for name in files])
+        jobs = [job_of(Numbered("a", *shape), format)]
+        plan: Any = SimpleNamespace(source=source, jobs=jobs, files=[({"general.file_type": kind}, jobs)])
+        return Calibration(plan, ["t"]).key
+
+    return key
+
+
+def test_work_goes_on_if_nothing_has_changed(key_of: Any):
+    """Of the model, what is wanted of it, and what it reads."""
+    changes: list[dict[str, Any]] = [
+        {"size": 6}, {"time": 101}, {"shape": (4, 32)}, {"format": "Q8_0"}, {"kind": 3}, {"chunks": (2, 1)},
+        {"files": ()},
+    ]  # fmt: skip
+    keys = [key_of(), *(key_of(**change) for change in changes)]
+    assert len(set(keys)) == len(keys) and key_of() == keys[0]
 
 
 def test_some_chunks_and_what_is_said_of_them():
