@@ -427,7 +427,7 @@ def test_a_program_is_a_graph(monkeypatch):
     assert (operations, weights, size, taken) == (["operation"], "weights", (4, 1), "taken")
     assert (places.cache, places.layout, places.header) == ("cache", "layout", header)
     assert header._tables.shape == (4, 3) and header.base in card.memory
-    assert asked == [({"a", "fetch"}, "progress")]
+    assert asked == [({"a", "fetch"}, "progress")] and [step.stage for step in steps] == [0, 0]
     ((fetch, *works),) = recorded
     assert works == [("a", 1077), ("product", 1077)]
     assert fetch.kernel == "fetch" and [*fetch.arguments] == [
