@@ -15,6 +15,7 @@ from tiny_model import damage, write_tiny_model
 import localllm
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generation.answers import Answer
 from localllm.generation.constraints import Constraint
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
@@ -498,6 +499,26 @@ def test_what_is_done_where_a_conversation_is_too_long(
 @pytest.mark.parametrize(("system", "tokens"), [(9, 9), (4, 4), (3, 4), (0, 4)])
 def test_what_stays_of_all_conversations_with_a_system_message(system: int, tokens: int):
     assert by_length()._standing([{"role": "system", "content": "x" * system}], GenerationOptions()) == tokens
+
+
+def test_what_is_asked_of_a_text(monkeypatch):
+    """An answer that goes on with it, several, or a request; of several only beams say the same once."""
+    session, told, streams = by_length(), list[tuple](), list[bool]()
+    twice = [Answer("a", [token], -token, "stop") for token in (1, 2)]
+    session.tokenizer.stream = lambda continued: streams.append(continued) or "decoder"
+    session.sequences.prefixes = "prefixes"
+    monkeypatch.setattr("localllm.generation.answers.answers", lambda *asked: told.append(asked[2:]) or twice)
+    monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
+    assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice[:1])
+    assert [(task.prompt, *others) for task, *others in told] == [
+        ([0, 1, 2, "special", "bos"], 1, 0, "prefixes"), ([3], 2, 3, "prefixes"),
+    ]  # fmt: skip
+    alone, several = session.request([3, 4]), session.request([3], GenerationOptions(max_tokens=5), 2, "key")
+    assert (alone.prompt, alone.n, alone.key, several.n, several.key) == ([3, 4], 1, None, 2, "key")
+    assert (several.task.options.max_tokens, several.task.options.sampling.top_k) == (5, 7)
+    sequences, tokenizer, task = session.complete([5], GenerationOptions(max_tokens=5))
+    assert (sequences, tokenizer, task.prompt, task.decoder) == (session.sequences, session.tokenizer, [5], "decoder")
+    assert (task.options.max_tokens, task.options.sampling.top_k, streams) == (5, 7, [True] * 5)
 
 
 def test_what_a_prompt_may_be():
