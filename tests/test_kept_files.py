@@ -172,6 +172,11 @@ def test_whoever_keeps_something_waits(folder, monkeypatch):
         with pytest.raises(BlockingIOError):
             call()
     assert not world.prefixes.is_writing and not folder.exists()
+    world.write(10, 8)
+    world.prefixes._engine.lock = TakenLock()
+    with pytest.raises(BlockingIOError):
+        world.prefixes.find([*range(10)])
+    assert world.sequences[-1].closed == 1
 
 
 def test_a_conversation(folder, monkeypatch):
