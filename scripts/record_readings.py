@@ -74,7 +74,7 @@ def main() -> None:
     names, changes = parser.parse_args().names, json.loads(CHANGES.read_text(encoding="utf-8"))
     record(PATH, names, recorded(), KINDS, readings)
     configs = {**{f"{SEEING}{name}": config for name, (config, _) in CHECKPOINTS.items()},
-               **{variant: facts_of(variant)["config"] for variant in changes}}  # fmt: skip
+               **{variant: facts_of(variant)["config"] for variant in config_readings.CHECKPOINTS}}  # fmt: skip
     kinds = {name: str(config.get("architectures")) for name, config in configs.items()}
     with tempfile.TemporaryDirectory() as folder:
         of_pictures = partial(read_projector, small_files(Path(folder)))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint import edit_json, write_checkpoint
 from config_changes import PATH, read, unlike, with_value
@@ -13,6 +14,7 @@ from localllm.convert import open_folder
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
 from localllm.convert.families.bert import labels
+from localllm.convert.families.gemma3n import deviations
 from localllm.convert.families.masked import masked, of_mask
 from localllm.convert.families.qwen_next import in_turn
 from localllm.convert.hyperparameters import CheckpointFacts
@@ -148,3 +150,16 @@ def test_modules_that_nothing_is_made_of(tmp_path: Path):
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
         with pytest.raises(ModelError, match="a module lies in another place, "):
             left_out(tmp_path)
+
+
+@pytest.mark.parametrize(("said", "found"), [
+    (None, None), (0.0, [-np.inf] * 3), (0.5, [0.0] * 3), ([0.5, 0, 0.975], [0.0, -np.inf, 1.959964]),
+    ([0.5, 0.5], ""), ([0.5, 0.5, 1], ""), ([0.5, -0.1, 0], ""), (1.0, ""), ("x", ""), ([True, 0, 0], ""),
+])  # fmt: skip
+def test_how_far_gates_of_gemma_3n_are_cut(said: Any, found: Any):
+    config = Config({"activation_sparsity_pattern": said}, Path("c"))
+    if found == "":
+        with pytest.raises(ModelError, match="activation_sparsity_pattern should be 3 numbers from 0 to 1"):
+            deviations(config, 3)
+    else:
+        assert deviations(config, 3) == (found and pytest.approx(found))
