@@ -11,13 +11,15 @@ import pytest
 from invoked import Opened, Told, flat, invoke, told_by
 
 from localllm import api
-from localllm.cli import chat, embed, map, opening, quantize, run
+from localllm.cli import chat, embed, endpoint, map, opening, quantize, run
 from localllm.cli.app import context_of
 from localllm.cli.commands import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
-from localllm.services import quantize_plan
+from localllm.services import map as map_service
+from localllm.services import map_ray, quantize_plan
+from localllm.services.remote import mapping
 
 # ---- how a model is opened
 
@@ -155,6 +157,50 @@ def test_in_which_order_map_answers(line: str, tiny: str, monkeypatch):
     told = told_by((map, "answer"), "map", tiny, "-p", "{line}", *line.split(), stdin=b"a long line\nHi\n")
     assert [record["input"] for record in told["records"]] == (["Hi", "a long line"] if line else ["a long line", "Hi"])
     assert (told["as_finished"], told["out"]) == (bool(line), None)
+
+
+# ---- a server instead of a model
+
+SEEING = {"mmproj": None, "pan_and_scan": False, "chat_template": None}
+ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "refused"),
+    [
+        ("run -p Hi", None, SEEING), ("run m -p Hi --pan-and-scan", "m", SEEING | {"pan_and_scan": True}),
+        ("run -p Hi --mmproj eye --chat-template phi3", None, SEEING | {"mmproj": "eye", "chat_template": "phi3"}),
+        ("chat", None, SEEING), ("chat m --mmproj eye", "m", SEEING | {"mmproj": "eye"}),
+        ("chat --pan-and-scan --chat-template phi3", None, SEEING | {"pan_and_scan": True, "chat_template": "phi3"}),
+        ("map -p {line}", None, ELSEWHERE), ("map m -p {line} --fast", "m", ELSEWHERE | {"fast": True}),
+        ("map -p {line} --ray --mmproj eye", None, ELSEWHERE | {"ray": True, "mmproj": "eye"}),
+        ("map -p {line} --chat-template phi3", None, ELSEWHERE | {"chat_template": "phi3"}),
+    ],
+)  # fmt: skip
+def test_who_is_asked_instead(line: str, model: str | None, refused: Told):
+    name, *words = line.split()
+    told = told_by((map if name == "map" else endpoint, "opened"), name, *words, "--endpoint", "http://x", stdin=b"Hi")
+    assert (told["model"], told["refused"], told["place"]["url"]) == (model, refused, "http://x/v1")
+
+
+def test_what_is_mapped_by_whom(tiny: str, monkeypatch, tmp_path):
+    """Here, by a server, by a cluster; for a server the only name may be that of the input."""
+    path = tmp_path / "in"
+    path.write_text("a\nb\n")
+    monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
+    monkeypatch.setattr(map, "opened", lambda place, model, *more, **named: [model])
+    monkeypatch.chdir(tmp_path)
+    here = told_by((map_service, "Mapping"), "map", tiny, path, "-p", "{line}")
+    assert here["job"]["path"] == tiny and [record["input"] for record in here["records"]] == ["a", "b"]
+    there = told_by((mapping, "RemoteMapping"), "map", "--endpoint", "http://x", path, "-p", "{line}", "--n", "3")
+    assert (there["model"], there["n"], len(there["records"])) == ([None], 3, 2)
+    there = told_by((mapping, "RemoteMapping"), "map", "--endpoint", "http://x", "in", "-p", "{line}", stdin=b"")
+    assert (there["model"], len(there["records"])) == ([None], 2)
+    there = told_by((mapping, "RemoteMapping"), "map", "--endpoint", "http://x", "m", path, "-p", "{line}")
+    assert (there["model"], len(there["records"])) == (["m"], 2)
+    for words, address in ((["--ray", "here"], "here"), (["--ray"], "")):
+        ray = told_by((map_ray, "RayMapping"), "map", tiny, path, "-p", "{line}", *words)
+        assert (ray["job"]["path"], len(ray["records"]), ray["address"]) == (tiny, 2, address)
 
 
 # ---- vectors and scores
