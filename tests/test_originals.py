@@ -16,7 +16,7 @@ from localllm.services import calibrate, originals
 from localllm.services.calibrate import CalibratedMatrices, Calibration, as_file
 from localllm.services.folded import FoldedSource
 from localllm.services.originals import Originals
-from localllm.services.quantize_plan import TensorJob
+from localllm.services.quantize_plan import QuantizePlan, TensorJob
 from localllm.services.sequential import FinishedError, Inputs
 
 
@@ -273,3 +273,75 @@ def test_some_chunks_and_what_is_said_of_them():
     assert [len(chunk) for chunk in made.some(2, 4)] == [4, 4] and len(made.some(1)[0]) == 10
     made._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
     assert made.folds() == [], "models of two parts are not scaled"
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A calibration of a model that is not there: `heard` has what its parts were asked."""
+    made: Any = Calibration.__new__(Calibration)
+    made.heard, made.chunks = [], [np.arange(5), np.arange(9)]
+    made._file = SimpleNamespace(tensors="tensors")
+    made._hyperparameters = SimpleNamespace(encode=None, guessing=0)
+    made._model = SimpleNamespace(forward=lambda *given: made.heard.append(given) or "logits")
+    states = SimpleNamespace(operations=[
+        SimpleNamespace(verb=verb, given={"state": state})
+        for verb, state in (("attend", "a"), ("attend", "b"), ("attend", "a"), ("scan", "b"))
+    ])  # fmt: skip
+
+    class Builder:
+        def __init__(self, *given: Any):
+            made.heard.append(given)
+
+        def close(self) -> None:
+            made.heard.append("closed")
+
+    monkeypatch.setattr(calibrate, "Weights", lambda tensors: f"weights of {tensors}")
+    monkeypatch.setattr(calibrate, "recorded", lambda *given: made.heard.append(given) or states)
+    monkeypatch.setattr(calibrate, "folds", lambda *given: given)
+    monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(watching=lambda forward: ("watched", forward)))
+    monkeypatch.setattr(calibrate, "Sequential", Builder)
+    monkeypatch.setattr(calibrate, "pasts", lambda *given: given[1:])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("guessing", "kept"), [(0, ("token_embd.weight",)), (1, ("output.weight", "token_embd.weight"))]
+)
+def test_where_a_model_may_be_scaled(reading: Any, guessing: int, kept: tuple[str, ...]):
+    """Where it reads the longest chunk; a layer that guesses reads the logits' matrix, too."""
+    reading._hyperparameters.guessing = guessing
+    operations, tensors, held = reading.folds()
+    assert (len(operations), tensors, held) == (4, "tensors", kept)
+    expected = (reading._file, reading._model.forward, "weights of tensors", reading._hyperparameters, 9)
+    assert reading.heard == [expected]
+
+
+def test_chunks_are_read_by_a_builder_that_is_closed(reading: Any):
+    """States of which several layers read are kept; who has met the last matrix wants no logits."""
+    forward = reading._model.forward
+    assert reading.logits("matrices", reading.chunks, 3, "past") == "logits"
+    said, built, (builder, weights, h), closed = reading.heard
+    assert said[1:] == (("watched", forward), "weights of tensors", reading._hyperparameters, 9)
+    assert built[0] is reading.chunks and built[1:4] == ({"a"}, "matrices", 3) and built[5] == "past"
+    assert (type(builder).__name__, weights, h, closed) == (
+        "Builder",
+        "weights of tensors",
+        reading._hyperparameters,
+        "closed",
+    )
+    assert reading.pasts(reading.chunks, [["a"]]) == ({"a"}, [["a"]])
+
+    def finished(*given: Any) -> Any:
+        raise FinishedError
+
+    reading._model.forward = finished
+    assert reading.forward("matrices", reading.chunks, 3) is None and reading.heard[-1] == "closed"
+    with pytest.raises(AssertionError):
+        reading.logits("matrices", reading.chunks, 3)
+
+
+def test_a_plan_says_of_its_first_file_what_was_read():
+    made: Any = Calibration.__new__(Calibration)
+    made._metadata = {"calibration.texts": "t"}
+    plan: Any = QuantizePlan("source", [({"a": 1}, ["x"]), ({"b": 2}, ["y"])], [])  # type: ignore[arg-type, list-item]
+    assert made.with_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]
