@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from models import model, write
 from test_wordpiece import PIECES, WORDS, metadata
 
 import localllm
+from localllm import api
 from localllm.cli import embed as embed_command
 from localllm.cli import vector_output
 from localllm.cli.terminal import ProgressLine
@@ -438,3 +440,32 @@ def test_one_that_cannot_be_read_is_known_only_where_each_is_read_alone(monkeypa
         with pytest.raises(UsageError, match="it went away"):
             call()
         assert not failed and not written
+
+
+@pytest.mark.parametrize(("fills", "ahead"), [(False, False), (False, True), (True, True)])
+def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
+    """One that fills in reads a text at once, others in a sequence that ends; vectors have a reader of their own."""
+    heard: list[Any] = []
+    sequence = SimpleNamespace(
+        append=lambda *given: heard.append(given) or "rows", close=lambda: heard.append("closed")
+    )
+    h = SimpleNamespace(fills=fills, looks_ahead=ahead, pooling="mean")
+    engine = SimpleNamespace(
+        hyperparameters=h, read_whole=lambda ids: ("whole", ids), prepare_all=lambda: heard.append("all")
+    )
+    model: Any = SimpleNamespace(engine=engine, sequence=lambda: sequence, file="file")
+    found = api.Model.logits(model, np.array([1, 2]))
+    assert (found, heard) == ((("whole", [1, 2]), []) if fills else ("rows", [([1, 2], "all"), "closed"]))
+    heard.clear()
+
+    class Reader:
+        def __init__(self, file: Any, pooling: str, options: Any):
+            heard.append((file, pooling, options.progress))
+
+        prepare_all = staticmethod(lambda: heard.append("reader"))
+        close = staticmethod(lambda: heard.append("ended"))
+
+    monkeypatch.setattr(api, "open_model", lambda path, progress: nullcontext(model))
+    monkeypatch.setattr("localllm.engine.texts.TextReader", Reader)
+    api.warmup("m", print)
+    assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (ahead and not fills)]
