@@ -70,6 +70,7 @@ from localllm.server.wire import (
     openai_error,
     parsed,
     read_json,
+    shape_of,
     status_of,
     unless_gone,
 )
@@ -621,6 +622,14 @@ def test_streams_tell_what_broke(words: tuple[str, ...]):
     assert [each["type"] for each in found[:2]] == ["response.created", "response.in_progress"]
     assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
     assert found[-1]["response"]["error"] == {**told["error"], "code": "server_error"}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_claude"),
+    [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/chat/completions", False)],
+)
+def test_which_errors_an_address_has(path: str, is_claude: bool):
+    assert shape_of(path) is (anthropic_error if is_claude else openai_error)
 
 
 def test_arguments_that_were_cut():
