@@ -59,6 +59,9 @@ TARGET = SimpleNamespace(
 )  # fmt: skip
 
 
+NAMES = [f"{before}{letter}" for before in ("", "a", "b") for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+
 class Told:
     """Steps in words: buffers are called by their order, with rows and bytes of a row where they come first."""
 
@@ -69,7 +72,7 @@ class Told:
     def value(self, value) -> str:
         if isinstance(value, Buffer):
             is_new = id(value) not in self.buffers
-            name = self.buffers.setdefault(id(value), f"{'abcdefghijklmnopqrstuvwxyz'[len(self.buffers)]}")
+            name = self.buffers.setdefault(id(value), NAMES[len(self.buffers)])
             return f"{name}[{value.rows}x{value.stride}]" if is_new else name
         if isinstance(value, np.ndarray):
             shape = "x".join(map(str, value.shape))

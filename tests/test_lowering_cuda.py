@@ -1,0 +1,178 @@
+"""Operations as steps of a card, for one token, for a few and for many: as tests/test_lowering.py, with
+tests/steps_cuda.txt. No card is needed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read, written
+from test_lowering_cpu import of_experts, product, weight
+from test_recorded import w
+
+from localllm.arch.rope import Rope
+from localllm.arch.routing import Routing
+from localllm.arch.states import Latent, Paged
+from localllm.arch.storage import KVType
+from localllm.arch.verbs import Scores
+from localllm.engine.cuda.attention import Few
+from localllm.engine.cuda.lowering import card_steps, encoded, kernels_of
+from localllm.engine.cuda.products import Within
+from localllm.engine.cuda.target import CudaTarget
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.memory.cache import KVCache
+from localllm.engine.record.operations import WANTED
+from localllm.engine.record.recorder import Recorder
+from localllm.engine.run import Header
+from localllm.errors import UnsupportedError
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.cuda import MOST_EXPERTS
+
+SIZES = {"one": (1, 1), "eight": (8, 2), "sixteen": (16, 9), "many": (32, 9)}
+LONG, SPARSE = Paged(0, 2, 288, 32), Latent(0, 16, 16, period=2)
+
+
+def network(b: Any, rows: Any) -> None:
+    """As layers have it: norms whose results become integers, queries that are normalized and turned."""
+    x = b.rms_norm(rows(256), w(256), 0.5)
+    q = b.rope(b.rms_norm(b.linear(x, weight("Q8_0", 64, 256)), w(16), 0.25, 16), HEADS_TURN, b.positions)
+    k, v = (b.linear(x, weight("Q8_0", rows, 256)) for rows in (32, 64))
+    y = b.add(b.attend(q, k, v, PAGED, Scores(4, 0.5)), rows(128))
+    z = b.rms_norm(y, w(128), 0.5)
+    gate, up = (b.linear(z, weight("Q8_0", 256, 128)) for _ in "ab")
+    b.add(y, b.linear(b.swiglu(gate, up), weight("Q8_0", 128, 256)))
+
+
+def sizes_of(case: str) -> list[str]:
+    """Of which the borders matter."""
+    return ["eight", "sixteen", "many"] if case.startswith("attend") else ["one", "eight", "sixteen"]
+
+
+class OnCard(Told):
+    """Places in buffers, too."""
+
+    def value(self, value: Any) -> str:
+        return f"{super().value(value.buffer)}+{value.offset}" if isinstance(value, Within) else super().value(value)
+
+
+HEADS_TURN = Rope(16, 16, False)
+
+CASES: dict[str, Any] = {
+    **{f"linear {format}": (product(format, bias=format == "Q4_K"),) for format in ("Q4_K", "F32", "F16", "BF16")},
+    "linear of wanted rows": (lambda b, rows: b.linear(b.select(rows(256), WANTED), weight("Q6_K", 20, 256)),),
+    "linear in pieces": (lambda b, rows: b.linear(rows(8192), weight("Q4_K", 9000, 8192)),),
+    "two that meet the same": (lambda b, rows: (lambda x: (
+        b.linear(x, weight("Q4_0", 2, 256)), b.linear(x, weight("Q8_0", 2, 256))))(rows(256)),),
+    "a network with a gate": (lambda b, rows: b.swiglu(
+        b.linear(rows(256), weight("Q4_0", 64, 256)), b.linear(rows(256), weight("Q4_0", 64, 256))),),
+    "what is added behind a product": (lambda b, rows: b.rms_norm(
+        b.add(rows(64), b.linear(rows(256), weight("Q8_0", 64, 256))), w(64), 0.5),),
+    "a network between norms": (network, [PAGED]),
+    "a norm of fewer numbers": (lambda b, rows: b.linear(
+        b.rms_norm(rows(256), w(64), 0.5, 64), weight("Q8_0", 2, 256)),),
+    "experts of blocks": (of_experts("Q4_K", bias=True),),
+    "experts of floats": (of_experts("F16"),),
+    "attend": (attending(), [PAGED], "f16"),
+    "attend in float32": (attending(), [PAGED]),
+    "attend in a window": (attending(WINDOW, ahead=2), [WINDOW], "f16"),
+    "attend to rows": (attending(LATENT), [LATENT], "f16"),
+    "attend turned": (attending(WIDE), [WIDE], "q4_0"),
+    "attend with long heads": (attending(LONG, 24), [LONG], "f16"),
+    "attend with logarithms": (attending(logs=True), [PAGED], "f16"),
+    "attend to every second": (attending(SPARSE), [SPARSE], "f16"),
+    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
+    "choose blocks": (chosen, [PAGED, INDEX], "f16"),
+}  # fmt: skip
+FILE = Path(__file__).with_name("steps_cuda.txt")
+
+
+def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
+    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
+    weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
+    steps, told = card_steps(builder.operations, places, weights, size, {}), OnCard(places)
+    assert kernels_of(steps) == {step.kernel for step in steps} - {"product"}
+    lines = [told.step(step) for step in steps]
+    return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
+
+
+NAMED = {f"{case}, {size}": (SIZES[size], *given) for case, given in CASES.items() for size in sizes_of(case)}
+
+
+def said() -> dict[str, list[str]]:
+    return {name: steps_of(*given) for name, given in NAMED.items()}
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[str]]:
+    return read(FILE)
+
+
+def test_every_case_is_known(known: dict[str, list[str]]):
+    assert [*known] == [*NAMED]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_steps(known: dict[str, list[str]], name: str):
+    assert steps_of(*NAMED[name]) == known[name]
+
+
+@pytest.mark.parametrize(("group", "dims", "bundle", "bundles"), [
+    (1, (64, 64), 1, 1), (8, (64, 64), 8, 1), (9, (64, 64), 5, 2), (16, (256, 256), 8, 2), (16, (257, 256), 4, 4),
+    (3, (576, 512), 3, 1), (4, (576, 512), 2, 2), (7, (1024, 1024), 2, 4), (3, (4096, 4096), 1, 3),
+])  # fmt: skip
+def test_heads_that_a_block_treats_together(group: int, dims: tuple[int, int], bundle: int, bundles: int):
+    """Equal parts of a group, whose numbers fit the registers."""
+    few = Few(*dims, group)
+    assert (few.bundle, few.bundles) == (bundle, bundles)
+    assert few.parts(8, 2) == few.parts(1, 2) == -(-264 // (2 * bundles)) and few.parts(9, 2) == -(
+        -264 // (18 * bundles)
+    )
+
+
+def test_bytes_of_a_part_of_a_context():
+    assert [Few(8, dim, 1).partial_bytes for dim in (64, 65, 72)] == [4 * 68, 4 * 76, 4 * 76]
+
+
+def test_what_cards_do_not_do():
+    def crossing(b: Any, rows: Any) -> None:
+        b.keep(rows(32), rows(64), PAGED)
+        b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, crosses=True))
+
+    for say, said in (
+        (crossing, "what an encoder has read is computed by the CPU only: use --device cpu"),
+        (attending(biases=np.ones((4, 3))), "what an encoder has read is computed by the CPU only"),
+        (lambda b, rows: b.route(rows(MOST_EXPERTS + 1), Routing(MOST_EXPERTS + 1, 2), None, None),
+         f"{MOST_EXPERTS + 1} experts are too many for a card: {MOST_EXPERTS} at most"),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match=said):
+            steps_of((1, 1), say, [PAGED], "f16")
+
+
+@pytest.mark.parametrize(("capability", "depth"), [((7, 5), 8), ((8, 0), 16), ((8, 9), 16), ((9, 0), 16)])
+def test_tensor_cores_by_capability(capability: tuple[int, int], depth: int):
+    weights: Any = SimpleNamespace(capability=capability)
+    target = CudaTarget(7, 3, weights, {})
+    assert (target.depth, target.buffer_rows, target.share(5, np.ones(1)), target.parts(2, 5)) == (
+        depth,
+        7,
+        (5, None),
+        5,
+    )
+    assert target.scratch(99) == {"scratch": 0, "scratch_bytes": 0}
+
+
+def test_arguments_as_64_bits():
+    buffer, empty, array = Buffer(3, 64), Buffer(0, 64), np.zeros(2)
+    buffer.address = empty.address = 640
+    place = {id(array): 77}
+    found = [encoded(value, lambda array: place[id(array)], 1000) for value in
+             (buffer, empty, Within(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
+    assert found == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]
+
+
+if __name__ == "__main__":
+    written(FILE, said())
