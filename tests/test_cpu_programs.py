@@ -1,0 +1,412 @@
+"""What the CPU's programs are made of and how they run, without kernels: pieces, threads, images, shifts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from localllm.engine import pictures
+from localllm.engine.cpu import backend, bandwidth, passing, rows, shift, threads
+from localllm.engine.cpu import pieces as pieces_module
+from localllm.engine.cpu import program as program_module
+from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.cpu.passing import PassedPiece, Passing, pieces_of
+from localllm.engine.cpu.pieces import Loader, PiecedProduct, Pieces
+from localllm.engine.cpu.program import Program
+from localllm.engine.cpu.rows import RowProgram
+from localllm.engine.cpu.shift import KeyTurner
+from localllm.engine.cpu.threads import Team, Threads
+from localllm.engine.memory.reserved import Reserved
+from localllm.engine.options import EngineOptions
+from localllm.engine.pictures import PictureReader
+from localllm.engine.record.operations import ALL, WANTED, Routed
+from localllm.engine.run import BATCH, Header, Span
+from localllm.errors import ModelError, UnsupportedError
+from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+
+# ---- weights that are given back ------------------------------------------------------------------------------------
+
+
+def test_a_tape_in_pieces(monkeypatch):
+    """A piece ends with a stage, where the next step would read more than may be; a single one may have more."""
+    monkeypatch.setattr(passing, "AT_ONCE", 10)
+    sizes = [(0, 6), (0, 6), (1, 0), (1, 4), (2, 6), (3, 1), (3, 9), (4, 0), (5, 12)]
+    weights = [np.zeros(size, np.uint8) if size else 7 for _, size in sizes]
+    steps = [SimpleNamespace(stage=stage, arguments={"weights": some} if number else {"weights": some, "x": 1})
+             for number, ((stage, _), some) in enumerate(zip(sizes, weights, strict=True))]  # fmt: skip
+    steps[7].arguments = {}
+    found = pieces_of(steps)
+    where = {id(some): number for number, some in enumerate(weights)}
+    assert [(end, [where[id(some)] for some in held]) for end, held in found] == [
+        (2, [0, 1]), (5, [3, 4]), (8, [5, 6]), (9, [8]),
+    ]  # fmt: skip
+    assert pieces_of([]) == [PassedPiece(0, [])]
+    done = []
+    monkeypatch.setattr(passing, "forget", lambda some: done.append(where[id(some)]))
+    Passing(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
+    assert done == [(0, 2), 0, 1, (2, 5), 3, 4, (5, 8), 5, 6, (8, 9), 8]
+
+
+# ---- pieces of products ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("of", "most", "is_precise", "run", "names"),
+    [
+        (ALL, 99, False, (1, 1, 128), "one"),
+        (ALL, 99, False, (2, 1, 128), "few"),
+        (ALL, 99, False, (4, 0, 128), "few"),
+        (ALL, 99, False, (5, 0, 128), "precise"),
+        (ALL, 99, False, (5, 0, 5), "precise"),
+        (ALL, 99, False, (5, 0, 4), "fast"),
+        (ALL, 99, False, (4, 0, 4), "few"),
+        (ALL, 99, False, (4, 0, 3), "few_fast"),
+        (ALL, 99, True, (4, 0, 3), "few"),
+        (ALL, 99, True, (90, 0, 3), "precise"),
+        (ALL, 99, False, (99, 0, 1), "fast"),
+        (ALL, 99, False, (100, 0, 1), ""),
+        (WANTED, 99, False, (90, 1, 1), "one"),
+        (WANTED, 99, False, (90, 3, 1), "few_fast"),
+        (WANTED, 99, False, (90, 0, 1), ""),
+        (Routed("experts", None, ALL), 99, False, (1, 1, 128), "one"),
+        (Routed("experts", None, ALL), 99, False, (2, 0, 128), "one few"),
+        (Routed("experts", None, ALL), 99, False, (4, 0, 128), "one few"),
+        (Routed("experts", None, ALL), 99, False, (5, 0, 128), "one few precise"),
+        (Routed("experts", None, ALL), 99, False, (5, 0, 5), "one few precise"),
+        (Routed("experts", None, ALL), 99, False, (5, 0, 4), "one few_fast fast"),
+        (Routed("experts", None, ALL), 4, False, (5, 0, 4), "one few_fast"),
+        (Routed("experts", None, ALL), 99, True, (5, 0, 4), "one few precise"),
+        (Routed("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
+    ],
+)  # fmt: skip
+def test_pieces_that_a_run_needs(of, most, is_precise, run, names):
+    """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
+    found = PiecedProduct("Q8_0", 4, of, most, is_precise).pieces(*run)
+    assert found == [f"linear_{name}-Q8_0" for name in names.split()]
+
+
+def test_pieces_of_all_products(monkeypatch):
+    monkeypatch.setattr(pieces_module, "few_tokens", lambda format, columns: columns)
+    pieces = Pieces()
+    first = pieces.arguments("Q8_0", 40, ALL, 512, False)
+    second = pieces.arguments("Q8_0", 20, WANTED, 60, True)
+    other = pieces.arguments("Q4_0", 40, ALL, 30, False)
+    assert first["pieces"] is second["pieces"] is not other["pieces"]
+    assert (first["few_tokens"], second["few_tokens"], len(first["pieces"])) == (40, 20, 5)
+    assert pieces.names(1, 1, 128) == ["linear_one-Q8_0", "linear_one-Q4_0"]
+    assert pieces.names(35, 25, 128) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
+    assert pieces.all_names() == [
+        "linear_few-Q8_0", "linear_one-Q8_0", "linear_one-Q4_0", "linear_few-Q4_0", "linear_few_fast-Q8_0",
+        "linear_few_fast-Q4_0", "linear_precise-Q8_0", "linear_fast-Q8_0",
+    ]  # fmt: skip
+    pieces.fill({"linear_one-Q8_0": 5, "linear_fast-Q8_0": 6, "linear_few-Q4_0": 7})
+    assert first["pieces"].tolist() == [5, 0, 0, 0, 6] and other["pieces"].tolist() == [0, 7, 0, 0, 0]
+
+
+def test_pieces_are_loaded_before_a_run():
+    """Once for each kind of run; who has seen logits is shown no progress, and compiling gives way."""
+    done, addresses = [], {"a": 1}
+    library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
+                              give_way=lambda: done.append("way"))  # fmt: skip
+    pieces = SimpleNamespace(names=lambda *run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
+    loader = Loader(library, pieces, "shown")
+    runs = [(3, 0, 9), (3, 0, 9), (3, 1, 9), (3, 1, 9), (4, 0, 9)]
+    for run in runs:
+        loader.prepare(*run)
+    loader.prepare_all()
+    assert done == [
+        ([3, 0, 9], "shown"), addresses, ([3, 1, 9], "shown"), addresses, "way", ([4, 0, 9], None), addresses,
+        (["all"], None), addresses,
+    ]  # fmt: skip
+
+
+# ---- programs and threads -------------------------------------------------------------------------------------------
+
+
+def made_program(**changed):
+    done, header = [], Header(8)
+    library = SimpleNamespace(warning="slow", close=lambda: done.append("library"))
+    loader = SimpleNamespace(library=library, prepare=lambda *run: done.append(run), prepare_all="all")
+    walker = SimpleNamespace(run=lambda: done.append("walk"), close=lambda: done.append("threads"))
+    return done, header, Program(header, walker, 3, loader, **changed)
+
+
+def test_a_program_runs():
+    """Kernels are there before threads walk; what they write comes back."""
+    done, header, program = made_program()
+    store = SimpleNamespace(addresses=(1, 2, 3))
+    spans = [Span(store, 0, np.array([4, 5]), 1), Span(store, 0, np.array([6]), 1)]
+    logits = program.run(spans, True)
+    assert (logits.shape, logits.dtype, header.logits[0]) == ((2, 3), np.float32, logits.ctypes.data)
+    assert done == [(3, 2, 128), "walk"] and header.ids[:3].tolist() == [4, 5, 6]
+    program.run(spans, False)
+    assert done[2:] == [(3, 2, 1), "walk"]
+    pages = np.array([9, 8])
+    found = program.rows(5, pages)
+    assert (found.shape, done[4:]) == ((5, 3), [(5, 1, 128), "walk"]) and header.window_count[0] == 0
+    assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0] and not header.kinds.any()
+    program.rows(5, pages, np.array([2, 5]))
+    assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
+    header.flaws[0] = 1
+    with pytest.raises(ModelError):
+        done.clear()
+        program._computed(logits)
+    program.close()
+    assert done == [(5, 1, 128), "walk", "threads", "library"]
+    assert (program.warning, program.prepare_all) == ("slow", "all")
+
+
+def test_memory_of_a_run_goes_back():
+    given = []
+    memory = [SimpleNamespace(bytes=bytes(size), give_back=lambda *span: given.append(span)) for size in (5, 7)]
+    done, _, program = made_program(memory=memory, passing=SimpleNamespace(run=lambda: done.append("passes")))
+    program.give_back()
+    program.rows(1, np.array([0]))
+    assert given == [(0, 5), (0, 7)] and done == [(1, 1, 128), "passes"]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_program_is_compiled(monkeypatch, passes):
+    made = {}
+
+    def keep(name, value):
+        monkeypatch.setattr(
+            program_module, name, lambda *given, **named: [made.setdefault(name, (*given, named))] and value
+        )
+
+    memory = [object.__new__(Reserved), np.zeros(2), object.__new__(Reserved)]
+    target = SimpleNamespace(pieces=SimpleNamespace(all_names=lambda: ["later"]))
+    tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
+    library = SimpleNamespace(addresses="addresses", warning=None)
+    walker = SimpleNamespace(run="run", close=None)
+    for name, value in (("target_for_this_cpu", target), ("prepared", "prepared"), ("Tape", tape), ("Threads", walker),
+                        ("lowered", SimpleNamespace(all="lowered")), ("Library", library),
+                        ("Passing", SimpleNamespace(run="passing"))):  # fmt: skip
+        keep(name, value)
+    operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
+    program = program_module.compiled(operations, places, 3, "progress", "given", keeps=False, passes=passes)
+    assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["prepared"] == (operations, target, {})
+    assert made["lowered"] == ("prepared", target, places, {"given": "given"}) and made["Tape"] == ("lowered", {})
+    assert made["Library"] == ({"k", "run", "work"}, "progress", ["later"], {})
+    assert made["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
+    assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
+    assert program._walk == ("passing" if passes else "run")
+    assert made.get("Passing") == ((walker, "steps", {}) if passes else None)
+    assert program._loader._progress == "progress" and program._loader._pieces is target.pieces
+
+
+def test_what_threads_share(monkeypatch):
+    """Who gives the orders is one of them; a team of a process that this one was forked from is not ended."""
+    called, prepared = [], []
+    monkeypatch.setattr(threads, "KERNEL", lambda address: lambda *given: called.append((address, *given)))
+    monkeypatch.setattr(threads, "waiting_functions", lambda: [11, 12, 13, 14, 15])
+    monkeypatch.setattr(threads, "prepare_waiting", lambda *given: prepared.append(given))
+    tape = np.zeros((6, 5), np.int64)
+    team = Team({"run": 1, "work": 2}, tape, "kept")
+    job, address = team.job, team.job.ctypes.data
+    assert len(job) == JOB_WORDS and address % LINE == team.cells.ctypes.data % LINE == 0
+    assert len(team.cells) * 8 == 6 * LINE and team.keep == ("kept", tape)
+    assert job[[JOB.tape, JOB.steps, JOB.cells]].tolist() == [tape.ctypes.data, 6, team.cells.ctypes.data]
+    assert job[[JOB.offer, JOB.lock, JOB.unlock, JOB.wait, JOB.wake]].tolist() == [11, 12, 13, 14, 15]
+    assert prepared == [((address + 8 * JOB.turn, address + 8 * JOB.bed), address + 8 * JOB.bell)]
+    team.choose(2, 5)
+    assert job[[JOB.tape, JOB.steps]].tolist() == [tape.ctypes.data + 2 * 5 * 8, 3]
+    team.start(3)
+    for thread in team.threads:
+        thread.join()
+    assert sorted(called) == [(2, address, 1, 0, 0), (2, address, 2, 0, 0)]
+    assert all(thread.daemon for thread in team.threads)
+    called.clear()
+    team.process += 1
+    team.stop()
+    assert called == []
+    team.process -= 1
+    team.stop()
+    assert called == [(1, address, 1, 0, 0)]
+
+
+def test_threads_walk(monkeypatch):
+    done = []
+
+    class Known(Team):
+        def __init__(self, *given):
+            done.append(given)
+            self.job, self.run = np.zeros(1, np.int64), lambda *given: done.append(given[1:])
+
+        def start(self, count):
+            done.append(count)
+
+        def choose(self, *steps):
+            done.append(steps)
+
+        def stop(self):
+            done.append("stop")
+
+    monkeypatch.setattr(threads, "Team", Known)
+    walker = Threads(4, "addresses", "tape")
+    assert done == [("addresses", "tape", None), 4]
+    walker.run()
+    walker.run_steps(3, 7)
+    assert done[2:] == [(0, 0, 0), (3, 7), (0, 0, 0)]
+    walker.close()
+    del walker
+    assert done[5:] == ["stop"]
+
+
+# ---- the backend ----------------------------------------------------------------------------------------------------
+
+
+def test_programs_of_a_backend(monkeypatch):
+    """One for the model, one for its encoder, others beside; all are closed once."""
+    made, done = [], []
+
+    def compiled(operations, places, threads, progress):
+        number = len(made)
+        made.append((operations, places, threads, progress))
+        return SimpleNamespace(warning=f"warning {number}", run=lambda *given: done.append((number, *given)) or number,
+                               close=lambda: done.append(f"close {number}"),
+                               prepare_all=lambda: done.append(f"prepare {number}"))  # fmt: skip
+
+    monkeypatch.setattr(backend, "compiled", compiled)
+    options = EngineOptions(threads=3, progress="shown")
+    span = SimpleNamespace(seen=None)
+    for context, room in ((100, BATCH), (1000, 1000)):
+        made.clear()
+        found = CpuBackend(["model"], [], context, options, ["encoder"])
+        assert [(operations, *rest) for operations, _, *rest in made] == [
+            (["model"], 3, "shown"),
+            (["encoder"], 3, "shown"),
+        ]
+        assert [len(places.header.ids) for _, places, *_ in made] == [BATCH, room]
+        assert made[0][1].cache is made[1][1].cache is found._cache
+    assert found.warning == "warning 0" and made[0][1].layout is None
+    assert (found.run([span], True), found.encode([span], False)) == (0, None)
+    assert done == [(0, [span], True), (1, [span], False)]
+    beside = found.beside(["beside"])
+    assert (
+        made[2][1].header is not made[0][1].header and made[2][1].cache is found._cache and made[2][2:] == (3, "shown")
+    )
+    done.clear()
+    found.become(["another"])
+    assert done == ["close 0"] and made[3] == (["another"], made[0][1], 3, "shown")
+    assert found.run([span], False) == 3 and beside.warning == "warning 2"
+    done.clear()
+    found.prepare_all()
+    found._row_programs = {True: SimpleNamespace(close=lambda: done.append("close rows"))}
+    found.close()
+    assert done == ["prepare 3", "prepare 1", "prepare 2", "close 3", "close 1", "close 2", "close rows"]
+    made.clear()
+    CpuBackend(["model"], [], 100, options)
+    assert len(made) == 1
+
+
+def test_images_of_a_backend(monkeypatch):
+    """A program for images that see themselves whole and one for others, each made for the first of its kind."""
+    made = []
+    monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
+    monkeypatch.setattr(backend, "RowProgram", lambda *given: made.append(given) or SimpleNamespace(
+        run=lambda *run: (given[0], *run)))  # fmt: skip
+    options = EngineOptions(threads=3)
+    found = CpuBackend(["model"], [], 100, options, rows=lambda is_whole: f"rows {is_whole}")
+    spans = [SimpleNamespace(seen=SimpleNamespace(is_whole=is_whole)) for is_whole in (True, False, True)]
+    assert [found.run([span], False) for span in spans] == [
+        ("rows True", spans[0], False), ("rows False", spans[1], False), ("rows True", spans[2], False),
+    ]  # fmt: skip
+    assert made == [("rows True", found._places, options), ("rows False", found._places, options)]
+    for none in (None, lambda is_whole: None):
+        bare = CpuBackend(["model"], [], 100, options, rows=none)
+        with pytest.raises(UnsupportedError, match=r"^images cannot be read by a model of this kind$"):
+            bare.run([spans[0]], False)
+
+
+def test_rows_of_an_image(monkeypatch):
+    """As wide as they are; places are ahead of the positions by which keys turn."""
+    made, done = [], []
+    program = SimpleNamespace(run=lambda *given: done.append(given) or "logits", close=lambda: done.append("close"))
+    monkeypatch.setattr(rows, "compiled", lambda *given: made.append(given) or program)
+    said = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
+                           angles=[SimpleNamespace(fill=lambda turns: done.append(turns))] * 2)  # fmt: skip
+    places = shift_places()
+    reader = RowProgram(said, places, EngineOptions(threads=3, progress="shown"))
+    ((operations, own, *rest),) = made
+    assert (operations, own.cache, rest) == ("operations", "cache", [3, "shown"]) and own.header is not places.header
+    seen = SimpleNamespace(rows_of=lambda ids: np.arange(6).reshape(2, 3) + ids[0], turns_of=lambda ids, at: (*ids, at))
+    span = Span(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
+    assert reader.run(span, True) == "logits"
+    assert said.rows.tolist() == [[1, 2, 3, 9, 9], [4, 5, 6, 9, 9], [9] * 5, [9] * 5]
+    reader.close()
+    assert done == [(1, 2, 20), (1, 2, 20), ([span], True), "close"]
+
+
+def shift_places():
+    return backend.StepPlaces("cache", None, Header(4))
+
+
+def test_keys_are_turned_some_at_a_time():
+    told = []
+    turner = object.__new__(KeyTurner)
+    turner._distances = np.zeros(BATCH, np.int64)
+    turner._header = SimpleNamespace(fill=lambda spans, *rest: told.append((*spans, *rest)))
+    turner._walker = SimpleNamespace(run=lambda: told.append(turner._distances.tolist()))
+    turner.turn("store", 3, 3 + BATCH + 5, 64)
+    (first, *rest), distances, (second, *_), _ = told
+    assert [(span.store, span.position, len(span.ids), span.wanted) for span in (first, second)] == [
+        ("store", 3, BATCH, 0), ("store", 3 + BATCH, 5, 0),
+    ]  # fmt: skip
+    assert rest == [True, shift.NO_LOGITS] and distances == [-64] * BATCH
+    told.clear()
+    turner.turn("store", 3, 3 + BATCH, 1)
+    assert len(told) == 2
+    turner.turn("store", 3, 3, 1)
+    assert len(told) == 2
+
+
+# ---- memory that is read, pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("available", "size"),
+    [(0, 1 << 24), (4 << 24, 1 << 24), (4 * ((1 << 24) + 1024), (1 << 24) + 1024), (4 * ((1 << 24) + 1023), 1 << 24),
+     (1 << 40, 500_000 * 1024)],
+)  # fmt: skip
+def test_how_much_memory_is_read(monkeypatch, available, size):
+    """A quarter of what there is, but enough to be no cache's; the best pass of ten counts."""
+    made, speeds = [], iter([3.0, 9.0, *[1.0] * 7, 5.0, 99.0])
+    reader = SimpleNamespace(run=lambda: next(speeds), close=lambda: made.append("close"))
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: available)
+    monkeypatch.setattr(bandwidth, "MemoryReader", lambda *given: made.append(given) or reader)
+    assert read_bandwidth(3, "shown") == 9.0
+    assert made == [(3, size, "shown"), "close"]
+    reader.run = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        read_bandwidth(3)
+    assert made[2:] == [(3, size, None), "close"]
+
+
+def test_memory_is_read_in_parts(monkeypatch):
+    made, done = [], []
+    library = SimpleNamespace(addresses={"stream": 1, "run": 2, "work": 3})
+    monkeypatch.setattr(bandwidth, "Library", lambda *given: made.append(given) or library)
+    walker = SimpleNamespace(run=lambda: done.append("run"), close=lambda: done.append("close"))
+    monkeypatch.setattr(bandwidth, "Threads", lambda *given, **named: made.append((*given, named)) or walker)
+    times = iter([10.0, 14.0])
+    monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(times))
+    reader = MemoryReader(3, 2048, "shown")
+    asked, (count, addresses, steps, kept) = made
+    assert asked == ({"stream", "run", "work"}, "shown") and (count, addresses) == (3, library.addresses)
+    assert reader.results.shape == (24, 8) and reader.words.tolist() == [*range(256)]
+    (step,) = kept["keep"][1].steps
+    assert (step.kernel, step.parts, step.arguments["size"]) == ("stream", 24, 2048) and len(steps) == 1
+    assert step.arguments["memory"] is reader.words and step.arguments["results"] is reader.results
+    assert reader.run() == 512.0
+    reader.close()
+    assert done == ["run", "close"]
+
+
+def test_a_reader_of_pictures_has_its_options(monkeypatch):
+    monkeypatch.setattr(pictures, "projector", lambda file: ("family", "hyperparameters"))
+    monkeypatch.setattr(pictures, "said_parts", lambda *given: given)
+    file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)
+    assert PictureReader(file, options)._options is options and PictureReader(file)._options == EngineOptions()
+    assert PictureReader(file)._said == (file, "family", "hyperparameters")
