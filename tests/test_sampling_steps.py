@@ -20,6 +20,7 @@ from localllm.generation.candidates import Candidates
 from localllm.generation.history import Breakers, History
 from localllm.generation.recommended import OPTIONS, recommended
 from localllm.generation.sampling import Sampler
+from localllm.generation.sampling_chain import STEPS
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.speculation import StepCosts
 
@@ -531,6 +532,20 @@ def test_what_authors_may_recommend():
         "top_k", "temp", "mirostat_tau", "top_p", "xtc_threshold", "xtc_probability", "mirostat_eta", "mirostat",
         "min_p", "sequence", "penalty_last_n", "penalty_repeat",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "temperatures"), [
+    ({"temperature": 0.5}, [0.5]), ({"temperature": 0.5, "dynatemp_range": 0.3, "dynatemp_exponent": 2}, [0.5, 0.3, 2]),
+    ({"temperature": 0.5, "dynatemp_range": 0.3, "mirostat": 1}, [0.5]),
+    ({"temperature": 0.5, "dynatemp_range": 0.3, "mirostat": 2}, [0.5]),
+])  # fmt: skip
+def test_mirostat_has_one_temperature(options: dict, temperatures: list[float]):
+    row, step = (
+        everything(random_logits(30)),
+        steps.temperature if len(temperatures) == 1 else steps.dynamic_temperature,
+    )
+    found = STEPS["temperature"].apply(row, SamplingOptions(**options).complete, SimpleNamespace())
+    assert found.logits.tolist() == step(row, *temperatures).logits.tolist()
 
 
 def test_mirostat_of_a_single_token():

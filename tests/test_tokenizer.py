@@ -496,6 +496,23 @@ def test_every_pretokenizer_cuts_as_llama_cpp(row: dict):
         assert tokenizer.adds_bos == row["adds_bos"], family
 
 
+LLAMA_3 = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
+
+
+@pytest.mark.parametrize(
+    ("flag", "usual", "names"),
+    [
+        ("ignore_merges", False, f"{LLAMA_3} minicpm5 granite-embed-multi-97m tekken youtu"),
+        ("adds_bos", False, f"chameleon {LLAMA_3} tekken gemma4 granite-embed-multi-311m"),
+        ("marks_spaces", False, "gemma4 granite-embed-multi-311m sarvam-moe"),
+        ("joins_lines", False, "gemma4 granite-embed-multi-311m"),
+        ("needs_merges", True, "kimi-k2"),
+    ],
+)
+def test_which_pretokenizers_do_more_than_cut(flag: str, usual: bool, names: str):
+    assert [name for name, known in PRETOKENIZERS.items() if getattr(known, flag) != usual] == names.split()
+
+
 def test_every_name_has_its_source():
     assert set(SOURCES) == set(PRETOKENIZERS)
     assert all(source == "-" or source.count("/") == 1 for source in SOURCES.values())
