@@ -1,14 +1,19 @@
 """What a prompt goes on from: decided from tokens, turns and runs alone."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from fake_sequences import FakeSequences
 
+from localllm.engine.memory.store import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
 from localllm.generation.overflow import Rolling
 from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse
-from localllm.generation.sequences import Sequences
+from localllm.generation.sequences import HELD, BegunSequence, Sequences
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))
@@ -116,3 +121,136 @@ def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_
         assert sequences._end.logits.tolist() == [[1] * 9] and sequences._end.sequence.tokens == [2] * length
     sequences.was_read(Rolling(sequence, 5), begin, logits)
     assert len(engine.made) == 1 + 2 * is_known
+
+
+def read(sequences: Sequences, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
+    """Read a prompt: how much of it was there, and the logits if all was."""
+    with sequences.beginning_with(ids, **how) as (sequence, logits):
+        held = len(sequence.tokens)
+        for place in range(held, len(ids), FIRST):
+            sequence.append(ids[place : place + FIRST])
+        if is_told:
+            sequence.aligned = len(ids) // FIRST * FIRST
+            sequences.was_read(sequence, held, np.ones((1, 9)))
+    return held, logits
+
+
+def engine_of(context: int = 2 * FIRST) -> FakeSequences:
+    return FakeSequences(9, lambda tokens: np.zeros(9), context)
+
+
+def test_who_was_left_may_come_back():
+    """As many as are held, as long as a whole one more has room."""
+    engine = engine_of(100)
+    engine.places = lambda: (50, 150)
+    sequences = Sequences(engine)
+    sequences.hold()
+    assert not engine.made
+    for number in range(HELD + 2):
+        read(sequences, [number] * 9)
+        sequences.hold()
+    assert [one.tokens for one in sequences._held] == [[number] * 9 for number in range(2, HELD + 2)]
+    assert engine.open() == HELD + 1
+    assert [read(sequences, [number] * 9 + [8])[0] for number in (1, 2, 2)] == [0, 9, 9]
+    for places, held in (((51, 150), 3), ((50, 150), 4)):  # 2 was taken
+        engine.places = lambda found=places: found
+        sequences.hold()
+        assert len(sequences._held) == held
+    read(sequences, [1] * 9, keep=2)
+    sequences.hold()
+    assert len(sequences._held) == 4
+
+
+def test_an_end_is_for_those_that_do_not_roll():
+    engine = engine_of()
+    sequences, ids = Sequences(engine), [2] * (FIRST + 1)
+    assert read(sequences, ids, is_told=True) == (0, None)
+    assert read(sequences, ids, keep=5) == (FIRST, None)
+    held, logits = read(sequences, ids)
+    assert (held, logits.tolist()) == (FIRST + 1, [[1] * 9])
+    assert sequences._end and read(sequences, [3] * 9) == (0, None) and not sequences._end
+    assert engine.open() == 1
+
+
+class Files:
+    """What is kept of prompts: `found` by length of what is asked, whether as a conversation, and what `load` gives."""
+
+    def __init__(self, found: dict[tuple[int, bool], StoredPrefix] | None = None, *loads: Any):
+        self.found, self.loads, self.asked, self.kept = found or {}, list(loads), [], []
+
+    def stored(self, ids: list[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
+        self.asked.append((len(ids), most, is_conversation))
+        found = self.found.get((len(ids), is_conversation))
+        return found if found and len(found.ids) <= most else None
+
+    def load(self, stored: StoredPrefix) -> Any:
+        return self.loads.pop(0)
+
+    def keep(self, sequence: Any, logits: Any, is_conversation: bool = False) -> None:
+        self.kept.append((len(sequence.tokens), logits is not None and logits.tolist(), is_conversation))
+        sequence.close()
+
+
+@pytest.mark.parametrize(("earlier", "conversations"), [(0, [0, 0]), (5, [4, 5]), (20, [19]), (21, []), (22, [])])
+def test_what_files_are_asked_for(earlier: int, conversations: list[int]):
+    files = Files()
+    read(Sequences(engine_of(), files), [2] * 20, earlier=earlier)
+    assert files.asked == [(20, sys.maxsize, False), *((length, sys.maxsize, True) for length in conversations)]
+    read(Sequences(engine_of(), files), [2] * 20, keep=4, earlier=earlier)
+    assert len(files.asked) == 1 + len(conversations)
+
+
+def test_what_files_have_goes_on():
+    """A prompt in whole runs, a conversation behind its end; what is gone by then is looked for again, in fewer."""
+    engine, ids = engine_of(), [2] * 20
+    engine.runs = Runs(4, 4)
+    prompt, talk = StoredPrefix(ids[:8], (), False, False), StoredPrefix(ids[:10], (), False, True)
+    for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 10, [TurnEnds(10, 10)])):
+        loaded = engine.sequence()
+        loaded.append(ids[:there])
+        files = Files(found, BegunSequence(loaded))
+        sequences = Sequences(engine, files)
+        with sequences.beginning_with(ids, earlier=11) as begun:
+            assert begun == (loaded, None)
+            assert sequences._turns[loaded] == [*turns, TurnEnds(20)]
+        assert sequences._kept is loaded
+    files = Files({(20, False): prompt, (11, True): talk}, None, None, BegunSequence(loaded))
+    assert read(Sequences(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
+    loaded.truncate(8)
+    assert read(Sequences(engine, files), ids, earlier=11) == (8, None)
+
+
+def test_what_goes_to_files():
+    """Prompts that were read anew, once; conversations when that is asked. Only what takes long to read again."""
+    engine, files, texts = engine_of(), Files(), []
+    written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)))
+    sequences, ids = Sequences(engine, files, written), [2] * (FIRST + 1)
+    sequences.write_conversation()
+    assert (files.kept, texts) == ([], [])
+    for _ in range(2):
+        read(sequences, ids, is_told=not files.kept)
+        assert files.kept == [(FIRST + 1, [[1] * 9], False)]
+    sequences.write_conversation()
+    assert (files.kept[1:], texts) == ([(FIRST + 1, False, True)], [(FIRST + 1, True)])
+    for how in ({}, {"keep": 3}):
+        read(sequences, [3] * FIRST, is_told=True, **how)
+        sequences.write_conversation()
+    assert (len(files.kept), texts[1:]) == (2, [(FIRST, True)] * 2)
+    with sequences.beginning_with([4] * (FIRST + 1)) as (sequence, _):
+        sequence.append([4] * FIRST)
+        sequence.append([4])
+        sequence.aligned = FIRST
+        sequences.was_read(sequence, 0, np.ones((1, 9)))
+        read(sequences, [5] * 9)  # somebody else comes meanwhile
+        assert files.kept[2:] == [(FIRST + 1, [[1] * 9], False)]
+    assert len(files.kept) == 3 and engine.open() == 1
+
+
+def test_a_closed_sequence_is_not_kept():
+    sequences = Sequences(engine_of())
+    read(sequences, [2] * 9)
+    kept = sequences._kept
+    with sequences.beginning_with([2] * 9) as one, sequences.beginning_with([3] * 9) as other:
+        assert one.sequence is kept
+        other.sequence.close()
+    assert sequences._kept is kept and not kept.closed
