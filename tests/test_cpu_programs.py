@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.engine import pictures
 from localllm.engine.cpu import backend, bandwidth, passing, rows, shift, threads
 from localllm.engine.cpu import pieces as pieces_module
@@ -21,7 +22,7 @@ from localllm.engine.memory.reserved import Reserved
 from localllm.engine.options import EngineOptions
 from localllm.engine.pictures import PictureReader
 from localllm.engine.record.operations import ALL, WANTED, Routed
-from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.run import BATCH, Header, Span, Text
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
 
@@ -42,6 +43,8 @@ def test_a_tape_in_pieces(monkeypatch):
         (2, [0, 1]), (5, [3, 4]), (8, [5, 6]), (9, [8]),
     ]  # fmt: skip
     assert pieces_of([]) == [PassedPiece(0, [])]
+    full = [SimpleNamespace(stage=stage, arguments={"weights": np.zeros(5, np.uint8)}) for stage in range(3)]
+    assert [end for end, _ in pieces_of(full)] == [2, 3]
     done = []
     monkeypatch.setattr(passing, "forget", lambda some: done.append(where[id(some)]))
     Passing(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
@@ -124,8 +127,8 @@ def test_pieces_are_loaded_before_a_run():
 # ---- programs and threads -------------------------------------------------------------------------------------------
 
 
-def made_program(**changed):
-    done, header = [], Header(8)
+def made_program(tokens=8, **changed):
+    done, header = [], Header(tokens)
     library = SimpleNamespace(warning="slow", close=lambda: done.append("library"))
     loader = SimpleNamespace(library=library, prepare=lambda *run: done.append(run), prepare_all="all")
     walker = SimpleNamespace(run=lambda: done.append("walk"), close=lambda: done.append("threads"))
@@ -148,13 +151,28 @@ def test_a_program_runs():
     assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0] and not header.kinds.any()
     program.rows(5, pages, np.array([2, 5]))
     assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
+    done.clear()
+    texts = [Text(np.array([4, 5]), 1), Text(np.array([6]), 1)]
+    for precise, most in ((True, 128), (False, 128)):
+        found = program.read(texts, pages, precise)
+        assert (found.shape, header.numbers.tolist()) == ((2, 3), [3, 2, 2, most, found.ctypes.data, 0])
+        assert done.pop(0) == (3, 2, most) and done.pop(0) == "walk" and header.kinds[:3].tolist() == [0, 1, 0]
     header.flaws[0] = 1
     with pytest.raises(ModelError):
         done.clear()
         program._computed(logits)
     program.close()
-    assert done == [(5, 1, 128), "walk", "threads", "library"]
+    assert done == [(3, 2, 128), "walk", "threads", "library"]
     assert (program.warning, program.prepare_all) == ("slow", "all")
+
+
+@pytest.mark.parametrize(("precise", "most"), [(True, 130), (False, 128)])
+def test_many_tokens_in_bytes(precise, most):
+    """Of texts, where nobody wants more; of rows that are given always."""
+    done, _, program = made_program(tokens=200)
+    program.read([Text(np.zeros(130, np.int64), 130)], np.arange(3), precise)
+    program.rows(130, np.arange(3))
+    assert done == [(130, 1, most), "walk", (130, 1, 128), "walk"]
 
 
 def test_memory_of_a_run_goes_back():
@@ -193,6 +211,9 @@ def test_a_program_is_compiled(monkeypatch, passes):
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
     assert program._walk == ("passing" if passes else "run")
     assert made.get("Passing") == ((walker, "steps", {}) if passes else None)
+    made.clear()
+    program_module.compiled([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
+    assert made["target_for_this_cpu"] == (1, 9, True, {}) and "Passing" not in made
     assert program._loader._progress == "progress" and program._loader._pieces is target.pieces
 
 
@@ -216,14 +237,24 @@ def test_what_threads_share(monkeypatch):
     for thread in team.threads:
         thread.join()
     assert sorted(called) == [(2, address, 1, 0, 0), (2, address, 2, 0, 0)]
-    assert all(thread.daemon for thread in team.threads)
+    assert [thread.daemon for thread in team.threads] == [True, True]
     called.clear()
+    team.threads = [SimpleNamespace(join=lambda: called.append("join"))] * 2
     team.process += 1
     team.stop()
     assert called == []
     team.process -= 1
     team.stop()
-    assert called == [(1, address, 1, 0, 0)]
+    assert called == [(1, address, 1, 0, 0), "join", "join"]
+
+
+@pytest.mark.parametrize("line", [64, 128, 4096])
+def test_memory_at_lines(monkeypatch, line):
+    monkeypatch.setattr(threads, "LINE", line)
+    for size in (64, 8 * 77):
+        found = [threads.aligned_zeros(size) for _ in range(20)]
+        assert {memory.ctypes.data % line for memory in found} == {0}
+        assert {len(memory) for memory in found} == {size // 8} and not np.any(found)
 
 
 def test_threads_walk(monkeypatch):
@@ -299,6 +330,23 @@ def test_programs_of_a_backend(monkeypatch):
     made.clear()
     CpuBackend(["model"], [], 100, options)
     assert len(made) == 1
+
+
+def test_what_a_backend_keeps(monkeypatch):
+    """Pages for what attends, states for what recurs; keys are turned in the first."""
+    made = {}
+    for name in ("KVCache", "StateLayout", "Room", "KeyTurner"):
+        there = shift if name == "KeyTurner" else backend
+        known = SimpleNamespace(store="store", places="places", place_bytes=5, turn="turn")
+        monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
+    monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
+    states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
+    found = CpuBackend(["model"], states, 100, options)
+    assert made["KVCache"] == (states[::2], 100, options.kept_as) and made["StateLayout"] == (states[1:2],)
+    assert made["Room"] == (found._cache, found._places.layout) and found._places.layout is not None
+    assert (found.store, found.places, found.place_bytes) == ("store", "places", 5)
+    found.prepare_shift("turns")
+    assert made["KeyTurner"] == (found._cache, states[::2], "turns") and found.turn == "turn"
 
 
 def test_images_of_a_backend(monkeypatch):

@@ -85,6 +85,6 @@ class Threads:
 
 def aligned_zeros(size: int) -> np.ndarray:
     """int64 zeros of `size` bytes that begin at a cache line."""
-    memory = np.zeros(size // 8 + 8, np.int64)
+    memory = np.zeros((size + LINE) // 8, np.int64)
     start = -memory.ctypes.data % LINE // 8
     return memory[start : start + size // 8]
