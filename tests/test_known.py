@@ -1,5 +1,6 @@
 """What was checked before is remembered, until the checks change."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -53,6 +54,24 @@ def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: 
     known.state_of.cache_clear()
     assert not known.is_known("vocabulary", "abc")
     known.state_of.cache_clear()
+
+
+def test_the_order_in_which_a_folder_is_read_does_not_matter(tmp_path, monkeypatch):
+    """Nor what is no source; which folder comes first does."""
+    for name in ("b.py", "a.py", "c.txt"):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (1, 1))
+    found, scandir, state_of = [], os.scandir, known.state_of.__wrapped__
+    for order in (False, True):
+        monkeypatch.setattr(known.os, "scandir", lambda folder, order=order: contextlib.nullcontext(
+            sorted(scandir(folder), key=lambda entry: entry.name, reverse=order)))  # fmt: skip
+        found.append(state_of(tmp_path))
+    (tmp_path / "c.txt").unlink()
+    assert found == [state_of(tmp_path)] * 2 and len(found[0]) == 16
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.py").touch()
+    assert state_of(other, tmp_path) != state_of(tmp_path, other)
 
 
 def test_all_of_a_vocabularys_check_is_covered():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny_model
 
-from localllm.errors import LocalllmError
-from localllm.files import kept, models_folder, prefix_files, safe_file, written_file
-from localllm.files.origin import Origin, forget, mark_of, remember, remembered
+from localllm.errors import LocalllmError, UsageError
+from localllm.files import kept, models_folder, origin, prefix_files, safe_file, written_file
+from localllm.files.origin import Origin, digest, forget, goes_on_from, mark_of, remember, remembered, require_same
 from localllm.files.prefix_files import PrefixAbout
 from localllm.files.safe_file import SafeFile
 from localllm.services import catalogue, sessions
@@ -225,3 +225,59 @@ def test_what_an_output_was_made_of(tmp_path):
     for _ in range(2):
         forget(output)
         assert not os.path.exists(mark_of(output))
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "goes_on"),
+    [
+        ("q", b"questions", True), ("q", b"questions, and more", True), ("q", b"question", False), ("q", b"", False),
+        ("q", b"Questions", False), ("other", b"questions", True), ("other", b"questions, and more", False), (
+        "other", b"question", False), ("", b"questions", True), ("", b"questions!", False), ("q", b"Questions!", False),
+    ],
+)  # fmt: skip
+def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
+    """One that has grown, or the same by another name."""
+    output, now = str(tmp_path / "out"), Origin.of(data, path)
+    assert goes_on_from(Origin.of(b"questions", "q"), data, now) == goes_on
+    require_same(output, data, now)
+    Path(output).write_bytes(b"answers")
+    require_same(output, data, now)
+    remember(output, Origin.of(b"questions", "q"))
+    if goes_on:
+        require_same(output, data, now)
+        return
+    with pytest.raises(UsageError) as error:
+        require_same(output, data, now)
+    before, after = (
+        f"{os.path.abspath('q')} (9 bytes)",
+        f"{os.path.abspath(path) if path else 'stdin'} ({len(data)} bytes)",
+    )
+    told = f"{output}: its answers are those of {before}, which {after} does not go on; give another name"
+    assert str(error.value) == told
+
+
+def test_how_much_of_an_input_is_looked_at():
+    one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
+    assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
+
+
+def test_marks_that_are_none(tmp_path, monkeypatch):
+    """Of an output that is empty, or that were cut off; what is known is not written again."""
+    output, now = tmp_path / "out", Origin.of(b"questions", "")
+    assert remembered(str(output)) is None and mark_of(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
+    output.write_bytes(b"answers")
+    remember(str(output), now)
+    mark = Path(mark_of(str(output)))
+    content = mark.read_bytes()
+    assert content == b'{"path": "", "size": 9, "beginning": "%s"}\n' % digest(b"questions").encode()
+    monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
+    remember(str(output), now)
+    with pytest.raises(ZeroDivisionError):
+        remember(str(output), Origin.of(b"questions", "q"))
+    for broken in (content[:-9], b"[]", b"1", b'{"path": ""}', content[:-2] + b', "x": 1}', b"\xff"):
+        mark.write_bytes(broken)
+        assert remembered(str(output)) is None
+    mark.write_bytes(content)
+    assert remembered(str(output)) == now
+    output.write_bytes(b"")
+    assert remembered(str(output)) is None

@@ -1,5 +1,6 @@
 """From what an architecture has said of a model, and options, to what computes it: without computing anything."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from localllm.arch.rope import Rope
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.storage import KVType
 from localllm.arch.verbs import EVERY_TOKEN, Scores
-from localllm.engine import opening
+from localllm.engine import forks, opening
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.devices import Placed, layers_on
@@ -27,6 +28,7 @@ from localllm.engine.runs import Runs
 from localllm.engine.without_text import EngineWithoutText
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.arguments import PAGE
+from localllm.system import processes
 
 NO_DRIVER = "the CPU computes: there is no NVIDIA driver"
 
@@ -259,6 +261,27 @@ def test_who_was_forked_refuses():
     assert was_forked(owner)
     with pytest.raises(LocalllmError, match=r"^the model was opened before this process was forked: open it here$"):
         owner.lock.__enter__()
+
+
+def test_all_owners_are_told_of_a_fork(monkeypatch):
+    """Those that are still there, by the system, in the new process."""
+    calls = []
+    monkeypatch.setattr(processes, "after_fork", calls.append)
+    spec = importlib.util.spec_from_file_location("other_forks", forks.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (refuse,) = calls
+
+    class Owner:
+        pass
+
+    owners = [Owner(), Owner(), Owner()]
+    for owner in owners:
+        owner.lock = module.lock_for(owner)
+    del owners[0], owner
+    assert [module.was_forked(owner) for owner in owners] == [False, False] and len(module._owners) == 2
+    refuse()
+    assert [module.was_forked(owner) for owner in owners] == [True, True]
 
 
 # ---- lists of operations --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import ast
 import ctypes
 import errno
+import importlib.util
 import mmap
 import ntpath
 import os
@@ -531,3 +532,164 @@ def test_keys_of_a_terminal_wait():
     with open(os.devnull, "rb") as nothing, terminal.keys_wait(nothing) as can:
         assert not can
         terminal.forget_typed(nothing)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+GROUP = "/sys/fs/cgroup/memory"
+
+
+def told_of_memory(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> None:
+    def read(path: str) -> str:
+        if path not in known:
+            raise FileNotFoundError
+        return known[path]
+
+    monkeypatch.setattr(memory, "Path", lambda path: SimpleNamespace(read_text=lambda encoding: read(path)))
+
+
+@pytest.mark.parametrize(
+    ("known", "size"),
+    [
+        ({}, sys.maxsize),
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   7 kB\n"}, 7168),
+        ({"/proc/meminfo": "MemFree: 7 kB\nxMemAvailable: 7 kB"}, sys.maxsize),
+        ({f"{GROUP}.max": "5000\n", f"{GROUP}.stat": "file 1\nanon 3000\nanon_thp 9"}, 2000),
+        ({f"{GROUP}.max": "5000\n", f"{GROUP}.stat": "anon 0"}, 5000),
+        ({f"{GROUP}.max": "5000\n"}, sys.maxsize),
+        ({f"{GROUP}.max": "max\n", f"{GROUP}.stat": "anon 0"}, sys.maxsize),
+        ({f"{GROUP}.max": "5000", f"{GROUP}.stat": "anon 5001"}, 0),
+        ({f"{GROUP}.max": "0", f"{GROUP}.stat": "anon 0", "/proc/meminfo": "MemAvailable: 1 kB"}, 0),
+        ({f"{GROUP}.max": "5000", f"{GROUP}.stat": "anon 0", "/proc/meminfo": "MemAvailable: 4 kB"}, 4096),
+    ],
+)
+def test_memory_that_linux_has(monkeypatch: pytest.MonkeyPatch, known: dict[str, str], size: int):
+    """What is free, and what the control group leaves, whichever is less."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    told_of_memory(monkeypatch, known)
+    assert memory.available_memory() == size
+
+
+@pytest.mark.parametrize(("known", "size"), [
+    ({"hw.memsize": 1000, "kern.memorystatus_level": 37}, 370), ({"hw.memsize": 1000}, sys.maxsize), ({}, sys.maxsize),
+])  # fmt: skip
+def test_memory_that_macos_has(monkeypatch: pytest.MonkeyPatch, known: dict[str, int], size: int):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
+    assert memory.available_memory() == size
+
+
+@posix
+def test_addresses_that_are_left(monkeypatch: pytest.MonkeyPatch):
+    import resource
+
+    told_of_memory(monkeypatch, {"/proc/self/status": "VmPeak:\t 9 kB\nVmSize:\t       3 kB\n"})
+    for soft, limit, room in ((10_000, 10_000, 10_000 - 3072), (resource.RLIM_INFINITY, sys.maxsize, sys.maxsize)):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, soft=soft: ({resource.RLIMIT_AS: soft}[what], 99_999))
+        assert (memory.address_limit(), memory.address_room()) == (limit, room)
+    told_of_memory(monkeypatch, {})
+    monkeypatch.setattr(memory, "address_limit", lambda: 10_000)
+    assert memory.address_room() == 10_000
+
+
+@pytest.mark.parametrize(("system", "can"), [("linux", True), ("win32", True), ("darwin", False)])
+def test_who_maps_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch, system: str, can: bool):
+    asked: list[Any] = []
+    library = SimpleNamespace(mallopt=lambda *given: asked.append(given))
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda name: library))
+    assert memory.can_map_ahead() == can
+    memory.give_back_from(12345)
+    assert asked == ([(-3, 12345)] if system == "linux" else [])
+    del library.mallopt  # of another C library
+    memory.give_back_from(12345)
+
+
+@pytest.mark.parametrize(
+    ("there", "fails", "mapped"),
+    [(True, None, [(100, 4), (104, 4), (108, 2)]), (True, 104, [(100, 4), (104, 4)]), (False, None, [])],
+)
+def test_pages_are_mapped_some_at_a_time(monkeypatch: pytest.MonkeyPatch, there: bool, fails: Any, mapped: list[Any]):
+    asked: list[Any] = []
+
+    def advise(*given: int) -> int:
+        asked.append(given)
+        return -1 if given[0] == fails else 0
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(memory, "is_in_memory", lambda path, size: {("m.gguf", 10): there}[path, size])
+    known = SimpleNamespace(CDLL=lambda name: SimpleNamespace(madvise=advise), c_void_p=1, c_size_t=2, c_int=3)
+    monkeypatch.setattr(memory, "ctypes", known)
+    memory.map_ahead("m.gguf", 100, 10, 4)
+    assert asked == [(*piece, 22) for piece in mapped] and advise.argtypes == [1, 2, 3]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("missing", [None, 6300])
+def test_samples_of_a_file_tell_where_it_is(monkeypatch: pytest.MonkeyPatch, missing: int | None):
+    asked: list[Any] = []
+
+    def read(file: int, buffers: list[bytearray], position: int, how: str) -> None:
+        asked.append((file, [len(buffer) for buffer in buffers], position, how))
+        if position == missing:
+            raise BlockingIOError
+
+    monkeypatch.setattr(memory, "os", SimpleNamespace(
+        open=lambda *given: {("m.gguf", 0): 7}[given], O_RDONLY=0, preadv=read, RWF_NOWAIT="at once",
+        close=asked.append,
+    ))  # fmt: skip
+    assert memory.is_in_memory("m.gguf", 6400) == (missing is None)
+    assert asked == [*((7, [1], 100 * number, "at once") for number in range(64)), 7]
+
+
+@posix
+def test_pages_are_zero_again(monkeypatch: pytest.MonkeyPatch):
+    """Whole ones, on every system; only Windows wants to be told before others are touched."""
+    page = memory.PAGE
+    for system in (sys.platform, "darwin"):
+        region = memory.Region(4 * page, whole=False)
+        region.buffer[:] = b"x" * 4 * page
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", system)
+            region.give_back(page - 1, 3 * page)
+            region.give_back(3 * page + 1, 4 * page)
+            region.give_back(0, page - 1)
+            region.use(0, 4 * page)
+        assert region.is_whole and len(region.buffer) == 4 * page
+        assert region.buffer[:] == b"x" * page + bytes(2 * page) + b"x" * page
+    monkeypatch.setattr(memory.ctypes, "get_errno", lambda: errno.ENOMEM)
+
+    def refuse(*given: int) -> int:
+        return -1
+
+    library = SimpleNamespace(mmap=refuse, mprotect=refuse)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name, use_errno: library)
+    for change in (memory.renew, memory.protect):
+        with pytest.raises(OSError) as error:
+            change(page, page)
+        assert error.value.errno == errno.ENOMEM and error.value.strerror == os.strerror(errno.ENOMEM)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
+def test_huge_pages_are_a_wish():
+    asked: list[int] = []
+    memory.prefer_huge_pages(SimpleNamespace(madvise=asked.append))  # type: ignore[arg-type]
+    assert asked == [mmap.MADV_HUGEPAGE]
+
+    def refuse(advice: int) -> None:
+        raise OSError
+
+    memory.prefer_huge_pages(SimpleNamespace(madvise=refuse))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "line"),
+    [("darwin", "arm64", 128), ("darwin", "x86_64", 64), ("linux", "aarch64", 64), ("win32", "ARM64", 64)],
+)
+def test_lines_of_a_cache(monkeypatch: pytest.MonkeyPatch, system: str, machine: str, line: int):
+    spec = importlib.util.spec_from_file_location("another_cpu", cpu.__file__)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
+    spec.loader.exec_module(module)
+    assert machine and line == module.LINE
