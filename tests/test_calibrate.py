@@ -271,6 +271,12 @@ def test_what_a_file_was_made_with(metadata: dict, line: str | None):
     assert made_with(metadata) == line
 
 
+def test_texts_that_nobody_named_have_a_name():
+    found = {f"localllm.quantize.{name}": value for name, value in (("tokens", 5), ("version", "1"))}
+    for texts, said in ((), ["localllm's mixture"]), (("a", "b"), ["a", "b"]):
+        assert calibration(texts, 5, "1") == {"localllm.quantize.texts": said, **found}
+
+
 def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
     model: Path, text: Path, tmp_path: Path, monkeypatch
 ):
@@ -410,6 +416,77 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch
     for text, logits in zip(texts, found, strict=True):
         span = Span(Remembered(KVType.of("f32")), 0, text, len(text))
         np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
+
+
+class Stack:
+    """Matrices of this array, and what each has met."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.inputs = array, list[np.ndarray]()
+        self.weight: Any = SimpleNamespace(name="w", shape=array.shape, first_row=0, bias=None)
+
+    def met(self, weight: Any, inputs: Any) -> MatrixRows:
+        self.inputs = [np.concatenate(list(inputs.of(n))) for n in range(len(self.array))]
+        return MatrixRows(weight.shape, lambda n, first, end: self.array[n, first:end])
+
+
+@pytest.fixture
+def two_texts() -> Any:
+    """A builder with texts of 2 and 3 tokens that meets a stack of three matrices."""
+    matrices: Any = Stack(np.random.default_rng(0).normal(size=(3, 7, 5)).astype(np.float32))
+    builder = Sequential([np.arange(2), np.arange(3)], (), matrices, 2)
+    yield builder, matrices
+    builder.close()
+
+
+def test_each_expert_meets_the_tokens_that_have_chosen_it(two_texts: Any):
+    builder, matrices = two_texts
+    x = Parts(inputs(2 * tokens, 5, tokens) for tokens in (2, 3))
+    numbers = [np.array([[0, 2], [2, 0]]), np.array([[0, 1], [2, 0], [1, 0]])]
+    choice, before = Parts(SimpleNamespace(experts=some) for some in numbers), np.concatenate(x)
+    made = builder._expert_linear([x], x, matrices.weight, choice)
+    flat = np.concatenate([some.reshape(-1) for some in numbers])
+    for expert, met in enumerate(matrices.inputs):
+        np.testing.assert_array_equal(met, before[flat == expert])
+    expected = [matrices.array[expert] @ row for expert, row in zip(flat, before, strict=True)]
+    np.testing.assert_allclose(np.concatenate(made), expected, rtol=1e-4, atol=1e-5)
+    assert [len(part) for part in made] == [4, 6]
+    assert x == [None, None] and builder._known == {}  # neither the activation nor the matrix is kept
+
+
+def test_each_head_meets_its_columns(two_texts: Any):
+    builder, matrices = two_texts
+    x = Parts(inputs(tokens, 15, tokens) for tokens in (2, 3))
+    made = builder._head_linear([], x, matrices.weight)
+    for head, met in enumerate(matrices.inputs):
+        np.testing.assert_array_equal(met, np.concatenate(x)[:, 5 * head : 5 * head + 5])
+    expected = [np.concatenate([m @ row[5 * n : 5 * n + 5] for n, m in enumerate(matrices.array)]) for row in x[1]]
+    np.testing.assert_allclose(made[1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts: Any):
+    builder, x = two_texts[0], Parts([1, 2])
+    assert builder.begin(lambda: x, 3) is builder.deepen(x, 1) is builder.enter(x, 0) is x
+    assert builder.ignore(None) is None and [builder.by_context("short", "long", n) for n in (2, 3)] == [
+        "long",
+        "short",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "ends"),
+    [
+        ((9, 4), [(0, 0, 3), (0, 3, 6), (0, 6, 9)]), ((8, 4), [(0, n, n + 2) for n in (0, 2, 4, 6)]),
+        ((2, 1, 4), [(0, 0, 1), (1, 0, 1)]), ((3, 12), [(0, 0, 1), (0, 1, 2), (0, 2, 3)]),
+        ((2, 10, 4), [(n, first, min(first + 3, 10)) for n in (0, 1) for first in (0, 3, 6, 9)]),
+        ((40, 4), [(0, first, min(first + 3, 40)) for first in range(0, 40, 3)]),
+        ((2, 13), [(0, 0, 1), (0, 1, 2)]),
+    ],
+)  # fmt: skip
+def test_all_rows_of_a_matrix_are_made_float32_some_at_a_time(monkeypatch, shape: tuple, ends: list):
+    """A share of a small one, so many weights of a large one, a row at least."""
+    monkeypatch.setattr(sequential, "AT_ONCE", 12)
+    assert list(MatrixRows(shape, None).places()) == ends  # type: ignore[arg-type]
 
 
 class AsTheyAreWatched(AsTheyAre):
@@ -622,6 +699,20 @@ def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
     found = Coarse({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
     np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
+
+
+def test_coarse_matrices_are_coarse_for_what_meets_them():
+    """A part of the rows of each of a stack; others are as they are."""
+    stack, name = weights(8, 256), "blk.0.ffn_up_exps.weight"
+    weight: Any = SimpleNamespace(name=name, first_row=1, shape=(2, 3, 256))
+    jobs: Any = {name: SimpleNamespace(tensor=SimpleNamespace(name=name, shape=(2, 4, 256)))}
+    found, blocks = decoded("Q3_K", encode("Q3_K", stack)), {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))}
+    coarse = Coarse(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
+    met = coarse.met(weight, None)  # type: ignore[arg-type]
+    assert met.shape == (2, 3, 256)
+    np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
+    np.testing.assert_array_equal(met.of(1, 1, 3), found[6:8])
+    np.testing.assert_array_equal(coarse.rows(weight, np.array([2, 0])), found[[3, 1]])
 
 
 def test_rounding_costs_what_it_changes_in_the_output():

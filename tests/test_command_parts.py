@@ -166,6 +166,8 @@ def test_calls_that_nobody_is_asked_about(capsys: pytest.CaptureFixture[str]):
 
 
 def test_steps_are_counted_anew_for_each_question():
+    first, _ = tools(yes=("run",), most=1)
+    assert len(first.results([call("run")])) == 1  # before any question
     it, _ = tools(yes=("run",), most=2)
     for _ in range(2):
         it.asked([])

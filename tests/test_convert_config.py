@@ -10,6 +10,7 @@ import pytest
 from checkpoint import write_safetensors
 
 from localllm.convert import files, folder, modules, weights
+from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
 from localllm.convert.families.dense import windows_of
 from localllm.convert.families.layer_norms import of_heads
@@ -19,6 +20,8 @@ from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope
 from localllm.convert.sentencepiece import message, varint
 from localllm.convert.tensors import kept
 from localllm.errors import ModelError
+from localllm.quant.formats import BY_NAME
+from localllm.quant.recipes import recipe_named
 
 KINDS = ("linear", "yarn", "llama3", "longrope")
 
@@ -352,6 +355,21 @@ def test_what_belongs_to_a_checkpoint(tmp_path: Path):
         (tmp_path / name).touch()
     (tmp_path / "folder.json").mkdir()
     assert folder.own_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
+
+
+def tensor(format: str, *shape: int) -> CheckpointTensor:
+    return CheckpointTensor(f"{format} of {shape}", BY_NAME[format], shape, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("formats", "vectors", "said"), [
+    (["F16", "BF16", "F16"], 9, "F16"), (["BF16"], 9, "BF16"), (["F32", "F16", "F32"], 0, "F32"),
+    (["F16", "BF16"], 0, "BF16"), (["F16", "MXFP4", "F16"], 0, "MXFP4"),
+])  # fmt: skip
+def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, said: str):
+    tensors = [*(tensor("F32", 4) for _ in range(vectors)), *(tensor(format, 4, 4) for format in formats)]
+    assert folder.file_type(tensors) == recipe_named(said).number
+    found = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
+    assert found.parts == [[each.name for each in tensors]] and found.packed == {"a": 1}
 
 
 @pytest.mark.parametrize(("vocab", "merges", "problem"), [

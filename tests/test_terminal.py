@@ -229,6 +229,20 @@ def test_keys_that_leave(type_in):
             type_in(key)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_open", "inner"),
+    [
+        ("a", False, "a"), (" a ", False, " a "), ('a"""', False, 'a"""'), ('"""', True, '"""'), ('"""a', True, '"""a'),
+        (' """a', True, ' """a'), ('"""a"', True, '"""a"'), ('"""a"""', False, "a"),
+        (' """\n a \n\n""" ', False, " a "),
+        ('""""""', False, ""), ('"""""', True, '"""""'), ('"""a"""b', True, '"""a"""b'), ('""a""', False, '""a""'),
+    ],
+)  # fmt: skip
+def test_texts_between_quotes(text: str, is_open: bool, inner: str):
+    """What is still open stays as it is: somebody may end it by Ctrl-D."""
+    assert (line_editor.is_open(text), line_editor.without_quotes(text)) == (is_open, inner)
+
+
 def test_chat_goes_on_after_errors(monkeypatch, capsys):
     """Ctrl-C and whatever goes wrong end one line, Ctrl-D the conversation; what is blank is not asked."""
     lines = iter(["a", KeyboardInterrupt, " ", "wrong", "stop", "/zzzz", EOFError, "never"])

@@ -1,7 +1,7 @@
 """From the fields of a request to what the generation of an answer is told."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
@@ -123,8 +123,3 @@ def choice_of(choice: Any) -> str:
     if choice not in (None, "auto", "required", "none"):
         raise UsageError("tool_choice should be auto, required, none or a function")
     return choice or "auto"
-
-
-def with_variables(options: GenerationOptions, **variables: Any) -> GenerationOptions:
-    """The same, and more that the template gets."""
-    return replace(options, template_variables={**options.template_variables, **variables})
