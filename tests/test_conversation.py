@@ -14,6 +14,7 @@ from localllm.cli.chat_commands import Leaving, Tools, execute, offered
 from localllm.cli.conversation import Conversation, statistics
 from localllm.cli.terminal import ProgressLine
 from localllm.errors import LocalllmError, UsageError
+from localllm.generation.constraints import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.said_call import SaidCall
 from localllm.generation.sampling_options import SamplingOptions
@@ -186,6 +187,27 @@ def test_thoughts_are_shown_or_not(talk: Conversation, say: Say, monkeypatch):
         say("/think maybe")
 
 
+def test_how_far_hidden_thoughts_are(talk: Conversation, say: Say, monkeypatch):
+    """On a line that is gone before anything else is shown."""
+    shown = list[str]()
+    drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
+    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))  # type: ignore[assignment]
+    talk.shows_thoughts = False
+    say("q", Answer((THOUGHT, "Hm"), (THOUGHT, "."), "Yes"))
+    thinking = ["clear", "thinking: 3 tokens"]
+    assert shown == [*thinking, *thinking, "clear", "Yes", "clear", "end", "clear"]
+    shown.clear()
+    say("r", LocalllmError("no"))
+    assert shown == ["clear"]
+
+
+def test_an_answer_that_was_cut_short_of_its_form(talk: Conversation, say: Say):
+    talk.options = GenerationOptions(constraint=constraint_of(regex="a"))
+    said = say("q", Answer("x", reason="length"))
+    assert "as -n says" not in said and "the answer was cut" in said
+
+
 def test_a_question_that_was_not_answered_is_no_line(talk: Conversation, say: Say):
     say("a", Answer("x"))
     before = list(talk.lines)
@@ -234,6 +256,22 @@ def test_room_where_nothing_may_be_forgotten(talk: Conversation, say: Say):
     talk.read("w " * 9999, "w.txt")
 
 
+def test_what_waits_goes_with_this_conversation_alone(talk: Conversation, say: Say):
+    for leaving, words in (("/clear", []), ("/branch b", ["q", "a"])):
+        say("q", Answer("a"))
+        talk.texts, talk.images = ["t"], ["/x.png"]
+        say(leaving)
+        if leaving == "/clear":
+            assert (texts(talk), talk.texts, talk.images) == (words, [], [])
+    assert (texts(talk), talk.texts, talk.images) == (["q", "a"], ["t"], ["/x.png"])  # which is a copy
+    say("/branch main")
+    assert (texts(talk), talk.texts, talk.images) == (["q", "a"], [], []) and agree(talk)
+    talk.texts = ["one", "two"]
+    talk.model.session.answers.append(Answer("b"))
+    talk.ask("")  # files without words of one's own
+    assert texts(talk) == ["q", "a", "one\n\ntwo", "b"]
+
+
 def test_files_that_are_too_long(talk: Conversation, say: Say, tmp_path: Path):
     path = tmp_path / "f.txt"
     for size, fits in ((64 * 80, True), (64 * 80 + 1, False)):
@@ -276,6 +314,20 @@ def test_another_answer(talk: Conversation, say: Say):
     for lost in (LocalllmError("x"), Answer(KeyboardInterrupt())):  # the old answer stays
         say("/retry", lost)
         assert texts(talk) == ["q", "second"] and agree(talk)
+
+
+def test_the_images_of_the_last_question_are_seen_again(talk: Conversation, say: Say):
+    seen = list[Any]()
+    asking = talk.model.session.ask
+    talk.model.session.ask = lambda text, options, *images: seen.append((text, *images)) or asking(text, options)
+    for name in ("x", "y"):
+        talk.images = [f"/{name}.png"]
+        say(name, Answer("a"))
+    say("/retry", Answer("b"))
+    say("z", Answer("c"))
+    say("/retry", Answer("d"))
+    assert seen == [("x", ["/x.png"]), ("y", ["/y.png"]), ("y", ["/y.png"]), ("z",), ("z",)]
+    assert [line.get("images") for line in talk.lines[::2]] == [["/x.png"], ["/y.png"], None]
 
 
 def test_another_question(talk: Conversation, say: Say):
@@ -503,6 +555,21 @@ def test_what_holds(talk: Conversation, say: Say):
         assert part in shown
     talk.lines, talk.model.context = talk.lines[:1], 0
     assert "0 tokens, in 1 message\n" in say("/show") and "session" not in say("/show")
+
+
+def test_models_without_a_name_have_their_files(talk: Conversation, say: Say):
+    talk.model.name, talk.model.path = "", "/models/tiny.gguf"
+    assert "tiny · Q8_0 · /models/tiny.gguf" in say("/show")
+    assert "tiny · Q8_0 · 80 tokens of context\n" in say("/model")
+    talk.model.context = 0
+    assert "tiny · Q8_0\n" in say("/model")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…"), (" a\n\tb ", "a b"), ("", "")]
+)
+def test_the_beginning_of_a_question(text: str, shown: str):
+    assert chat_commands.shortened(text) == shown
 
 
 @pytest.mark.parametrize("columns", [40, 200])

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,8 @@ pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 import h11
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.files import projectors
+from localllm.files.gguf_file import GGUFFile
 from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
@@ -43,7 +45,7 @@ from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listening import Patient, tcp_socket, unix_socket
+from localllm.server.listening import Patient, listener, tcp_socket, unix_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import IGNORED, chat_question, ignored
@@ -991,6 +993,19 @@ def test_addresses_where_nobody_can_listen():
         tcp_socket("127.0.0.1", 99999)
 
 
+def test_how_much_a_server_takes_of_one_client():
+    found = listener(None, Limits(connections=7), 3.9)  # type: ignore[arg-type]
+    told = {
+        "http": Patient, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
+        "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 3,
+        "h11_max_incomplete_event_size": 65536,
+    }  # fmt: skip
+    assert {name: getattr(found.config, name) for name in told} == told and found.stopped_by is None
+    limits = Limits()
+    assert (limits.body, limits.depth, limits.seconds, limits.connections) == (33554432, 100, 30.0, 128)
+    assert (limits.answer_seconds, limits.drops_turns, limits.folders) == (None, False, ())
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
 def test_a_socket_at_a_path(tmp_path):
     """What a server that was killed has left goes; nothing else does."""
@@ -1223,6 +1238,21 @@ def test_a_model_waits_until_nobody_reads_another_one(library):
 
     asyncio.run(use())
     assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
+
+
+def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch):
+    """Its weights, its projector and what is computed; the file is closed again."""
+    closed: list[str] = []
+
+    @contextmanager
+    def opened(path: str) -> Any:
+        yield SimpleNamespace(nbytes=1000)
+        closed.append(path)
+
+    monkeypatch.setattr(GGUFFile, "open", opened)
+    monkeypatch.setattr(projectors, "projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
+    assert Book("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
+    assert Book("n", "n.gguf").needed_bytes == 300_001_000
 
 
 def test_a_shelf_without_a_limit(library, tmp_path):
