@@ -27,7 +27,7 @@ from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.record.operations import WANTED
 from localllm.engine.record.recorder import Recorder
-from localllm.engine.run import Header, Text
+from localllm.engine.run import Header, Span, Text
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import Tensor
 from localllm.kernels.arguments import PAGE
@@ -290,6 +290,68 @@ def test_what_a_card_is_told_of_texts():
         assert place == words_of_header(200) + 4 * number
     assert there.offset(there.ids) == 8 * 6 and there.offset(there.words) == 0
     assert there.offset(np.zeros(1)) is None
+
+
+def test_what_a_card_is_told_of_sequences():
+    """As the CPU, but for tables of pages, each in room of its own behind the header."""
+    card = SimulatedCard()
+    header, here, logits = PinnedHeader(card, 9, 4), Header(9), np.zeros((2, 4), np.float32)
+    header.base = 10_000
+    assert len(header.words) == words_of_header(9) + 9 * 4 and not header.words.any()
+    tables = [np.array(table) for table in ([5, 7, 6, 9], [8], [3, 1])]
+    spans = [Span(SimpleNamespace(addresses=(100 + number, 200, 300), table=table), 5, np.arange(number + 1), 1)
+             for number, table in enumerate(tables)]  # fmt: skip
+    header.fill(spans, True, logits)
+    here.fill(spans, True, logits)
+    for name in ("numbers", "ids", "positions", "turns", "owners", "wanted", "few_counts"):
+        np.testing.assert_array_equal(getattr(header, name), getattr(here, name))
+    for number, table in enumerate(tables):
+        place = words_of_header(9) + 4 * number
+        assert header.words[place : place + 4].tolist() == [*table, *[0] * (4 - len(table))]
+        told = here.sequences[number].tolist()
+        assert header.sequences[number].tolist() == [*told[:3], 10_000 + 8 * place, *told[4:]]
+    header.fill(spans[1:], True, logits)  # one that is shorter, where the first was
+    assert header.words[words_of_header(9) :][:5].tolist() == [8, 7, 6, 9, 3]
+    assert header.offset(header.words[-1:]) == header.words.nbytes - 8 and header.offset(header.words[:1]) == 0
+    around = np.zeros(4, np.int64)
+    header.words = around[1:3]
+    assert [header.offset(around[number:]) for number in range(4)] == [None, 0, 8, None]
+
+
+def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
+    """All of them, so that those who wait are told how many are left."""
+    done = []
+
+    class Known:
+        def __init__(self, card, matrices, uploading):
+            done.append((matrices, uploading))
+
+        def address(self, weight):
+            done.append(weight)
+
+    monkeypatch.setattr(card_program, "CardWeights", Known)
+    monkeypatch.setattr(card_program, "SizedProgram", lambda model, size, progress: done.append(size))
+    last = SimpleNamespace(given={"weight": "b"}, output=SimpleNamespace(columns=3))
+    operations = [SimpleNamespace(given={"weight": "a"}), SimpleNamespace(given={}), last]
+    options = SimpleNamespace(uploading="uploading", progress=None)
+    program = CudaProgram("card", operations, "cache", "layout", 64, options, "taken")
+    assert done == [(["a", "b"], "uploading"), "a", "b", (512, 1), (1, 1)] and program._logits.shape == (0, 3)
+    assert program._model[:4] == ("card", operations, "cache", "layout") and program._model[5:7] == (64, "taken")
+
+
+def test_buffers_that_a_card_needs(monkeypatch):
+    """For the longest run, by what attends and what recurs, and for three chunks on their way."""
+    asked = []
+    monkeypatch.setattr(card_program, "card_steps", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(card_program, "offsets", lambda steps: 1000)
+    recurrent = Recurrent(1, ((2, 3),))
+    found = card_program.buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
+    assert found == 1000 + 3 * (32 << 20)
+    card_program.buffer_bytes(["operation"], [PAGED], KVType.of("f16"))
+    for (operations, places, weights, size, taken), recurs in zip(asked, (True, False), strict=True):
+        assert (operations, size, taken) == (["operation"], (512, 1), {}) and len(places.header.ids) == 512
+        assert (places.layout is not None) == recurs and places.cache.sides(PAGED) and places.cache.sequences == (1,)
+        assert weights.capability == (8, 0) and weights.address(None) == 0
 
 
 def test_programs_are_made_when_they_are_needed(monkeypatch):
