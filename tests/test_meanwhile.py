@@ -258,6 +258,8 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
 
 def test_how_much_of_an_input_is_looked_at():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
+    before = Origin.of(one, "q")  # all of it counts where it has become shorter
+    assert [goes_on_from(before, data, Origin.of(data, "q")) for data in (one, one[:-1])] == [True, False]
     assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
 
 

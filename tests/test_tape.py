@@ -10,7 +10,19 @@ import pytest
 
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.products import float_scratch
-from localllm.engine.lower.tape import Buffer, Step, Tape, assign_stages, offsets
+from localllm.engine.lower import tape as tape_module
+from localllm.engine.lower.tape import (
+    SCRATCH_BYTES,
+    Address,
+    Buffer,
+    Scratch,
+    Step,
+    Tape,
+    assign_stages,
+    offsets,
+    padded,
+    row_bytes,
+)
 from localllm.engine.record.operations import Activation, Operation, Rows
 from localllm.engine.record.split import layer_of
 from localllm.files.gguf_file import Tensor
@@ -184,3 +196,66 @@ def test_room_for_a_row_in_float32():
     """Of a product's activations, however wide they are."""
     assert [float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
     assert float_scratch(0) == float_scratch(64) == FLOAT_SCRATCH
+
+
+# ---- the array that threads walk ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "whole"), [(1, 4096), (4096, 4096), (4097, 8192), (5000, 8192)])
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_a_tape_as_numbers(monkeypatch, size: int, whole: int, threads: int | None):
+    """Addresses, numbers and bits of float32; what lies there lives as long as the tape."""
+    monkeypatch.setattr(tape_module, "in_order", lambda kernel, arguments: arguments.values())
+    x, y, numbers, count = Buffer(3, 64), Buffer(2, 128), np.arange(5, dtype=np.int32), np.array([4])
+    tape = Tape([
+        Step("first", {"x": x, "scratch": Scratch(size), "bytes": SCRATCH_BYTES, "n": 7}, 3, count, [], [x]),
+        Step("second", {"y": y, "half": 0.5, "by": Address("fourth"), "is": True, "n": numbers}, 1, None, [], [y]),
+    ])  # fmt: skip
+    other = Buffer(0, 0)  # memory of somebody else
+    tape.append(Step("third", {"x": x, "n": numbers, "scratch": Scratch(0)}, 2, count, [x, y, other], []))
+    assert tape.kernels == {"first", "second", "third", "fourth"}
+    addresses = {"first": 11, "second": 12, "third": 13, "fourth": 14}
+    rows = tape.finish(addresses, threads) if threads else tape.finish(addresses)
+    scratch, buffers, *arrays = tape.memory
+    assert len(scratch.bytes) == whole * (threads or 1) and len(buffers.bytes) == x.size + y.size
+    there = (x.address - buffers.address, y.address - buffers.address)
+    assert other.address == 0 and there in ((0, x.size), (y.size, 0))
+    assert [id(numbers), id(count)] == [id(arrays[0]), id(arrays[2])] and len(arrays) == 3
+    given, here = arrays[1], numbers.ctypes.data
+    assert given.tolist() == [
+        x.address, scratch.address, whole, 7, y.address, 0x3F000000, 14, 1, here, x.address, here, scratch.address,
+    ]  # fmt: skip
+    start, limit = given.ctypes.data, count.ctypes.data
+    assert rows.tolist() == [[11, start, 3, limit, 1], [12, start + 32, 1, 0, 0], [13, start + 72, 2, limit, 1]]
+    assert rows.dtype == given.dtype == np.int64 and [step.stage for step in tape.steps] == [0, 0, 1]
+
+
+def test_a_tape_with_nothing_on_it():
+    tape = Tape()
+    assert (tape.steps, tape.kernels, tape.finish({}).shape) == ([], set(), (0, 5))
+    assert [len(memory.bytes) for memory in tape.memory[:2]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "size"), [(1, 64), (16, 64), (17, 192), (48, 192), (49, 320), (64, 320), (80, 320)]
+)
+def test_rows_lie_an_odd_number_of_lines_apart(columns: int, size: int):
+    assert row_bytes(columns) == size
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(1, 16), (15, 16), (16, 16), (17, 32)])
+def test_numbers_as_kernels_read_them(columns: int, whole: int):
+    """Rows of whole vectors, in order whatever they were a view of."""
+    numbers = np.arange(1, 3 * columns + 1, dtype=np.float32).reshape(columns, 3).T
+    found = padded(numbers)
+    assert found.flags.c_contiguous and found.shape == (3, whole) and found.dtype == np.float32
+    assert found[:, :columns].tolist() == numbers.tolist() and not found[:, columns:].any()
+    assert padded(numbers[0]).shape == (whole,) and padded(found[None]).shape == (1, 3, whole)
+
+
+def test_a_buffer_has_whole_lines():
+    assert [Buffer(rows, stride).size for rows, stride in ((0, 9), (1, 1), (1, 64), (5, 13), (2, 64))] == [
+        0, 64, 64, 128, 128,
+    ]  # fmt: skip
+    fresh = Buffer(1, 2)
+    assert (fresh.address, fresh.first, fresh.last) == (0, -1, -1)
