@@ -20,7 +20,7 @@ from localllm.generation.candidates import Candidates
 from localllm.generation.history import Breakers, History
 from localllm.generation.recommended import OPTIONS, recommended
 from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_chain import STEPS
+from localllm.generation.sampling_chain import STEPS, State, chain
 from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.speculation import StepCosts
 
@@ -546,6 +546,96 @@ def test_mirostat_has_one_temperature(options: dict, temperatures: list[float]):
     )
     found = STEPS["temperature"].apply(row, SamplingOptions(**options).complete, SimpleNamespace())
     assert found.logits.tolist() == step(row, *temperatures).logits.tolist()
+
+
+USUAL = "top_k top_p min_p temperature"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, USUAL),
+        ({"repeat_penalty": 1.1}, f"penalties {USUAL}"),
+        ({"presence_penalty": -0.1}, f"penalties {USUAL}"),
+        ({"frequency_penalty": 0.1}, f"penalties {USUAL}"),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, USUAL),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, f"penalties {USUAL}"),
+        ({"dry_multiplier": 0.1}, f"dry {USUAL}"),
+        ({"dry_multiplier": 0.1, "dry_penalty_last_n": 0}, USUAL),
+        ({"top_n_sigma": 0.1}, f"top_n_sigma {USUAL}"),
+        ({"top_n_sigma": 0}, USUAL),
+        ({"top_k": 0}, "top_p min_p temperature"),
+        ({"top_k": 1}, USUAL),
+        ({"typical": 0.99}, "top_k typical top_p min_p temperature"),
+        ({"top_p": 1}, "top_k min_p temperature"),
+        ({"min_p": 0}, "top_k top_p temperature"),
+        ({"min_p": 1e-9}, USUAL),
+        ({"xtc_probability": 1}, "top_k top_p min_p xtc temperature"),
+        ({"xtc_probability": 0.1, "xtc_threshold": 0.5}, "top_k top_p min_p xtc temperature"),
+        ({"xtc_probability": 0.1, "xtc_threshold": 0.51}, USUAL),
+        ({"temperature": 1}, "top_k top_p min_p"),
+        ({"temperature": 1, "dynatemp_range": 0.1}, USUAL),
+        ({"adaptive_target": 0}, f"{USUAL} adaptive_p"),
+        ({"adaptive_target": -0.1}, USUAL),
+        ({"adaptive_target": 0.5, "samplers": "adaptive_p;top_k"}, "top_k adaptive_p"),
+        ({"adaptive_target": 0.5, "samplers": "top_k"}, "top_k"),
+        ({"samplers": "temperature;top_k"}, "temperature top_k"),
+        ({"mirostat": 1, "typical": 0.5}, "temperature mirostat"),
+        ({"mirostat": 2, "temperature": 1}, "mirostat"),
+        ({"mirostat": 2, "temperature": 1, "dynatemp_range": 0.1}, "temperature mirostat"),
+        ({"temperature": 0}, "likeliest"),
+        ({"temperature": -1, "typical": 0.5, "xtc_probability": 0.1}, "typical xtc likeliest"),
+        ({"temperature": 1e-9}, USUAL),
+        ({"temperature": 0, "dynatemp_range": 0.1}, USUAL),
+        ({"temperature": 0, "mirostat": 1}, "likeliest"),
+        ({"temperature": 0, "mirostat": 2, "dynatemp_range": 0.1}, "likeliest"),
+        ({"temperature": 0, "typical": 0.5, "samplers": "temperature;typical"}, "likeliest"),
+        ({"temperature": 0, "adaptive_target": 0.5, "top_n_sigma": 1}, "likeliest"),
+        ({"temperature": 0, "samplers": ""}, ""),
+    ],
+)
+def test_which_steps_are_on(options: dict, names: str):
+    assert chain(SamplingOptions(**options).complete) == names.split()
+
+
+@pytest.mark.parametrize(("options", "names", "most", "breakers"), [
+    ({}, "", 0, []), ({"repeat_last_n": 5}, "penalties", 5, []), ({"repeat_last_n": 5}, "top_k", 0, []),
+    ({"repeat_last_n": 5, "dry_penalty_last_n": 7}, "penalties dry", 7, [b"\n", b":", b'"', b"*"]),
+    ({"repeat_last_n": 9, "dry_penalty_last_n": 7, "dry_sequence_breakers": "x"}, "penalties dry", 9, [b"x"]),
+    ({"repeat_last_n": -1, "dry_penalty_last_n": 7, "dry_sequence_breakers": "x"}, "penalties dry", -1, [b"x"]),
+    ({"repeat_last_n": 9, "dry_penalty_last_n": -1, "dry_sequence_breakers": "x"}, "dry", -1, [b"x"]),
+])  # fmt: skip
+def test_what_is_known_before_a_text(options: dict, names: str, most: int, breakers: list[bytes]):
+    chosen = SamplingOptions(**options, mirostat_tau=3, adaptive_target=0.25).complete
+    state = State.first(chosen, names.split(), None, 300, SPEAKER)
+    assert (state.history.most, state.breakers._texts) == (most, breakers)
+    assert (state.mu, state.mean, state.vocab, state.drawn, state.watched) == (6, 0.25, 300, None, None)
+
+
+@pytest.mark.parametrize(
+    ("target", "mean", "aim"), [(0.3, 0.2, 0.4), (0.3, 0.7, 0.0), (0.9, 0.5, 1.0), (0.5, 0.5, 0.5)]
+)
+def test_adaptive_p_makes_up_for_what_was_drawn(target: float, mean: float, aim: float):
+    row = everything(random_logits(30))
+    state = SimpleNamespace(mean=mean, watched=None)
+    found = STEPS["adaptive_p"].apply(row, SamplingOptions(adaptive_target=target).complete, state)
+    np.testing.assert_allclose(found.logits, steps.adaptive_p(row, aim).logits, rtol=1e-12)
+    assert state.watched is row
+
+
+def test_what_is_learnt_of_a_token_to_the_number():
+    row = Candidates(np.arange(2), np.log([0.25, 0.75]))
+    for options, mu, mean in (
+        ({"mirostat": 2}, 10 - 0.1 * (2 - 5), 0.5),
+        ({"adaptive_decay": 0.8}, 10, 0.5 - 0.2 * 0.25),
+    ):
+        state = State.first(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
+        for drawn in (1, 0):  # not what comes, and what comes
+            state.watched, state.drawn = row, drawn
+            state.learn(SamplingOptions(**options).complete, 0)
+            assert state.watched is None and (state.mu, state.mean) == (
+                pytest.approx((mu, mean)) if drawn == 0 else (10, 0.5)
+            )
 
 
 def test_mirostat_of_a_single_token():
