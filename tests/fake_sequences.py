@@ -17,6 +17,7 @@ class FakeSequences:
         made: every sequence there ever was.
         steps: how many sequences took part in each step.
         read: how many tokens each `append` had.
+        rewound: where sequences went back to, to go on as new ones.
         moments: how often Ctrl-C could have struck so far, before or after what a call does.
         interrupt_at: the moment at which it does, or None.
     """
@@ -28,6 +29,7 @@ class FakeSequences:
         self.made: list[FakeSequence] = []
         self.steps: list[int] = []
         self.read: list[int] = []
+        self.rewound: list[int] = []
         self.moments, self.interrupt_at = 0, None
         self._given: list[np.ndarray] = []
 
@@ -85,12 +87,18 @@ class FakeSequence:
     def fork(self) -> Self:
         assert not self.closed
         self.engine.moment()
-        return type(self)(self.engine, list(self.tokens))
+        twin = type(self)(self.engine, list(self.tokens))
+        twin.aligned = self.aligned
+        return twin
 
     def truncate(self, length: int) -> int:
         assert not self.closed and length <= len(self.tokens)
         del self.tokens[length:]
         return length
+
+    def rewind(self, length: int) -> None:
+        self.truncate(length)
+        self.engine.rewound.append(length)
 
     def close(self) -> None:
         self.engine.moment()

@@ -88,13 +88,17 @@ class TakenLock:
 def test_threads_wait_for_each_other():
     """Whoever begins, ends, puts aside or writes."""
     sequences, ids = Sequences(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
+    waited = False
     with pytest.raises(BlockingIOError), sequences.beginning_with(ids) as one:  # as it is given back
         one.sequence.append(ids[:FIRST])
         one.sequence.append(ids[FIRST:])
         one.sequence.aligned = FIRST
         sequences.lock = TakenLock()
-        with pytest.raises(BlockingIOError):
+        try:
             sequences.was_read(one.sequence, FIRST, np.zeros((1, 9)))
+        except BlockingIOError:
+            waited = True
+    assert waited
     for call in (sequences.hold, sequences.write_conversation, lambda: sequences.beginning_with(ids).__enter__()):
         with pytest.raises(BlockingIOError):
             call()
@@ -163,12 +167,14 @@ def test_who_was_left_may_come_back():
 
 def test_an_end_is_for_those_that_do_not_roll():
     engine = engine_of()
-    sequences, ids = Sequences(engine), [2] * (FIRST + 1)
+    sequences, ids = Sequences(engine), [2] * (FIRST + 2)
     assert read(sequences, ids, is_told=True) == (0, None)
-    assert read(sequences, ids, keep=5) == (FIRST, None)
+    assert read(sequences, ids, keep=5) == (FIRST + 1, None)
     held, logits = read(sequences, ids)
-    assert (held, logits.tolist()) == (FIRST + 1, [[1] * 9])
-    assert sequences._end and read(sequences, [3] * 9) == (0, None) and not sequences._end
+    assert (held, logits.tolist()) == (FIRST + 2, [[1] * 9])
+    assert not engine.rewound and read(sequences, [*ids[:-1], 3, 3]) == (FIRST, None) and engine.rewound == [FIRST]
+    assert read(sequences, ids, is_told=True)[0] == FIRST and sequences._end
+    assert read(sequences, [3] * 9) == (0, None) and not sequences._end
     assert engine.open() == 1
 
 
@@ -191,12 +197,14 @@ class Files:
         sequence.close()
 
 
-@pytest.mark.parametrize(("earlier", "conversations"), [(0, [0, 0]), (5, [4, 5]), (20, [19]), (21, []), (22, [])])
-def test_what_files_are_asked_for(earlier: int, conversations: list[int]):
-    files = Files()
-    read(Sequences(engine_of(), files), [2] * 20, earlier=earlier)
+@pytest.mark.parametrize(
+    ("earlier", "conversations"), [(None, [0, 0]), (0, [0, 0]), (5, [4, 5]), (20, [19]), (21, []), (22, [])]
+)
+def test_what_files_are_asked_for(earlier: int | None, conversations: list[int]):
+    files, how = Files(), {} if earlier is None else {"earlier": earlier}
+    read(Sequences(engine_of(), files), [2] * 20, **how)
     assert files.asked == [(20, sys.maxsize, False), *((length, sys.maxsize, True) for length in conversations)]
-    read(Sequences(engine_of(), files), [2] * 20, keep=4, earlier=earlier)
+    read(Sequences(engine_of(), files), [2] * 20, keep=4, **how)
     assert len(files.asked) == 1 + len(conversations)
 
 
@@ -204,8 +212,8 @@ def test_what_files_have_goes_on():
     """A prompt in whole runs, a conversation behind its end; what is gone by then is looked for again, in fewer."""
     engine, ids = engine_of(), [2] * 20
     engine.runs = Runs(4, 4)
-    prompt, talk = StoredPrefix(ids[:8], (), False, False), StoredPrefix(ids[:10], (), False, True)
-    for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 10, [TurnEnds(10, 10)])):
+    prompt, talk = StoredPrefix(ids[:8], (), False, False), StoredPrefix(ids[:9], (), False, True)
+    for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 9, [TurnEnds(9, 9)])):
         loaded = engine.sequence()
         loaded.append(ids[:there])
         files = Files(found, BegunSequence(loaded))
@@ -213,7 +221,8 @@ def test_what_files_have_goes_on():
         with sequences.beginning_with(ids, earlier=11) as begun:
             assert begun == (loaded, None)
             assert sequences._turns[loaded] == [*turns, TurnEnds(20)]
-        assert sequences._kept is loaded
+        sequences.write_conversation()
+        assert sequences._kept is loaded and not files.kept
     files = Files({(20, False): prompt, (11, True): talk}, None, None, BegunSequence(loaded))
     assert read(Sequences(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
     loaded.truncate(8)
@@ -254,3 +263,12 @@ def test_a_closed_sequence_is_not_kept():
         assert one.sequence is kept
         other.sequence.close()
     assert sequences._kept is kept and not kept.closed
+
+
+def test_no_turn_ends_behind_what_is_held():
+    engine = engine_of()
+    sequences, sequence = Sequences(engine), engine.sequence()
+    assert sequences._ended(sequence) == []
+    sequence.append([2] * 12)
+    sequences._turns[sequence] = [TurnEnds(3, 5), TurnEnds(6, 20), TurnEnds(9)]
+    assert sequences._ended(sequence) == [TurnEnds(3, 5), TurnEnds(6, 12), TurnEnds(9, 12)]

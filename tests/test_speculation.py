@@ -102,6 +102,49 @@ def test_copies_go_on_behind_a_change(answer, expected):
     assert first(copies, 2) == [expected, expected + 1]
 
 
+def test_how_often_copies_are_right():
+    """Of a text that is copied three times with changes: how many next tokens each proposer guesses, and how sure."""
+    random = np.random.default_rng(5)
+    original = random.integers(0, 60, 80).tolist()
+    grams, copies = from_text([*original, 99])
+    right, trust, asked = [0, 0], [0, 0], 0
+    for _ in range(3):
+        at = 0
+        while at < len(original):
+            token = original[at] if random.random() > 0.15 else int(random.integers(60, 90))
+            at += int(random.choice([0, 1, 1, 1, 1, 2]))
+            for number, proposer in enumerate((grams, copies)):
+                guess = next(proposer.propose(), Guess(-1, 0))
+                right[number] += guess.token == token
+                trust[number] += guess.trust
+            for proposer in (grams, copies):
+                proposer.push([token])
+            asked += 1
+    assert (asked, right, trust) == (236, [74, 62], [486, 288])
+
+
+def test_copies_that_were_left_are_taken_up_again():
+    """Of the latest few; of one token alone there was no copy."""
+    original = list(range(100, 200))
+    grams, copies = from_text([*original, 1])
+
+    def say(*tokens: int) -> tuple[int, int]:
+        for token in tokens:
+            for proposer in (grams, copies):
+                proposer.push([token])
+        return next(copies.propose(), Guess(-1, 0))
+
+    left = [120, 140, 160, 180]
+    for number, place in enumerate((105, *left)):
+        assert say(2 + number, *range(place - 5, place)) == (place, 5)
+    say(9)
+    assert [original[place] for place in copies._left] == [180, 160, 140, 120]
+    assert say(160) == (161, 1), "as if 9 had been put in"
+    assert say(10, 141) == (142, 1), "as if 9 had been put for 140"
+    assert say(11) == (143, 0)
+    assert say(12, 105) == (-1, 0), "too long ago"
+
+
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
 def test_copies_guess_what_is_in_the_text(prompt, pushes):
     grams, copies = from_text(prompt)
@@ -302,6 +345,40 @@ def test_the_first_step_is_the_measure():
     guesses.took(1, 1.0)
     assert guesses.draft(9) == [7] * 9
     assert guesses.draft(0) == []
+
+
+def test_what_a_draft_promises_to_the_number():
+    """And what is lost by it, by its guesses, and won."""
+    costs, script = costs_of(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
+    script.account = Account()
+    source, lost = Guesser(script), []
+    script.account.lose = lost.append
+    first, second = 0.8, 0.8 * 0.8
+    plan = source.plan(2, costs, GAIN)
+    assert plan.draft == [7, 8] and plan.rate == pytest.approx((1 + first + second) / (1.75 + 0.02))
+    assert lost == pytest.approx([0.02, 0.75])
+    source.push([7, 8, 9, 9])
+    assert lost[2:] == pytest.approx([-2.0]) and script.account.experience.usual == pytest.approx(1 - 0.3 * 0.95**2)
+    first = script.account.experience.chances[8]
+    plan = source.plan(9, costs.beside(1), 0.0)
+    expected = [1, 1 + first, 1 + first + first**2, 1 + first + first**2 * (1 + 4 / 6)]
+    rates = [(tokens + 1) / 2 / (costs.of(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)]
+    assert plan.rate == pytest.approx(max(rates)) and len(plan.draft) == rates.index(max(rates))
+    assert lost[3] == pytest.approx(0.03 / 1.5)
+    source.push([7, 5])
+    assert lost[-1] == pytest.approx(-0.5 * min(1, len(plan.draft)))
+    seconds, usual = script.account.seconds, script.account.experience.usual
+    for _ in range(2):
+        source.push([7])  # without a guess
+        seconds, usual = 0.995 * seconds, 0.995 * usual + 0.005
+    assert (script.account.seconds, script.account.experience.usual) == pytest.approx((seconds, usual))
+    assert lost[-2:] == [0, 0] and script.account._steps == 4
+
+
+@pytest.mark.parametrize(("most", "others", "length"), [(9, 0, 9), (30, 0, 15), (30, 13, 2), (30, 14, 1), (30, 15, 0)])
+def test_a_draft_leaves_room_for_others(most: int, others: int, length: int):
+    guesses = Guesses([Script(SURELY)], costs_of(1, 1, 1, 1, 1))
+    assert guesses.draft(most, others) == [7] * length
 
 
 def test_the_best_proposer_is_heard():
