@@ -254,6 +254,7 @@ def test_room_where_nothing_may_be_forgotten(talk: Conversation, say: Say):
         talk.read("w " * 63, "w.txt")
     talk.model.context = 0  # a server that does not say
     talk.read("w " * 9999, "w.txt")
+    assert talk.texts == ["w " * 9999]
 
 
 def test_what_waits_goes_with_this_conversation_alone(talk: Conversation, say: Say):
@@ -314,6 +315,14 @@ def test_another_answer(talk: Conversation, say: Say):
     for lost in (LocalllmError("x"), Answer(KeyboardInterrupt())):  # the old answer stays
         say("/retry", lost)
         assert texts(talk) == ["q", "second"] and agree(talk)
+
+    def ask(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    talk.model.session.ask = ask  # Ctrl-C while the question is read
+    with pytest.raises(KeyboardInterrupt):
+        say("/retry")
+    assert texts(talk) == ["q", "second"] and agree(talk)
 
 
 def test_the_images_of_the_last_question_are_seen_again(talk: Conversation, say: Say):
@@ -555,6 +564,25 @@ def test_what_holds(talk: Conversation, say: Say):
         assert part in shown
     talk.lines, talk.model.context = talk.lines[:1], 0
     assert "0 tokens, in 1 message\n" in say("/show") and "session" not in say("/show")
+
+
+def test_images_that_cannot_be_seen_do_not_wait(talk: Conversation, tmp_path: Path):
+    """Of a model here, its projector says so; of a server's only whether it is an image is known."""
+    pytest.importorskip("PIL.Image")
+    (tmp_path / "x.png").write_bytes(b"no image")
+
+    def look(path: str) -> None:
+        if path != "good.png":
+            raise UsageError("there is no projector")
+
+    with pytest.raises(LocalllmError, match=r"x\.png"):
+        talk.look(str(tmp_path / "x.png"))
+    talk.model.file, talk.model.sight = object(), SimpleNamespace(look=look)
+    with pytest.raises(UsageError, match="no projector"):
+        talk.look("other.png")
+    assert talk.images == []
+    talk.look("good.png")
+    assert talk.images == [os.path.abspath("good.png")]
 
 
 def test_models_without_a_name_have_their_files(talk: Conversation, say: Say):

@@ -1,12 +1,17 @@
 """From what an architecture has said of a model, and options, to what computes it: without computing anything."""
 
 import importlib.util
+import sys
+import threading
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from test_recorded import tensor
 
+from localllm import api
+from localllm.api import Model
 from localllm.arch.rope import Rope
 from localllm.arch.states import Paged, Recurrent
 from localllm.arch.storage import KVType
@@ -26,8 +31,10 @@ from localllm.engine.record.rows import Angles, RowRecorder, TurningRecorder, ro
 from localllm.engine.record.split import split
 from localllm.engine.runs import Runs
 from localllm.engine.without_text import EngineWithoutText
-from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
+from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
+from localllm.generation import batch, reading
 from localllm.kernels.arguments import PAGE
+from localllm.system import memory as system_memory
 from localllm.system import processes
 
 NO_DRIVER = "the CPU computes: there is no NVIDIA driver"
@@ -434,3 +441,139 @@ def test_rows_stand_for_tokens(is_whole):
     assert attend.given["ahead"] == (EVERY_TOKEN if is_whole else 3)
     assert row_operations(lambda b, w, h: None, "weights", H, 64, is_whole) is None
     assert RowRecorder(H, 64, is_whole).reveals is False
+
+
+# ---- a model whose parts are not there
+
+
+def model_with(**parts: Any) -> Model:
+    made = Model.__new__(Model)
+    made.__dict__.update(parts)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "place_bytes", "places"),
+    [
+        (10_000, None, 10, 900), (10_000, 5000, 10, 500), (10_000, 20_000, 10, 900), (10_000, 1639, 10, 164),
+        (10_000, 1650, 10, 165), (500, None, 10, 164), (10_000, 0, 10, 164), (10_000, None, 0, sys.maxsize),
+    ],
+)  # fmt: skip
+def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, place_bytes: int, places: int):
+    """What memory has left beside the weights, and no more than one is allowed; one answer is made in any case."""
+    monkeypatch.setattr(batch, "Batch", lambda *given: given)
+    monkeypatch.setattr(system_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
+    file, engine = SimpleNamespace(nbytes=1000, parameters=7), SimpleNamespace(place_bytes=place_bytes)
+    model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", written="before")
+    given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
+    assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
+    given = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
+    assert given[3] == 3 and given[6:] == (False, batch.Live("kept", "before"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
+    """Where it was forked, nothing; who leaves by an error does not wait for what is written."""
+    told: list[Any] = []
+    monkeypatch.setattr(api, "was_forked", lambda owner: forked)
+
+    def part(name: str) -> Any:
+        return SimpleNamespace(close=lambda wait=True: told.append((name, wait)), save=lambda: told.append("save"))
+
+    model = model_with(
+        prefixes=part("prefixes"), written=part("written"), engine=part("engine"), sight=part("sight"),
+        _draft_models={"d": part("draft")}, _readers={"r": part("reader")},
+    )  # fmt: skip
+    all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "sight", "engine"))]
+    model.close()
+    assert told == ([] if forked else all_of_them)
+    told.clear()
+    with model as it:
+        assert it is model and told == []
+    assert told == ([] if forked else all_of_them)
+    told.clear()
+    with pytest.raises(ZeroDivisionError), model:
+        raise ZeroDivisionError
+    assert told == [("prefixes", False), *([] if forked else all_of_them)]
+    told.clear()
+    model.prefixes = model.written = None
+    with pytest.raises(ZeroDivisionError), model:
+        raise ZeroDivisionError
+    assert told == ([] if forked else all_of_them[2:])
+
+
+def test_logits_of_a_text():
+    """By a sequence that is closed whatever happens; of a model that fills in, of the whole."""
+    told: list[Any] = []
+
+    def append(ids: Any, which: str) -> str:
+        told.append((list(ids), which))
+        if len(ids) > 2:
+            raise ContextError("too long")
+        return "logits"
+
+    engine = SimpleNamespace(
+        hyperparameters=SimpleNamespace(fills=False), read_whole=lambda ids: ("whole", list(ids)),
+        sequence=lambda: SimpleNamespace(append=append, close=lambda: told.append("closed")),
+    )  # fmt: skip
+    model = model_with(engine=engine)
+    assert model.logits([1, 2]) == "logits" and told == [([1, 2], "all"), "closed"]
+    with pytest.raises(ContextError):
+        model.logits([1, 2, 3])
+    assert told[2:] == [([1, 2, 3], "all"), "closed"]
+    engine.hyperparameters.fills = True
+    assert model.logits([1, 2]) == ("whole", [1, 2]) and len(told) == 4
+
+
+def test_what_reads_whole_texts_is_made_once():
+    model, made = model_with(_opening=threading.Lock(), _readers={}, _threads=3, context=99), list[Any]()
+
+    def make(options: Any) -> int:
+        made.append((options.threads, options.context))
+        return len(made)
+
+    kinds = [("embedder", None), ("embedder", "mean"), ("reranker", None)]
+    assert [model._opened(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3] and made == [(3, 99)] * 3
+
+
+def test_files_that_a_model_was_read_from():
+    engine = SimpleNamespace(head_path=None)
+    draft = model_with(file=SimpleNamespace(parts=["d"]), engine=SimpleNamespace(head_path="dh"), _draft_models={})
+    model = model_with(file=SimpleNamespace(parts=["a", "b"]), engine=engine, _draft_models={"d": draft})
+    assert model.files == ["a", "b", "d", "dh"]
+    engine.head_path = "h"
+    assert model.files == ["a", "b", "d", "dh", "h"]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "two_parts", "keeps", "guesses"),
+    [
+        ({}, "CPU", False, True, True), ({"cache": False}, "CPU", False, False, False),
+        ({"backend": "reference"}, "CPU", False, False, False), ({"observer": "sums"}, "CPU", False, False, False),
+        ({"backend": "auto"}, "a card", False, False, True), ({}, "CPU", True, False, True),
+        ({"threads": 3, "context": 50, "kv_type": "q8_0", "gpu_layers": 7}, "CPU", False, True, True),
+        ({"context": 0, "gpu_layers": "all"}, "CPU", False, True, True),
+    ],
+)  # fmt: skip
+def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool):
+    """What is kept from process to process, and what the engine is told."""
+    h = SimpleNamespace(looks_ahead=False, fills=False, encode=two_parts)
+    file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
+    told: list[Any] = []
+    monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))
+    monkeypatch.setattr(api, "architecture", lambda file: (None, h))
+    monkeypatch.setattr(api, "tokenizer_of", lambda file: SimpleNamespace(pieces="pieces"))
+    monkeypatch.setattr(api, "vocabulary_name", lambda pieces: f"of {pieces}")
+    monkeypatch.setattr(api, "WrittenBefore", lambda *given: given)
+    monkeypatch.setattr(api, "Model", lambda *given: given)
+    monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
+    monkeypatch.setattr("localllm.engine.memory.prefixes.Prefixes", lambda *given: given)
+    monkeypatch.setattr("localllm.files.ahead.map_ahead", told.append)
+    made: Any = api.open_model("p", **given)
+    assert made[5:] == ((engine, file) if keeps else None, (9, "of pieces") if guesses else None)
+    assert made[0] is file and made[2:5] == (engine, None, given.get("threads")) and told[0] is file
+    usual = {"context": None, "kv_type": "f16", "backend": "cpu", "gpu_layers": "auto", "observer": None}
+    wanted = {**usual, **{name: value for name, value in given.items() if name in usual}}
+    wanted["context"] = wanted["context"] or None
+    assert {name: getattr(told[1], name) for name in usual} == wanted
