@@ -505,6 +505,19 @@ def test_questions_that_are_only_thought_about_are_kept(talk: Conversation, say:
     assert texts(talk) == ["r", "a", "s", ""] and shown == ["end"] * 3
 
 
+def test_going_on_with_nothing_and_stopping_at_once(talk: Conversation, say: Say):
+    say("q", Answer())
+    say("/continue", Answer(KeyboardInterrupt()))
+    assert texts(talk) == ["q", ""] and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+
+
+def test_going_on_asks_nothing_of_tools(talk: Conversation, say: Say):
+    say("q", Answer("one ", reason="length"))
+    talk.tools = tools = Calls()  # type: ignore[assignment]
+    say("/continue", Answer("two"))
+    assert texts(talk) == ["q", "one two"] and tools.questions == [[]] and agree(talk)
+
+
 def test_a_call_whose_answer_is_stopped_before_it_begins(talk: Conversation, say: Say):
     talk.tools = Calls()  # type: ignore[assignment]
     say("q", Answer("look", calls=[SaidCall("one", ["{}"])]), Answer(KeyboardInterrupt()))

@@ -33,6 +33,8 @@ from localllm.engine.runs import Runs
 from localllm.engine.without_text import EngineWithoutText
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
 from localllm.generation import batch, reading
+from localllm.generation.embedding import EmbedOptions
+from localllm.generation.generate import GenerationOptions
 from localllm.kernels.arguments import PAGE
 from localllm.system import memory as system_memory
 from localllm.system import processes
@@ -577,3 +579,65 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     wanted = {**usual, **{name: value for name, value in given.items() if name in usual}}
     wanted["context"] = wanted["context"] or None
     assert {name: getattr(told[1], name) for name in usual} == wanted
+
+
+def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
+    told: list[Any] = []
+
+    class Teller:
+        """Tells what it is asked for, by whatever name."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: told.append((name, *given)) or name
+
+    monkeypatch.setattr("localllm.generation.embedding.Embedder", lambda *given: told.append(given[3:]) or Teller())
+    monkeypatch.setattr("localllm.generation.reranking.Reranker", lambda *given: Teller())
+    asked: Any = Teller()
+    model: Any = model_with(tokenizer=asked, engine=asked, session=asked, file="f", context=9, _threads=1)
+    model.__dict__ |= {"_opening": threading.Lock(), "_readers": {}}
+    usual = GenerationOptions()
+    assert usual.stop == () and usual.speculate == "auto" and usual.max_tokens is None
+    calls: list[Any] = [
+        (model.tokenize("x"), ("encode", "x", False, False)), (model.detokenize([1]), ("decode", [1], False)),
+        (model.step([]), ("step", [], True)), (model.generate("x"), ("complete", "x", usual)),
+        (model.chat([]), ("chat", [], usual)), (model.candidates("x"), ("candidates", "x", usual, 1, 0)),
+        (model.rerank("x", ["y"]), ("rerank", "x", ["y"], False)), (model.sequence(), ("sequence",)),
+    ]  # fmt: skip
+    assert told == [said for _, said in calls] and [made for made, _ in calls] == [said[0] for _, said in calls]
+    told.clear()
+    model.embed(["x"])
+    assert told == [(None,), ("embed", ["x"], EmbedOptions(None, True, None, "refuse"))]
+    told.clear()
+    model.embed(["x"], 3, False, "query", "cut", "mean")
+    assert told == [("mean",), ("embed", ["x"], EmbedOptions(3, False, "query", "cut"))]
+
+
+def test_many_answers_come_in_the_order_of_their_prompts():
+    """The first error is raised where its answer would be; what answers is closed."""
+    told: list[Any] = []
+
+    def request(prompt: str, options: Any, key: int) -> Any:
+        return SimpleNamespace(key=key, answers=[f"{prompt}!"], error=LocalllmError("bad") if prompt == "bad" else None)
+
+    class Answers:
+        def __init__(self, requests: Any, *given: Any):
+            told.append(given)
+            first, second, *others = requests
+            self._turns = iter([[second], [], [first, *others]])
+
+        def __iter__(self) -> Any:
+            return self._turns
+
+        def close(self) -> None:
+            told.append("closed")
+
+    model: Any = model_with(session=SimpleNamespace(request=request), batch=Answers)
+    assert list(model.map(["a", "b", "c"])) == ["a!", "b!", "c!"] and told == [(None, True), "closed"]
+    told.clear()
+    answers = model.map(["a", "b", "bad", "c"], parallel=3, precise=False)
+    assert [next(answers), next(answers)] == ["a!", "b!"] and told == [(3, False)]
+    with pytest.raises(LocalllmError, match="bad"):
+        next(answers)
+    assert told[1:] == ["closed"]
+    with pytest.raises(UsageError, match="parallel should be"):
+        next(model.map(["a", "b"], parallel=0))
