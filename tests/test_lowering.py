@@ -113,6 +113,7 @@ PAGED, INDEX = Paged(0, 2, 16, 32), Latent(0, 16, 16, is_index=True)
 WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
 NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, before=3)
 SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
+ACROSS = Scores(4, 0.5, crosses=True)
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
 
@@ -128,6 +129,11 @@ def attending(state=PAGED, heads=4, **given):
 def chosen(b, rows):
     """Keys, for each group of heads."""
     which = b.choose_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
+    b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
+
+
+def chosen_for_all(b, rows):
+    which = b.choose(rows(32), rows(16), rows(2), INDEX, 5, 2)
     b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
 
 
@@ -185,10 +191,15 @@ CASES = {
     "attend with slopes": (attending(heads=6, slopes=(1, 2, 3, 4, 5, 6), sinks=w(6), logs=True), [PAGED], "f16"),
     "attend with biases": (attending(WINDOW, biases=np.arange(12).reshape(4, 3), ahead=2), [WINDOW]),
     "attend to rows": (attending(LATENT), [LATENT]),
+    "attend with more biases": (attending(WINDOW, biases=np.arange(20).reshape(4, 5)), [WINDOW]),
     "attend turned": (attending(WIDE), [WIDE], "q4_0"),
+    "attend, keys turned": (attending(), [PAGED], "k=q4_0,v=f16"),
+    "attend, values turned": (attending(), [PAGED], "k=f16,v=q4_0"),
+    "attend to another run": (lambda b, rows: b.attend(rows(64), None, None, PAGED, ACROSS), [PAGED]),
     "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
     "choose without weights": (lambda b, rows: b.choose(rows(48), rows(16), None, INDEX, 5, 2), [INDEX]),
     "attend to what is chosen": (chosen, [PAGED, INDEX]),
+    "attend to what is chosen for all": (chosen_for_all, [PAGED, INDEX]),
     "keep for later": (kept, [WIDE], "q4_0"),
     "convolve": (lambda b, rows: b.convolve(rows(20), w(20, 2, bias=20), SCANNED), [SCANNED]),
     "gated_mean": (lambda b, rows: b.gated_mean(rows(20), w(2, 10), SCANNED), [SCANNED]),
