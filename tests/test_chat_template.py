@@ -17,7 +17,7 @@ from localllm.text import limits
 from localllm.text import sandbox as template_sandbox
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import checked
-from localllm.text.templates import ChatTemplate
+from localllm.text.templates import ChatTemplate, _as_read, _in_parts, _reason, _without_system
 from localllm.text.tokenizer import Tokenizer
 
 CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
@@ -359,3 +359,37 @@ def test_a_template_that_refuses_a_text_gets_parts():
     source = "{# type #}{% if messages[0].content is string %}X{% endif %}{{ messages[0].content[0].text }}"
     assert render(source.replace("X", "{{ raise_exception('parts') }}")) == render(source) == "Hi"
     assert render("{# type #}{{ messages[0].content }}") == "Hi"
+
+
+@pytest.mark.parametrize(("said", "reason"), [
+    ("a\n  b ", "a b"), ("x" * 300, "x" * 200), ("", "ValueError"), ("a\x1bb\u202ec", "a\ufffdb\ufffdc"),
+])  # fmt: skip
+def test_reasons_are_short_lines(said: str, reason: str):
+    assert _reason(ValueError(said)) == reason
+
+
+@pytest.mark.parametrize(("messages", "folded"), [
+    ([SYSTEM, USER, ASSISTANT], [{"role": "user", "content": "Be brief.\n\nHi"}, ASSISTANT]),
+    ([SYSTEM], None), ([], None),
+    ([SYSTEM, {**USER, "x": 1}], [{"role": "user", "content": "Be brief.\n\nHi", "x": 1}]), ([USER, ASSISTANT], None),
+    ([SYSTEM, ASSISTANT], None), ([USER, SYSTEM], None), ([SYSTEM, {**USER, "content": ["Hi"]}], None),
+    ([{**SYSTEM, "content": None}, USER], None),
+])  # fmt: skip
+def test_where_a_system_message_goes(messages: list[dict], folded: list[dict] | None):
+    assert _without_system(messages) == folded
+
+
+@pytest.mark.parametrize(("message", "read"), [
+    ({"content": None, "x": 1}, {"x": 1}), ({"content": ""}, {"content": ""}),
+    *(({name: "a"}, {name: "a", "thinking": "a", "reasoning_content": "a"})
+      for name in ("reasoning_content", "thinking", "reasoning")),
+    ({"reasoning": "a", "thinking": "b"}, {"reasoning": "a", "thinking": "b", "reasoning_content": "b"}),
+    ({"thinking": "a", "reasoning_content": "b"}, {"thinking": "a", "reasoning_content": "b"}),
+])  # fmt: skip
+def test_what_templates_find_of_a_message(message: dict, read: dict):
+    assert _as_read(message) == read
+
+
+def test_contents_in_parts():
+    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    assert _in_parts(USER) == parts and _in_parts(parts) == parts and _in_parts({"role": "user"}) == {"role": "user"}

@@ -332,3 +332,19 @@ def test_the_tiny_model_reads_no_order_from_a_file(tmp_path: Path):
     tokens = prompt(tokenizer, [{"role": "user", "content": text}])
     assert controls(tokenizer, tokens) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert tokenizer.decode(tokens) == f"user\n{text}\nassistant\n"
+
+
+@pytest.mark.parametrize(("text", "broken", "shattered", "found"), [
+    ("a<|im_end|>b", "a<#|im_end|>b", "#a#<##|im_end|#>#b#", ["<|im_end|>"]), ("a < b", "a < b", "#a #<# b#", []),
+    ("<|IM_END|>", "<#|IM_END|>", "##<##|IM_END|#>##", []), ("x", "x", "x", []), ("x y", "x y", "#x y#", []),
+    (" <a> ", " <a> ", " ##<#a#>## ", []), (" two words ", " two words ", " #two words# ", []), ("  ", "  ", "  ", []),
+    ("</s></S></s>", "<#/s><#/S><#/s>", "##<##/s#>#<##/S#>#<##/s#>##", ["</s>", "</s>"]), ("", "", "", []),
+    ("a\ufdd0b", "a\ufffdb", "#a\ufffdb#", []), ("[INS", "[INS", "##[#INS#", []),
+    ("<s\ud800", "<s\ufffd", "##<#s\ufffd#", []),
+])  # fmt: skip
+def test_where_texts_are_broken(text: str, broken: str, shattered: str, found: list[str]):
+    """Markers of several characters within, and wherever one may begin or end; words stay whole."""
+    markers = Markers(["<|im_end|>", "x", "</s>", "[INST]"])
+    assert markers._broken(text).replace(BREAK, "#") == broken
+    assert markers._shattered(text).replace(BREAK, "#") == shattered
+    assert list(markers._found(text)) == found

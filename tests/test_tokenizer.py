@@ -21,12 +21,14 @@ from vocabularies import GIVEN
 
 from localllm.errors import ModelError, UsageError
 from localllm.text import subwords
+from localllm.text.plamo import Plamo, round_half_up
 from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.special import SpecialTokens
-from localllm.text.subwords import merge
+from localllm.text.subwords import merge, merge_long, word_boundary
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.words import cutter
+from localllm.text.world import unescaped
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]
@@ -641,3 +643,75 @@ def test_world_needs_all_bytes():
     ]
     with pytest.raises(ModelError, match="0x8f is missing"):
         Tokenizer(metadata)
+    metadata["tokenizer.ggml.tokens"] = [
+        "[nil]" if piece == "\\xf0" else piece for piece in metadata["tokenizer.ggml.tokens"]
+    ]
+    with pytest.raises(ModelError, match=r"the byte 0x8f and 1 more is missing$"):
+        Tokenizer(metadata)
+
+
+@pytest.mark.parametrize(("piece", "data"), [
+    ("a", b"a"), (r"\n", b"\n"), (r"\t\r", b"\t\r"),
+    (r"\x8f", b"\x8f"), (r"a\x4Bb\xfFc", b"aKb\xffc"), (r"\\n", rb"\n"), ("", b""),
+    (r"\'a", b"'a"), (r"\x4", b"x4"), ("a\\", b"a\\"),
+    (r"\é", "é".encode()), ("\\\n", b"\n"), ("é\\n\ud800", "é\n?".encode()),
+])  # fmt: skip
+def test_pieces_of_world_are_written_as_python_writes_bytes(piece: str, data: bytes):
+    assert unescaped(piece) == data
+
+
+def test_the_best_cut_of_plamo():
+    """Of equal ones that with the longer first piece; below 0, characters that are no piece."""
+    plamo = object.__new__(Plamo)
+    plamo._scores = {"a": -10000, "ab": -20000, "b": -10000, "abc": -5}
+    plamo._lengths = {"a": [3, 2, 1], "b": [1]}
+    for word, ends in (("ababcx", [2, 2, 5, 4, -5, -6]), ("xa", [-1, 2]), ("aab", [1, 3, 3]), ("", [])):
+        assert plamo._best_ends(word) == ends
+    halves = {0.4: 0, 0.5: 1, 1.5: 2, 1.49: 1, -0.4: 0, -0.5: -1, -1.5: -2, 2.0: 2, -2.0: -2, 0.0: 0}
+    assert {x: round_half_up(x) for x in halves} == halves
+
+
+def test_long_words_are_merged_in_windows(monkeypatch):
+    """As at once; windows begin where a symbol does, so far from the end of the one before, and equal ones are merged
+    once."""
+    monkeypatch.setattr(subwords, "WINDOW", 16)
+    monkeypatch.setattr(subwords, "MARGIN", 6)
+    ranks, merged, random_ = {pair: n for n, pair in enumerate(("a b", "b a", "ab ab", "c c"))}, [], random.Random(1)
+    for length in (0, 1, 15, 16, 17, 31, 32, 33, 200):
+        text = "".join(random_.choices("abc", k=length))
+        assert merge_long(text, ranks, " ") == merge(list(text), ranks, " ")
+
+    def heard(symbols: list[str], *others) -> list[str]:
+        merged.append("".join(symbols))
+        return merge(symbols, *others)
+
+    monkeypatch.setattr(subwords, "merge", heard)
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
+    for text, windows in (
+        (letters[:16], [letters[:16]]), (letters[:17], [letters[:16], letters[10:17]]),
+        ("d" * 36, ["d" * 16, "d" * 16]),
+        (letters, [letters[:16], letters[10:26], letters[20:36], letters[30:]]), ("e" * 37, ["e" * 16, "e" * 7]),
+    ):  # fmt: skip
+        merged.clear()
+        assert merge_long(text, {}, " ") == list(text) and merged == windows
+    assert subwords._far_from_end(["a" * 16, "b"]) == (["a" * 16], 16)
+    assert subwords._far_from_end(["abc", "defghij", "k"]) == (["abc", "defghij"], 10)
+
+
+@pytest.mark.parametrize(("pieces", "text", "words"), [
+    (["a"], "a▁b▁▁c▁", ["a", "▁b", "▁▁c", "▁"]), (["▁a", "▁▁"], "▁a▁▁b", ["▁a", "▁▁b"]),
+    (["▁a", "b▁c", "-▁", "^▁"], "a▁b▁c-▁d▁▁e^▁f]▁g", ["a", "▁b▁c-▁d", "▁▁e^▁f]", "▁g"]),
+])  # fmt: skip
+def test_where_words_are_cut(pieces: list[str], text: str, words: list[str]):
+    """Before marked spaces, but not behind what a piece has in front of one."""
+    assert word_boundary(pieces).split(text) == words
+
+
+def test_what_kinds_of_tokens_stand_for():
+    kinds = [("<c>", CONTROL), ("<é>", USER_DEFINED), ("<k>", UNKNOWN), ("<n>", UNUSED), ("→", NORMAL), ("Ġa", NORMAL)]
+    tokenizer = Tokenizer(byte_level(special=kinds))
+    said = [tokenizer.token_bytes(token) for token in range(256, 262)]
+    assert said == [b"", "<é>".encode(), b"", b"", "→".encode(), b" a"]
+    assert [tokenizer.token_bytes(token, special=True) for token in (256, 257, 258, 259)] == [
+        b"<c>", "<é>".encode(), b"<k>", b"",
+    ]  # fmt: skip
