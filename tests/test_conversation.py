@@ -19,7 +19,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.said_call import SaidCall
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.thinking import ANSWER, THOUGHT
-from localllm.generation.turns import Turns
+from localllm.generation.turns import SoFar, Turns
 from localllm.services import sessions
 from localllm.services.sessions import SessionModel
 
@@ -67,8 +67,9 @@ class Session(Turns):
         return history, answer
 
     def resume(self, options: GenerationOptions) -> Answer:
-        self._answer, before = self.answers.pop(0), self._settled()[-1]["content"]
-        self._answer.text = before
+        *history, last = self._settled()
+        begun = SoFar(last["content"], last.get("reasoning_content", ""))
+        self._history, self._answer, self._begun = history, self.answers.pop(0), begun
         return self._answer
 
     def count(self, text: str) -> int:
@@ -505,10 +506,14 @@ def test_questions_that_are_only_thought_about_are_kept(talk: Conversation, say:
     assert texts(talk) == ["r", "a", "s", ""] and shown == ["end"] * 3
 
 
-def test_going_on_with_nothing_and_stopping_at_once(talk: Conversation, say: Say):
-    say("q", Answer())
-    say("/continue", Answer(KeyboardInterrupt()))
-    assert texts(talk) == ["q", ""] and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+@pytest.mark.parametrize("begun", ["", (THOUGHT, "Hm")])
+def test_going_on_with_nothing_said_and_stopping_at_once(talk: Conversation, say: Say, begun: Any):
+    """The question and what was thought stay, and so do the turns before."""
+    for number in (2, 4):
+        say("q", Answer(begun, reason="length"))
+        say("/continue", Answer(KeyboardInterrupt()))
+        assert texts(talk) == ["q", ""] * (number // 2) and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
+        assert talk.lines[-1].get("reasoning_content") == ("Hm" if begun else None)
 
 
 def test_going_on_asks_nothing_of_tools(talk: Conversation, say: Say):

@@ -115,12 +115,13 @@ class Turns:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def _settled(self) -> list[Message]:
-        """The history with the latest answer, or without the question that got none."""
+        """The history with the latest answer, or without the question that got none. One that goes on with an answer,
+        if only with thoughts, is there at once."""
         answer = self._answer
         if answer is None:
             return self._history
         said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
-        if said or answer.calls or answer.finish_reason != "interrupted":
+        if said or answer.calls or answer.finish_reason != "interrupted" or self._begun is not NOTHING:
             thoughts = {"reasoning_content": thought} if thought else {}
             return [*self._history, {**answer.message(), "content": said, **thoughts}]
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
