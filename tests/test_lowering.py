@@ -114,6 +114,7 @@ WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
 NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, before=3)
 SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
 ACROSS = Scores(4, 0.5, crosses=True)
+BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
 
@@ -144,6 +145,10 @@ def kept(b, rows):
 
 def selective(b, rows):
     b.selective_scan(rows(2), rows(2), rows(20), rows(20), w(2, 20), w(2), SCANNED)
+
+
+def selective_in_parts(b, rows):
+    b.selective_scan(rows(40), rows(40), rows(20), rows(20), w(40, 20), w(40), BROAD)
 
 
 def of_heads(verb, *given):
@@ -202,8 +207,11 @@ CASES = {
     "attend to what is chosen for all": (chosen_for_all, [PAGED, INDEX]),
     "keep for later": (kept, [WIDE], "q4_0"),
     "convolve": (lambda b, rows: b.convolve(rows(20), w(20, 2, bias=20), SCANNED), [SCANNED]),
+    "convolve in many parts": (lambda b, rows: b.convolve(rows(300), w(300, 3, bias=300), BROAD), [BROAD]),
     "gated_mean": (lambda b, rows: b.gated_mean(rows(20), w(2, 10), SCANNED), [SCANNED]),
+    "gated_mean in parts": (lambda b, rows: b.gated_mean(rows(80), w(2, 40), STRETCHED), [STRETCHED]),
     "selective_scan": (selective, [SCANNED]),
+    "selective_scan in parts": (selective_in_parts, [BROAD]),
     "state_space": (lambda b, rows: b.state_space(rows(40), rows(2), rows(4), rows(4), w(2), HEADS), [SCANNED]),
     "delta_rule": (lambda b, rows: b.delta_rule(rows(4), rows(4), rows(40), rows(2), rows(2), HEADS), [SCANNED]),
     "lightning_attention": (of_heads("lightning_attention", 8, 8, 40, [1, 2]), [SCANNED]),
