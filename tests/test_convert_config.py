@@ -14,6 +14,7 @@ from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
 from localllm.convert.families.dense import windows_of
 from localllm.convert.families.layer_norms import of_heads
+from localllm.convert.families.seeing import of_text
 from localllm.convert.families.windowed import windows_behind
 from localllm.convert.pair_folder import words
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
@@ -429,3 +430,14 @@ def test_numbers_of_protobuf():
     for wrong in (b"\x1a\3ab", b"\x11" + bytes(7), b"\x25\0\0\0", b"\x0b", b"\x0c\0"):
         with pytest.raises(ValueError, match=r"^not a SentencePiece model$"):
             [*message(wrong)]
+
+
+def test_who_reads_for_a_model_that_sees():
+    """As transformers takes what text_config does not say; the end of a line belongs to the projector."""
+    for kind, hidden in ({}, 11008), ({"model_type": "mistral"}, 14336):
+        family = of_text(config(text_config=kind))
+        assert family.sees and family.defaults["intermediate_size"] == hidden and family.unread
+        ends = ("image_newline", "model.image_newline", "image_newlines", "model.norm.weight")
+        assert [bool(family.unread.fullmatch(name)) for name in ends] == [True, True, False, False]
+    with pytest.raises(ModelError, match="text_config: model_type x is not supported"):
+        of_text(config(text_config={"model_type": "x"}))

@@ -233,3 +233,12 @@ def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
     assert told == [
         (1, 6, names[0]), (2, 6, names[1]), (3, 6, names[2]), (4, 6, "blk.0.query"), (6, 6, "output.weight")
     ]  # fmt: skip
+
+
+def test_by_whom_matrices_are_looked_at():
+    jobs, told = {"a": job_of("a", 4, COLUMNS)}, list[str]()
+    for kind in (Meeting, Surveyed):
+        made: Any = kind(jobs, "widener", 3, told.append)
+        made._on_matrix(kind.__name__)
+        assert (made.jobs, made._widener, made._threads, made.seen) == (jobs, "widener", 3, set())
+    assert told == ["Meeting", "Surveyed"]
