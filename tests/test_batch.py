@@ -198,6 +198,13 @@ def test_without_precision_reading_and_writing_are_one_run():
     asked = [request([2], max_tokens=3, speculate="off"), request([3] * 400, max_tokens=1)]
     ask(engine, asked, precise=False, chunk=150)
     assert engine.ran == [(False, [(0, 1), (0, 128)]), (False, [(128, 128), (1, 1)]), (False, [(256, 144), (2, 1)])]
+    engine.ran.clear()
+    asked = [request([2], max_tokens=3, speculate="off"), request([3] * 300, max_tokens=1)]
+    ask(engine, asked, precise=False, chunk=128)  # who writes leaves no room for two pages
+    assert engine.ran == [
+        *[(False, [(0, 1), (0, 64)]), (False, [(64, 64), (1, 1)]), (False, [(128, 64), (2, 1)])],
+        (False, [(192, 108)]),
+    ]
 
 
 def test_who_wants_no_guesses_is_read_none(monkeypatch):

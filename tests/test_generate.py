@@ -1,7 +1,7 @@
 """Generation: when it ends, what it shows, and what it reads again and what not."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +11,15 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import generate, leaps
-from localllm.generation.draft_model import account_of
+from localllm.generation.draft_model import Drafter, account_of
 from localllm.generation.generate import Generation, GenerationOptions, Making, Task
 from localllm.generation.leaps import Leaps
 from localllm.generation.overflow import Rolling
 from localllm.generation.reuse import common
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.transcript import StopFilter
+from localllm.generation.thinking import ANSWER, TextPart
+from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)
@@ -328,6 +329,77 @@ def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, fol
     assert making._follower(sequence) == ("follower" if follows else None)
     assert (engine.told, sequence.told) == ([sequence] * follows, [0] * ends)
     assert making._follower(Rolling.__new__(Rolling)) is None and engine.told == [sequence] * follows
+
+
+@pytest.mark.parametrize(
+    ("stops", "before", "said"), [((), "ab", "abc"), (("bc",), "a", "a"), (("z",), "ab", "abc"), (("cd",), "ab", "abc")]
+)
+def test_what_a_reader_of_calls_holds_comes_at_the_end(
+    tokenizer: Tokenizer, stops: tuple[str, ...], before: str, said: str
+):
+    """Here the last character of all."""
+    held = [""]
+
+    def push(text: str) -> list[TextPart]:
+        *ready, held[0] = held[0] + text
+        return [TextPart(ANSWER, "".join(ready))]
+
+    reader = SimpleNamespace(push=push, flush=lambda: [TextPart(ANSWER, held[0])])
+    transcript = Transcript(tokenizer.stream(), stops, calls=SimpleNamespace(reader=lambda: reader, shown={}, plain={}))
+    parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]
+    assert transcript.text == before
+    parts += transcript.flush()
+    assert transcript.text == "".join(part.text for part in parts) == said
+
+
+class Drafting(Drafter):
+    """A draft model that only says what it was told."""
+
+    def __init__(self):
+        pass
+
+    def proposer(self, *told):  # type: ignore[override]
+        return nullcontext(("drafter", *told))
+
+
+@pytest.mark.parametrize("speculate", ["off", "auto", "ngram", Drafting()], ids=str)
+@pytest.mark.parametrize("begin", [None, 0, 2])
+@pytest.mark.parametrize("is_guided", [False, True])
+def test_who_guesses(speculate, begin: int | None, is_guided: bool, monkeypatch):
+    """Whose guesses are free comes first."""
+    for name in ("DraftModel", "from_text", "Expected"):
+        monkeypatch.setattr(generate, name, lambda *told, name=name: (name, *told))
+    monkeypatch.setattr(generate, "Guesses", list)
+    making, engine = Making.__new__(Making), Listening()
+    making.prompt, making.tokens, making._sampler, making._end_ids = [5, -3, 6], [7], "sampler", "ends"
+    making._options, making._guide = SimpleNamespace(speculate=speculate), SimpleNamespace(is_needed=is_guided)
+    making._sequences = SimpleNamespace(engine=engine, written="written", vocab_size=9)
+    follower = None if begin is None else SimpleNamespace(begin=begin)
+    with ExitStack() as held:
+        found = making._guesses(held, follower)
+    tokens, told = [5, 6, 7], ("sampler", "ends", making._guide)
+    if speculate == "off":
+        assert found is None
+        return
+    expected = [("Expected", making._guide)] * is_guided + ["from_text", tokens, "written"]
+    if isinstance(speculate, Drafter):
+        expected.append(("drafter", tokens, *told))
+    if begin is not None:
+        known, account = tokens[begin:], account_of(engine)
+        expected.append(("DraftModel", follower, known, "sampler", 9, "ends", making._guide, account))
+    assert found == expected
+
+
+@pytest.mark.parametrize(("speculate", "length", "is_kept"), [
+    ("auto", 512, False), ("ngram", 513, True), ("off", 513, None), (None, 5, None),
+])  # fmt: skip
+def test_which_answers_are_remembered(speculate: str | None, length: int, is_kept: bool | None):
+    added, making = [], Making.__new__(Making)
+    making.prompt, making.tokens, making.cached_tokens = [5] * length, [6, 7], 4
+    written = SimpleNamespace(add=lambda *told: added.append(told)) if speculate else None
+    making._options, making._sequences = SimpleNamespace(speculate=speculate), SimpleNamespace(written=written)
+    making._remember()
+    assert added == ([] if is_kept is None else [([5] * length + [6, 7], 4, is_kept)])
 
 
 @pytest.mark.parametrize(("speculate", "others", "reads", "has_layer", "lost", "images", "listens"), [
