@@ -693,3 +693,103 @@ def test_lines_of_a_cache(monkeypatch: pytest.MonkeyPatch, system: str, machine:
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     spec.loader.exec_module(module)
     assert machine and line == module.LINE
+
+
+# ---- functions of the system ----------------------------------------------------------------------------------------
+
+
+class Library:
+    """Has functions by name, which note that they were called; what a kind of system lacks is None, or not there."""
+
+    def __init__(self, called: list[Any], lacks: tuple[str, ...] = ()):
+        self.called, self.lacks = called, lacks
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.lacks:
+            raise AttributeError(name)
+
+        def call(*given: Any) -> None:
+            self.called.append((name, *given))
+
+        call.name = name  # type: ignore[attr-defined]
+        setattr(self, name, call)
+        return call
+
+
+def known_as(libraries: dict[Any, Any]) -> SimpleNamespace:
+    """What stands for ctypes; an address is a name."""
+
+    def opened(name: Any) -> Any:
+        if name not in libraries:
+            raise OSError
+        return libraries[name]
+
+    return SimpleNamespace(CDLL=opened, WinDLL=opened, c_void_p=lambda address: ("at", address), c_int=3, c_uint32=4,
+                           cast=lambda function, kind: SimpleNamespace(value=function.name))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("system", "library", "names"),
+    [
+        ("linux", None, "sched_yield pthread_mutex_lock pthread_mutex_unlock pthread_cond_wait pthread_cond_broadcast"),
+        ("win32", "kernel32", "SwitchToThread AcquireSRWLockExclusive ReleaseSRWLockExclusive "
+                              "SleepConditionVariableSRW WakeAllConditionVariable"),
+    ],
+)  # fmt: skip
+def test_how_threads_wait(monkeypatch: pytest.MonkeyPatch, system: str, library: str | None, names: str):
+    """Windows' locks are made of zeros."""
+    called: list[Any] = []
+    monkeypatch.setattr(processes, "ctypes", known_as({library: Library(called)}))
+    monkeypatch.setattr(sys, "platform", system)
+    assert processes.waiting_functions() == names.split()
+    processes.prepare_waiting((5, 6), 7)
+    made = [(f"pthread_{kind}_init", ("at", place), None) for kind, place in (("mutex", 5), ("mutex", 6), ("cond", 7))]
+    assert called == ([] if system == "win32" else made)
+    monkeypatch.setattr(processes.ctypes, "cast", lambda function, kind: SimpleNamespace(value=None))
+    assert processes.waiting_functions() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("system", "libraries", "found"),
+    [
+        ("linux", {None: Library([]), "libm.so.6": Library([], ("expf",))}, "expf"),
+        ("linux", {None: Library([], ("expf",)), "libm.so.6": Library([])}, "expf"),
+        ("linux", {None: Library([], ("expf",))}, None),
+        ("linux", {"ucrtbase": Library([])}, None),
+        ("win32", {None: Library([])}, None),
+        *(("win32", {name: Library([])}, "expf") for name in ("ucrtbase", "ntdll", "kernel32", "vcruntime140")),
+    ],
+)
+def test_where_functions_are(monkeypatch: pytest.MonkeyPatch, system: str, libraries: Any, found: str | None):
+    """In the first library that has one; a library may not be there."""
+    monkeypatch.setattr(processes, "ctypes", known_as(libraries))
+    monkeypatch.setattr(sys, "platform", system)
+    assert processes.function_address.__wrapped__("expf") == found
+
+
+def test_libraries_by_system(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "ctypes", known_as({"libcuda.so.1": "of Linux", "nvcuda": "of Windows"}))
+    for system, found in (("linux", "of Linux"), ("win32", "of Windows")):
+        monkeypatch.setattr(sys, "platform", system)
+        assert processes.library("libcuda.so.1", "nvcuda") == found
+
+
+@posix
+def test_signals_are_heard(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *given: asked.append(given))
+    processes.on_end(print)
+    assert asked == [(signal.SIGTERM, print)]
+    monkeypatch.setattr(processes, "ctypes", known_as({None: Library(asked)}))
+    processes.on_bad_page(99)
+    assert asked[1:] == [("signal", int(signal.SIGBUS), 99)]
+    monkeypatch.delattr(signal, "pthread_kill")
+    monkeypatch.setattr(processes._thread, "interrupt_main", lambda: asked.append("interrupted"))
+    processes.interrupt_main()
+    assert asked[2:] == ["interrupted"]
+
+
+def test_what_a_bad_page_calls():
+    windows = sys.platform == "win32"
+    assert (processes.WINDOWS_HANDLER if windows else processes.POSIX_HANDLER) == processes.BAD_PAGE_HANDLER
+    assert "icmp eq i32 %code, -1073741818\n" in processes.WINDOWS_HANDLER  # EXCEPTION_IN_PAGE_ERROR
