@@ -51,6 +51,7 @@ from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files import ahead, hollow
 from localllm.files.checked import Checked
 from localllm.files.folders import make_private
+from localllm.files.gguf_header import HeaderReader
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.projectors import projector_among
 from localllm.generation.generate import GenerationOptions
@@ -783,7 +784,9 @@ def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
     data, length = header_of(tmp_path)
     with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         known = [hollow.is_there(content, "m", count) for count in range(len(data) + 1)]
-    first = known.index(True)
+        reader = HeaderReader(content, "m")
+        reader.read()
+    first = reader.position
     assert known == [False] * first + [True] * (len(known) - first) and length - 32 < first <= length  # it is padded
 
 
@@ -804,8 +807,15 @@ def test_headers_are_fetched_in_growing_pieces(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(hollow, "MOST", 32)
     with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="a header of more than 32 bytes"):
         hollow.write_header(file, "m", len(data), fetch)
-    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="m"):
+    problem = r"^m: header: not a GGUF file: expected the bytes GGUF at its start$"
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match=problem):
         hollow.write_header(file, "m", 64, lambda start, end: b"x" * (end - start))
+    monkeypatch.setattr(hollow, "MOST", 1 << 28)
+    for first, fetched in ((len(data) - 1, len(data) - 1), (len(data), len(data)), (1 << 22, len(data))):
+        monkeypatch.setattr(hollow, "FIRST", first)
+        asked.clear()
+        with open(tmp_path / "hollow", "w+b") as file:
+            assert hollow.write_header(file, "m", len(data), fetch) == fetched and asked == [(0, fetched)]
 
 
 # ---- small things
