@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,12 @@ from tiny_model import damage, write_tiny_model
 
 import localllm
 from localllm.engine.options import EngineOptions
+from localllm.engine.seen import Seen
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
+from localllm.generation import eye
 from localllm.generation.answers import Answer
 from localllm.generation.constraints import Constraint
+from localllm.generation.eye import Eye
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling import SamplingOptions
 from localllm.generation.sequences import Sequences
@@ -564,3 +568,75 @@ def test_whether_tokens_say_an_answer(thinking: str, text: str, expected: bool):
     session = by_length()
     session.tokenizer = SimpleNamespace(decode=lambda ids: "ab")
     assert session._is_said_by(SimpleNamespace(thinking=thinking, text=text, tokens=[1])) is expected
+
+
+class Kept(dict):
+    """Files of rows, by digest."""
+
+    find, keep = dict.get, dict.__setitem__
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def seeing(monkeypatch, is_gone: bool = False) -> tuple[Eye, list[Any]]:
+    """An eye whose projector makes three rows of two pictures, and what the engine is told to see."""
+    sees, told = Eye.__new__(Eye), []
+    hyperparameters = SimpleNamespace(axes=lambda picture: None, sees_ahead=True)
+    rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
+    sees._reader = SimpleNamespace(hyperparameters=hyperparameters, operations=(), read_all=lambda pictures, size: rows)
+    sees._engine = SimpleNamespace(see=told.append)
+    sees._tokenizer = SimpleNamespace(encode=lambda text, special: [text, special])
+    sees._prepared = lambda h, image: SimpleNamespace(pictures=["x", "y"], parts=["<", 1, ">", 0])
+    sees.path, sees.encoded, sees._known, sees._files = "p.gguf", 0, OrderedDict(), Kept()
+    sees._file, sees._root = None, b""
+    monkeypatch.setattr(eye, "opened_image", lambda source: source)
+
+    def fingerprint(*others: Any) -> bytes:
+        if is_gone:
+            raise FileNotFoundError
+        return b"f"
+
+    monkeypatch.setattr(eye, "projector_fingerprint", fingerprint)
+    return sees, told
+
+
+def picture(name: bytes, size: tuple[int, int] = (1, 1)) -> SimpleNamespace:
+    return SimpleNamespace(size=size, tobytes=lambda: name)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
+    """It is encoded once, for a later process too, unless the projector's file is gone."""
+    sees, told = seeing(monkeypatch, is_gone)
+    look = sees.look(picture(b"a"))
+    (digest,) = sees._known
+    expected = [Seen(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
+    assert look.ids == ["<", True, *expected[1].ids, ">", True, *expected[0].ids]
+    assert told == look.seen and [one.ids for one in told] == [one.ids for one in expected] and told[0].is_whole
+    assert told[0].rows.all() and sees.encoded == 1 and sees._root == (b"p.gguf" if is_gone else b"f")
+    assert sees.look(picture(b"a")) is look and sees.encoded == 1 and len(told) == 4
+    for other in (picture(b"b"), picture(b"a", (1, 2))):
+        assert sees.look(other).ids != look.ids
+    assert sees.encoded == 3
+    if is_gone:
+        assert sees._files is None
+    else:
+        assert [*sees._files] == [*sees._known] and len(sees._files) == 3
+        sees._known.clear()
+        assert sees.look(picture(b"a")).ids == look.ids and sees.encoded == 3
+
+
+@pytest.mark.parametrize(("least", "most", "kept"), [
+    (0, 180, b"bac"), (0, 179, b"ac"), (0, 119, b"c"), (2, 0, b"ac"), (3, 0, b"bac"), (0, 59, b""),
+])  # fmt: skip
+def test_what_was_seen_longest_ago_is_forgotten(monkeypatch, least: int, most: int, kept: bytes):
+    """As many images stay at least, and more while there is room."""
+    monkeypatch.setattr(eye, "LEAST", 3)
+    sees, _ = seeing(monkeypatch)
+    for name in (b"a", b"b", b"a", b"c"):
+        monkeypatch.setattr(eye, "LEAST", least if name == b"c" else 3)
+        monkeypatch.setattr(eye, "MOST_BYTES", most)
+        sees.look(picture(name))
+    names = dict(zip(sees._files, b"abc", strict=True))
+    assert bytes(names[digest] for digest in sees._known) == kept
