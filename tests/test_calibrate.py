@@ -598,7 +598,11 @@ def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
 def test_sizes_as_people_write_them():
     plan = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=900))])
     assert [size_of(text)(plan) for text in ("3.5GB", "800 mb", "77", "own")] == [3_500_000_000, 800_000_000, 77, 1000]
-    assert bits_of(4)(plan) == 500
+    assert [size_of(text)(plan) for text in ("2k", "0.5T", "1.5KB", "9b")] == [2000, 500_000_000_000, 1500, 9]
+    assert [bits_of(bits)(plan) for bits in (4, 1, 32, 4.009)] == [500, 200, 3300, 500]
+    for wrong in (0.99, 32.01):
+        with pytest.raises(UsageError, match=f"^--bpw should be from 1 to 32 bits, not {wrong}$"):
+            bits_of(wrong)
     for wrong in ("big", "-3GB", "3.5GiB", ""):
         with pytest.raises(UsageError, match="expected one as"):
             size_of(wrong)

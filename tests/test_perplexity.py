@@ -151,6 +151,20 @@ def test_what_is_very_unlikely_does_not_count():
     assert divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
 
 
+def test_what_is_not_kept_of_a_base_is_nothing_at_all():
+    """However many tokens are so unlikely."""
+    logits, work = np.zeros(500, np.float32), np.empty(500, np.float32)
+    assert divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
+    assert divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
+
+
+def test_how_much_probabilities_change():
+    """The root of the mean of squares, and how exact that is; nothing is exactly nothing."""
+    value, error = Comparison(change=np.array([0.1, -0.3])).rms_change
+    assert (value, error) == (pytest.approx(0.05**0.5), pytest.approx(0.04 / (2 * 0.05**0.5)))
+    assert Comparison(change=np.zeros(3)).rms_change == (0.0, 0.0)
+
+
 def test_what_the_numbers_come_to():
     generator = np.random.default_rng(0)
     nll, base = generator.uniform(0, 5, (2, 1000))

@@ -1240,6 +1240,14 @@ def test_a_model_waits_until_nobody_reads_another_one(library):
     assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
 
 
+def test_models_have_names_and_files(library):
+    books = Shelf({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).books
+    assert [(name, book.name, book.path) for name, book in books.items()] == [
+        ("small", "small", "s.gguf"), ("large", "large", "l.gguf")
+    ]  # fmt: skip
+    assert all(book.worker is book.model is None and (book.readers, book.used) == (0, 0.0) for book in books.values())
+
+
 def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch):
     """Its weights, its projector and what is computed; the file is closed again."""
     closed: list[str] = []
