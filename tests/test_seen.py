@@ -10,6 +10,7 @@ from localllm.engine.engine import batches
 from localllm.engine.runs import Runs
 from localllm.engine.seen import (
     MOST_ROWS,
+    ROW_BITS,
     Seen,
     ahead_of,
     has_images,
@@ -279,6 +280,13 @@ def test_images_that_are_parts_of_one(between, ends):
     tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
     ends = [end if end == 15 else 15 + between + 15 for end in ends]
     assert piece_ends(tokens, Runs(1000, 1000)) == ends
+
+
+@pytest.mark.parametrize("key", [0, 1, 5])
+@pytest.mark.parametrize("row", [0, 1, MOST_ROWS - 1])
+def test_ids_tell_an_image_and_a_row(key: int, row: int):
+    token = -1 - ((key << ROW_BITS) + row)
+    assert (key_of(token), row_of(token)) == (key, row)
 
 
 def test_passages_of_nothing_and_of_one_kind():

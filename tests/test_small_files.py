@@ -103,6 +103,7 @@ def test_where_settings_stand(keys, line):
         ("[aliases]\na = 1", "line 2: an alias stands for a path or a name, in quotes"),
         ("[aliases]\nb = 'x'\na = ''", "line 3: an alias stands for a path or a name, in quotes"),
         ("a = 1\nb = \n", "line 2: invalid value"),
+        ("a = 1\n\nb = '''x\n", "line 4: expected \"'''\""),
     ],
 )
 def test_settings_that_make_no_sense(text, told):
