@@ -362,7 +362,7 @@ class Drafting(Drafter):
         return nullcontext(("drafter", *told))
 
 
-@pytest.mark.parametrize("speculate", ["off", "auto", "ngram", Drafting()], ids=str)
+@pytest.mark.parametrize("speculate", ["off", "auto", "ngram", Drafting()], ids=["off", "auto", "ngram", "model"])
 @pytest.mark.parametrize("begin", [None, 0, 2])
 @pytest.mark.parametrize("is_guided", [False, True])
 def test_who_guesses(speculate, begin: int | None, is_guided: bool, monkeypatch):
