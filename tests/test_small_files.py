@@ -3,20 +3,23 @@
 import math
 import os
 import re
+import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files import hollow, logits_file, settings, text_file
+from localllm.files import hollow, line_file, logits_file, settings, text_file
 from localllm.files.checked import Checked, is_number, is_text, number_of_strings
 from localllm.files.gguf_writer import Output, write_gguf
 from localllm.files.line_file import LineFile
 from localllm.files.settings import line_of, names_in, parse
 from localllm.files.text_file import require_encoding, without_line_break
+from localllm.system import files
 
 # ---- files of users -------------------------------------------------------------------------------------------------
 
@@ -187,6 +190,51 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
                 file.write(b'{"id": 1}\n')
             assert not fails or 1 // 0
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "kept", "x.jsonl"]
+
+
+def test_lines_as_json():
+    """As UTF-8, unless a text is none."""
+    assert line_file.json_line({"id": "ä"}) == '{"id": "ä"}\n'.encode()
+    assert line_file.json_line({"id": "ä\ud800"}) == b'{"id": "\\u00e4\\ud800"}\n'
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file is replaced that is open")
+def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
+    """At once where another one has it or what it holds is no record; before or behind it is replaced."""
+    path, opened, closed, free = tmp_path / "x.jsonl", list[int](), list[tuple](), [False]
+
+    def open_file(*given) -> int:
+        opened.append(files.open_file(*given))
+        return opened[-1]
+
+    def close(descriptor: int) -> None:
+        closed.append((descriptor, path.read_bytes()))
+        os.close(descriptor)
+
+    monkeypatch.setattr(line_file, "open_file", open_file)
+    monkeypatch.setattr(line_file, "lock", lambda descriptor: free[0] and files.lock(descriptor))
+    monkeypatch.setattr(line_file, "os", SimpleNamespace(**(vars(os) | {"close": close})))
+    one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
+    for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is no record")):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=told), line_file.LineFile(path):
+            pass
+        assert closed == [(opened.pop(), content)] and not opened
+        closed.clear()
+        free[0] = True
+    for can, first in ((True, two), (False, one + two)):
+        path.write_bytes(one + two)
+        monkeypatch.setattr(line_file, "can_replace_open_files", lambda can=can: can)
+        with line_file.LineFile(path, keep=lambda record: record["id"] > 1) as file:
+            assert file.records == [{"id": 2}] and [content for _, content in closed] == [first]
+            with pytest.raises(UsageError, match="another process"), line_file.LineFile(path):
+                pass
+            closed.pop()
+            opened.pop()
+            file.write(three)
+        assert [each for each, _ in closed] == opened and closed[-1][1] == path.read_bytes() == two + three
+        opened.clear()
+        closed.clear()
 
 
 # ---- models of which the header is there ----------------------------------------------------------------------------
