@@ -352,6 +352,30 @@ def test_what_a_reader_of_calls_holds_comes_at_the_end(
     assert transcript.text == "".join(part.text for part in parts) == said
 
 
+@pytest.mark.parametrize(("said", "context", "most", "is_full"), [
+    ("abc", 512, None, False), ("abc", 512, 9, False), ("abc", 512, 3, False), ("abcdef", 512, 4, False),
+    ("abcdefghijkl", 9, None, True), ("abcdefghijkl", 9, 9, True), ("abcdefghijkl", 9, 8, False),
+])  # fmt: skip
+def test_whether_the_context_ended_an_answer(tokenizer: Tokenizer, said: str, context: int, most: int, is_full: bool):
+    answer = start(tokenizer, Sequences(engine(tokenizer, said, context)), [5], max_tokens=most)
+    assert "".join(answer) in said and answer.is_full is is_full
+
+
+@pytest.mark.parametrize(("said", "most", "drafts"), [
+    ("abcdef", 1, []), ("abcdef", 2, [0]), ("abcdef", 4, [2, 1, 0]), ("", 4, []), ("ab", 9, [7, 6]),
+])  # fmt: skip
+def test_how_long_drafts_may_be(tokenizer: Tokenizer, said: str, most: int, drafts: list[int], monkeypatch):
+    """No longer than the rest of the answer but its last token; who wants no more than one token gets no guesses."""
+    asked, made, learnt = [], [], []
+    guesses = SimpleNamespace(draft=lambda most: asked.append(most) or [], took=lambda *told: None, learn=learnt.append)
+    monkeypatch.setattr(Making, "_guesses", lambda making, held, follower: made.append(follower) or guesses)
+    monkeypatch.setattr(Making, "_follower", lambda making, sequence: "follower")
+    answer = start(tokenizer, Sequences(engine(tokenizer, said)), [5], max_tokens=most)
+    assert "".join(answer) == said[:most]
+    assert (asked, made) == (drafts, ["follower"] * bool(drafts))
+    assert [token for drawn in learnt for token in drawn] == answer.tokens[1:] and len(learnt) == len(drafts)
+
+
 class Drafting(Drafter):
     """A draft model that only says what it was told."""
 
