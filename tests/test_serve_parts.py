@@ -28,6 +28,7 @@ from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
 from localllm.server import page, service, shelf, wire, worker
+from localllm.server.anthropic_messages import conversation as conversation_of_anthropic
 from localllm.server.anthropic_messages import given as given_of
 from localllm.server.anthropic_messages import question_of
 from localllm.server.anthropic_messages import streamed as streamed_message
@@ -361,6 +362,60 @@ def test_efforts_of_anthropic(effort: str | None, thinking: dict | None, think: 
     """An effort says how long to think where nothing else says whether."""
     given = {"output_config": effort and {"effort": effort}, "thinking": thinking}
     assert question_of(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
+
+
+def test_blocks_of_anthropic_as_messages():
+    """Results of calls stand first and have the names of their functions; what was thought is not what was said."""
+    call = {"type": "tool_use", "id": "i", "name": "f", "input": {"a": 1}}
+    thoughts = [*({"type": "thinking", "thinking": text} for text in ("t", "u")), {"type": "redacted_thinking"}]
+    results = [
+        {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "no"}], "is_error": True},
+        {"type": "tool_result", "tool_use_id": "j"},
+    ]  # fmt: skip
+    given = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "x"}, call]},
+        {"role": "user", "content": [{"type": "text", "text": "and?"}, *results]},
+        {"role": "assistant", "content": []}, {"role": "user", "content": "c"},
+    ]  # fmt: skip
+    called = {"id": "i", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert conversation_of_anthropic(given) == [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "x", "reasoning_content": "t\nu", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "i", "content": "Error: no", "name": "f"},
+        {"role": "tool", "tool_call_id": "j", "content": ""}, {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": ""}, {"role": "user", "content": "c"},
+    ]  # fmt: skip
+    for spoilt in ({**call, "name": 5}, {**call, "input": "x"}):
+        with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use should have a name and an input"):
+            conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
+
+
+def test_what_anthropic_tells_of_a_tool():
+    schema = {"type": "object", "properties": {"a": {}}}
+    [tool] = claude(
+        tools=[{"name": "t", "description": "d", "input_schema": schema, "strict": True}]
+    ).options.tools.tools
+    assert (tool.name, tool.description, tool.parameters, tool.strict) == ("t", "d", schema, True)
+    for odd in (5, "t", None):
+        with pytest.raises(UsageError, match="tools should"):
+            claude(tools=[odd])
+
+
+def test_what_a_message_says_beside_its_words():
+    """What means nothing here is read and not told of; a form asks for no thoughts; a thought may be empty."""
+    nothing = {name: "x" for name in ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "speed")}
+    nothing |= {name: "x" for name in ("cache_control", "user_profile_id", "workspace_id", "betas")}
+    body = Body({"messages": HI, "context_management": {}, "odd": 1, **nothing})
+    question_of(body, 9)
+    assert body.ignored == ["odd"]
+    formed = claude(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}}).options
+    assert formed.constraint and formed.think == "auto"
+    empty = claude(thinking={"type": "enabled", "budget_tokens": 0}).options
+    assert (empty.think, empty.think_budget) == ("on", 0)
+    lines = "Be short.\nx-anthropic-billing-header: cc_version=1; cch=5\n x-anthropic-billing-header: stays"
+    assert claude(system=lines).prompts[0][0]["content"] == "Be short.\n x-anthropic-billing-header: stays"
 
 
 def test_tools_of_anthropic_that_take_nothing():
