@@ -289,6 +289,11 @@ def test_ids_tell_an_image_and_a_row(key: int, row: int):
     assert (key_of(token), row_of(token)) == (key, row)
 
 
+def test_an_image_goes_on_between_two_of_its_rows():
+    assert [is_within([-3, -2], place) for place in range(3)] == [False] * 3  # the last one comes before no other
+    assert [is_within([-1, -2], place) for place in range(3)] == [False, True, False]
+
+
 def test_passages_of_nothing_and_of_one_kind():
     assert [*passages(np.zeros(0, np.int64))] == [(0, 0, None)]
     assert [*passages(np.array([0, 4]))] == [(0, 2, None)]

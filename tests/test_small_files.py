@@ -214,6 +214,8 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
     monkeypatch.setattr(line_file, "open_file", open_file)
     monkeypatch.setattr(line_file, "lock", lambda descriptor: free[0] and files.lock(descriptor))
     monkeypatch.setattr(line_file, "os", SimpleNamespace(**(vars(os) | {"close": close})))
+    synced = []
+    monkeypatch.setattr(line_file, "sync", synced.append)
     one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
     for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is no record")):
         path.write_bytes(content)
@@ -232,6 +234,8 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
             closed.pop()
             opened.pop()
             file.write(three)
+        assert synced == opened[1:]
+        synced.clear()
         assert [each for each, _ in closed] == opened and closed[-1][1] == path.read_bytes() == two + three
         opened.clear()
         closed.clear()
@@ -288,6 +292,16 @@ def test_logits_in_16_bits(logits):
     assert scale == pytest.approx(step) and least == pytest.approx(max(numbers.min(), floor) - log_sum)
     assert row[4 + int(numbers.argmax())] == (65535 if step else 0) and len(row) % 2 == 0
     assert row[4 + len(logits) :].tolist() == [7] * (len(logits) % 2)
+
+
+def test_the_least_likely_are_kept_alike():
+    """As if by a factor of e to the 16; where all are alike, there is nothing to scale by."""
+    for logits, expected in (([0, -15, -16, -17, -99], [0, -15, -16, -16, -16]), ([3, 3, 3, 3, 3], [3] * 5)):
+        numbers, row = np.array(logits, np.float32), np.full(logits_file.row_numbers(5), 7, np.uint16)
+        with np.errstate(all="raise"):
+            logits_file.pack(numbers, 0.0, row, np.empty(5, np.float32))
+        np.testing.assert_allclose(logits_file.unpack(row, np.empty(5, np.float32)), expected, atol=3e-4)
+        assert numbers.tolist() == logits and row[-1] == 7
 
 
 def test_a_file_of_logits(tmp_path):
