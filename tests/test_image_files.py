@@ -413,3 +413,19 @@ def test_what_is_called_an_image(tmp_path):
     assert refusal(tmp_path / "none") == f"cannot read the image {tmp_path / 'none'}: No such file or directory"
     for url in ("data:image/png;base64", "data:image/png;base32,abc", "data:,abc"):
         assert refusal(url) == "an image's URL should begin with data:image/...;base64,"
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [([-5, 100, 255], [0, 100, 255]), ([-5, 100, 256], [0, 0, 0]), ([257, 514, 99999], [1, 2, 255])],
+)
+def test_levels_of_grey(levels: list[int], expected: list[int]):
+    """Of 8 bits, unless one is above them, or of 16."""
+    seen = opened_image(Image.fromarray(np.array([levels], np.int32)))
+    assert np.asarray(seen)[0].tolist() == [[level] * 3 for level in expected]
+
+
+def test_a_url_of_other_characters():
+    head, comma, body = data_url(PICTURE).partition(",")
+    with pytest.raises(UsageError, match=r"^the base64 of an image's URL is damaged$"):
+        opened_image(f"{head}{comma}{body[:8]}!{body[8:]}")
