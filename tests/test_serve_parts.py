@@ -387,6 +387,13 @@ def test_blocks_of_anthropic_as_messages():
         {"role": "tool", "tool_call_id": "j", "content": ""}, {"role": "user", "content": "and?"},
         {"role": "assistant", "content": ""}, {"role": "user", "content": "c"},
     ]  # fmt: skip
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    seen, wrong = {"type": "image_url", "image_url": "data:image/png;base64,AA"}, {"type": "text", "text": "Error:"}
+    failed_result = {**results[0], "content": [image]}
+    told = conversation_of_anthropic([{"role": "user", "content": [image, failed_result]}])
+    assert [message["content"] for message in told] == [[wrong, seen], [seen]]
+    with pytest.raises(UsageError, match="images are shown by who asks"):
+        conversation_of_anthropic([{"role": "system", "content": [image]}])
     for spoilt in ({**call, "name": 5}, {**call, "input": "x"}):
         with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use should have a name and an input"):
             conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
