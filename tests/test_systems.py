@@ -416,13 +416,13 @@ def test_new_files_are_as_everybodys(monkeypatch: pytest.MonkeyPatch, tmp_path):
     finally:
         os.umask(mask)
     assert re.fullmatch(r"\.part-.+\.tmp", os.path.basename(path)) and os.path.dirname(path) == str(tmp_path)
-    closed = []
+    closed, nowhere = [], 1 << 30  # no process has so many open
     monkeypatch.setattr(files.os, "close", closed.append)
-    monkeypatch.setattr(files.os, "open", lambda path, flags: 77)
+    monkeypatch.setattr(files.os, "open", lambda path, flags: nowhere)
     for call, arguments in ((files.sync_folder, ["/f"]), (files.give_name, [5, "/f/x"])):
         with pytest.raises(OSError):  # the number is of no folder
             call(*arguments)
-    assert closed == [77, 77]
+    assert closed == [nowhere, nowhere]
 
 
 @posix
