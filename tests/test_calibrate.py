@@ -648,6 +648,19 @@ def test_what_parts_really_do_corrects_their_harm():
     assert harm["blk.7.attn_v.weight"] == pytest.approx(1.6 * 2)
 
 
+def test_parts_that_do_good_count_as_if_they_did_nothing():
+    needs = [replace(need, harm=3.0 if "attn_v" in need.name else 1.0) for need in needs_of_layers()]
+    formats = dict.fromkeys((need.name for need in needs), "Q4_K")
+
+    def harm_if(down: float) -> list[float]:
+        """Of the first two, values and down."""
+        done = as_done(needs, formats, lambda names: sum(0.3 if "attn_v" in name else down for name in names))
+        return [need.harm for need in done[:2]]
+
+    assert harm_if(0.0) == [pytest.approx(4), pytest.approx(0.5)]
+    assert harm_if(-0.05)[0] == pytest.approx(4)
+
+
 class Scripted:
     """In place of a model: what is found with formats, one after the other."""
 

@@ -15,7 +15,7 @@ from localllm.services.calibrate import EMBEDDING
 from localllm.services.needs import Need, candidates
 from localllm.services.quantize_plan import TensorJob
 from localllm.services.sequential import FinishedError, Inputs, Parts
-from localllm.services.survey import MatrixBlocks, Meeting, Surveyed, blocks_of, is_free
+from localllm.services.survey import MatrixBlocks, Meeting, Surveyed, blocks_of, divergence, is_free
 
 COLUMNS = 256
 FORMATS = candidates(COLUMNS)
@@ -233,6 +233,15 @@ def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
     assert told == [
         (1, 6, names[0]), (2, 6, names[1]), (3, 6, names[2]), (4, 6, "blk.0.query"), (6, 6, "output.weight")
     ]  # fmt: skip
+
+
+def test_a_divergence_is_the_mean_of_all_tokens_and_never_below_0():
+    half, most = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
+    base = [np.float32(half + 3), np.float32(np.concatenate([most, half]))]
+    other = [np.float32(half), np.float32(np.concatenate([half, half - 2]))]
+    found = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
+    assert [divergence(base, other, threads) for threads in (1, 2)] == [pytest.approx(found / 3, rel=1e-5)] * 2
+    assert all(0 <= divergence(base, same) < 1e-6 for same in (base, [logits + 8 for logits in base]))
 
 
 def test_by_whom_matrices_are_looked_at():
