@@ -112,7 +112,8 @@ def listener(app: ASGIApp, limits: Limits, grace: float) -> Listener:
 def tcp_socket(host: str, port: int) -> socket.socket:
     """Listens at an address. Raises LocalllmError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
+    # asyncio sets TCP_NODELAY where the protocol is named; without it a kept-alive request waits 44 ms for an ACK.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if may_reuse_address():
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
