@@ -23,7 +23,7 @@ from localllm import api
 from localllm.files.gguf_file import GGUFFile
 from localllm.server.app import application
 from localllm.server.guard import Rules
-from localllm.server.listening import listener, tcp_socket
+from localllm.server.listening import Ending, listener, tcp_socket
 from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 from localllm.server.shelf import Shelf
@@ -140,7 +140,7 @@ def serving(
     async def work() -> None:
         metrics, bounds = Metrics(), limits or Limits()
         service = Service(Shelf(paths, opened, metrics, **more), metrics, bounds)
-        server = listener(application(service, rules or Rules()), bounds, 5)
+        server = listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
         place.listen(128)
         found.extend([service, server, asyncio.get_running_loop()])
         ready.set()
@@ -156,6 +156,6 @@ def serving(
     try:
         yield Served(place.getsockname()[1], service, loop)
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(30)
         assert not thread.is_alive()

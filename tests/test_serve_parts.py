@@ -46,7 +46,7 @@ from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listening import Patient, listener, tcp_socket, unix_socket
+from localllm.server.listening import Ending, Patient, listener, tcp_socket, unix_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import IGNORED, chat_question, ignored
@@ -1056,10 +1056,10 @@ def test_addresses_where_nobody_can_listen():
 
 
 def test_how_much_a_server_takes_of_one_client():
-    found = listener(None, Limits(connections=7), 3.9)  # type: ignore[arg-type]
+    found = listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
     told = {
         "http": Patient, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
-        "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 3,
+        "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
         "h11_max_incomplete_event_size": 65536,
     }  # fmt: skip
     assert {name: getattr(found.config, name) for name in told} == told and found.stopped_by is None

@@ -94,7 +94,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(server, "available_memory", lambda: 77)
         usual = USUAL | {"paths": {"m": "/m.gguf"}, "open_model": len, "port": 5}
         with ExitStack() as stack:
-            server.run(Setup(**usual | changed), stack, told.addresses.append)
+            server.run(Setup(**usual | changed), stack, told.addresses.append, print)
         return found, told
 
     return run
@@ -109,8 +109,8 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     assert (paths, open_model, memory, parallel) == ({"m": "/m.gguf"}, len, 77, None)
     service, rules = told.application
     assert (service.shelf, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
-    app, limits, grace = told.listener
-    assert (app, grace, limits) == ("the application", 30.0, service.limits)
+    app, limits, ending = told.listener
+    assert (app, ending.grace, limits) == ("the application", 30.0, service.limits)
     several, _ = ran(paths={"a": "/a", "b": "/b"})
     assert several.did == [("listen", 128), "collect", "serve", "close", "gone"]
 
@@ -121,7 +121,7 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
         answer_seconds=1.5, drops_turns=True, folders=["f"],
     )  # fmt: skip
     assert told.addresses == ["http://[::1]:99"] and told.tcp_socket == ("::1", 5) and ("listen", 9) in found.did
-    assert told.Shelf[3:] == (5, 3) and told.listener[2] == 2.5
+    assert told.Shelf[3:] == (5, 3) and told.listener[2].grace == 2.5
     service, rules = told.application
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "h"], ["o"], ["k"])
     limits = service.limits

@@ -148,7 +148,7 @@ def serve(
         tuple(share.media_path or ()),
     )  # fmt: skip
     with ExitStack() as stack:
-        run(setup, stack, lambda address: tell(setup, address))
+        run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))
 
 
 def require_extra() -> None:

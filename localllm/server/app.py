@@ -1,5 +1,6 @@
 """All addresses of the server, as one ASGI application."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -20,6 +21,7 @@ from localllm.server.page import all_sessions, page, session, write_session
 from localllm.server.service import Service
 from localllm.server.texts import embeddings, rerank
 from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
+from localllm.server.worker import STOPPING, StoppedError
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
@@ -98,6 +100,8 @@ async def answered(service: Service, path: str, endpoint: Endpoint, request: Req
     except LeftError:
         service.metrics.answered[path, 499] += 1
         raise
+    except asyncio.CancelledError:  # by the listener, which ends
+        response = failed(StoppedError(STOPPING), shape_of(path))
     except Exception as error:
         response = failed(error, shape_of(path))
     service.metrics.answered[path, response.status_code] += 1

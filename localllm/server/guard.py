@@ -8,6 +8,7 @@ JSON under its own Content-Type without asking first.
 import hmac
 import re
 from collections.abc import Sequence
+from email.utils import formatdate
 from typing import Any
 
 from starlette.responses import Response
@@ -73,7 +74,11 @@ class Guard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         origin = headers.get("origin", "")
-        more = HEADERS | (self._shared(origin) if origin in self._rules.origins else {})
+        more = (
+            {"Date": formatdate(usegmt=True)}
+            | HEADERS
+            | (self._shared(origin) if origin in self._rules.origins else {})
+        )
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":

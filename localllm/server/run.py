@@ -2,15 +2,17 @@
 
 import asyncio
 import gc
+import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
-from localllm.server.listening import Listener, listener, tcp_socket, unix_socket
+from localllm.server.listening import Ending, Listener, listener, tcp_socket, unix_socket
 from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 from localllm.server.shelf import Shelf
@@ -19,6 +21,9 @@ from localllm.system.memory import available_memory
 
 if TYPE_CHECKING:
     from localllm.api import Model
+
+
+TO_LEAVE = 1.5  # seconds after which a server that cuts its answers is gone
 
 
 @frozen
@@ -50,7 +55,7 @@ class Setup:
     folders: Sequence[str]
 
 
-def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None:
+def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Until a signal ends it; on_ready is told the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C."""
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
     if setup.socket is not None:
@@ -64,11 +69,22 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
     )  # fmt: skip
     rules = Rules([host, *setup.hosts], setup.origins, setup.keys)
 
+    server: Listener | None = None
+    deadline = threading.Timer(TO_LEAVE, lambda: leave(server, stack))
+    deadline.daemon = True
+
     async def serving() -> Listener:
+        nonlocal server
         metrics = Metrics()
+
+        def stop_answers() -> None:
+            shelf.stop_answers()
+            deadline.start()
+
         memory = available_memory() if setup.memory is None else setup.memory
         shelf = Shelf(setup.paths, setup.open_model, metrics, memory, setup.parallel)
-        server = listener(application(Service(shelf, metrics, limits), rules), limits, setup.grace)
+        ending = Ending(setup.grace, stop_answers, warn)
+        server = listener(application(Service(shelf, metrics, limits), rules), limits, ending)
         if len(setup.paths) == 1:
             async with shelf.use(None):  # so that what is wrong with it is known at once
                 pass
@@ -81,8 +97,19 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None]) -> None
             await shelf.close()
         return server
 
-    if asyncio.run(serving()).stopped_by == signal.SIGINT:
+    try:
+        ended = asyncio.run(serving())
+    finally:
+        deadline.cancel()
+    if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def leave(server: Listener | None, stack: ExitStack) -> NoReturn:
+    """End the process though a thread of it is not done: it reads a long text, or opens a model."""
+    with suppress(Exception):
+        stack.close()
+    os._exit(130 if server and server.stopped_by == signal.SIGINT else 0)
 
 
 def collect_often() -> None:

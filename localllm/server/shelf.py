@@ -152,6 +152,12 @@ class Shelf:
         if worker:
             await asyncio.to_thread(close, worker)
 
+    def stop_answers(self) -> None:
+        """End all that are in the making, and take no more; who waits for one is told."""
+        for book in self.books.values():
+            if book.worker:
+                book.worker.stop()
+
     async def close(self) -> None:
         """Put all away; who still waits for an answer is told."""
         async with self._changing:

@@ -95,11 +95,17 @@ class Worker:
         """How many answers are being made."""
         return len(self._batch.running)
 
-    def close(self) -> None:
-        """End the thread after the step that runs now; who still waits is told so."""
+    def stop(self) -> None:
+        """Who still waits is told so at once, and the thread ends after the step that runs now."""
         with self._changed:
             self._closing = True
+            hearing, self._hearing = [*self._hearing.values()], {}
             self._changed.notify()
+        deliver([(hearer, StoppedError(STOPPING)) for hearer in hearing])
+
+    def close(self) -> None:
+        """As `stop`, and wait for the thread."""
+        self.stop()
         self._thread.join()
         self._batch.close()
 
@@ -157,16 +163,8 @@ class Worker:
         self._deliver()
 
     def _deliver(self) -> None:
-        """One call into each event loop, most often the only one, for all that a turn has brought."""
         told, self._told = self._told, []
-        by_loop = dict[int, list[tuple[Hearer, Told | LocalllmError | None]]]()
-        for each in told:
-            by_loop.setdefault(id(each[0].loop), []).append(each)
-        for some in by_loop.values():
-            try:
-                some[0][0].loop.call_soon_threadsafe(tell_all, some)
-            except RuntimeError:  # the loop is closed: nobody waits there
-                continue
+        deliver(told)
 
     def _fail(self, error: Exception) -> None:
         """Everybody is told, and the batch begins anew."""
@@ -181,6 +179,18 @@ class Worker:
         self._batch.close()
         if not self._closing:
             self._batch = self._begun()
+
+
+def deliver(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:
+    """One call into each event loop, most often the only one, for all that a turn has brought."""
+    by_loop = dict[int, list[tuple[Hearer, Told | LocalllmError | None]]]()
+    for each in told:
+        by_loop.setdefault(id(each[0].loop), []).append(each)
+    for some in by_loop.values():
+        try:
+            some[0][0].loop.call_soon_threadsafe(tell_all, some)
+        except RuntimeError:  # the loop is closed: nobody waits there
+            continue
 
 
 def tell_all(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:
