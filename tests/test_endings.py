@@ -376,6 +376,31 @@ def test_an_option_that_was_not_typed_has_its_longest_name():
     assert as_typed("model of a prompt", params, Words(), {}) == "model of a prompt"
 
 
+@pytest.mark.parametrize("name", ["keys", "threads", "stop", "max_tokens", "top_k", "n"])
+def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name: str):
+    """A file that is called as some option is in Python: wherever it was named, in words or in the environment."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("short\n")
+    Path(name).chmod(0o600)
+    told = f"localllm: error: {name}: a key should have 8 characters of ASCII at least, not 5\n"
+    assert cli("serve", tiny, "--api-key-file", name)[2] == told
+    monkeypatch.setenv("LOCALLLM_API_KEY_FILE", name)
+    assert cli("serve", tiny)[2] == told
+    monkeypatch.delenv("LOCALLLM_API_KEY_FILE")
+    Path(name).write_text("# none\n")
+    assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no key: ")
+    assert cli("run", f"./{name}/{name}", "-p", "x")[2].startswith(f"localllm: error: ./{name}/{name}")
+    assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n should be 0 or above")
+    assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k should be")
+
+
+@pytest.mark.parametrize("text", ["a 'top_k b' c", "the file top_k b is gone", "top_k b: no such file"])
+def test_names_within_values(text: str):
+    params, words = command(run).parameters, Words({"file": "top_k b", "stop": ["top_k b"]})
+    assert as_typed(text, params, words, {}) == text
+    assert as_typed("top_k should be 0 or above", params, words, {}) == "--top-k should be 0 or above"
+
+
 # The Python API.
 
 

@@ -19,6 +19,8 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
+from localllm.cli.endpoint import EndpointGroup
+from localllm.cli.serve import keys_of
 from localllm.files import prefix_files
 from localllm.generation.batch import Batch
 from localllm.generation.constraints import Constraint
@@ -436,9 +438,17 @@ def test_wrong_options(cli, arguments: list, message: str):
 
 def test_keys_come_from_a_file(cli, tmp_path):
     file = tmp_path / "keys"
-    for text, message in (("\n", "has no key"), ("short\n", "8 characters")):
+    for text, message in (("\n", "has no key"), ("# a laptop\n\n", "has no key"), ("short\n", "8 characters")):
         file.write_text(text)
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
+
+
+def test_comments_are_no_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
+    file.chmod(0o600)
+    assert keys_of(str(file)) == ("correct horse", "battery staple")
+    assert EndpointGroup(endpoint="http://127.0.0.1:1", api_key_file=str(file)).place().key == "correct horse"
 
 
 # The server, which is asked to end a moment after it listens: by SIGTERM, on Windows by Ctrl-Break.

@@ -69,8 +69,7 @@ class Command(TyperCommand):
             with ctx:
                 return self.function(**gathered(self.function, ctx.params))
         except UsageError as error:
-            sources = {name: chosen.source for name, chosen in ctx.default_map.items()}
-            raise UsageError(as_typed(str(error), self.parameters, ctx.meta[WORDS], sources)) from error
+            raise UsageError(as_typed(str(error), self.parameters, ctx.meta[WORDS], ctx.default_map)) from error
 
 
 def value_of(param: Parameter, words: Words, chosen: Chosen | None) -> Any:

@@ -44,11 +44,9 @@ class EndpointGroup:
     def _key(self) -> str | None:
         if self.api_key_file is None:
             return os.environ.get(KEY) or None
-        from localllm.files.text_file import read_text
+        from localllm.files.text_file import read_keys
 
-        if not (key := read_text(self.api_key_file).strip()):
-            raise UsageError(f"{self.api_key_file} is empty: it should have the key")
-        return key
+        return read_keys(self.api_key_file)[0]
 
 
 def opened(

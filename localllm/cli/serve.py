@@ -44,7 +44,11 @@ class Place:
     ] = None
     api_key_file: Annotated[
         str | None,
-        option("--api-key-file", metavar="FILE", help="A file with keys, a line each, of which a request needs one."),
+        option(
+            "--api-key-file",
+            metavar="FILE",
+            help="A file with keys, a line each (# is a comment), of which a request needs one.",
+        ),
     ] = None
     allow_host: Annotated[
         list[str] | None,
@@ -192,11 +196,9 @@ def keys_of(file: str | None) -> tuple[str, ...]:
     """The keys in a file. Raises UsageError if there are none."""
     if file is None:
         return ()
-    from localllm.files.text_file import read_text
+    from localllm.files.text_file import read_keys
 
-    keys = tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
-    if not keys:
-        raise UsageError(f"{file} has no key: it should have one in every line")
+    keys = tuple(read_keys(file))
     if short := [key for key in keys if len(key) < 8 or not key.isascii()]:
         raise UsageError(f"{file}: a key should have 8 characters of ASCII at least, not {len(short[0])}")
     if Path(file).stat().st_mode & 0o077:

@@ -1,13 +1,18 @@
 """What the user typed, word by word: which options and arguments it gives, and answers to what does not exist."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli.llama_names import SAME, Foreign, is_foreign, is_switch, left_out, refusal, value_here
 from localllm.cli.parameters import Parameter
 from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.defaults import Chosen
+
+COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made of options only
 
 
 @dataclass
@@ -148,18 +153,30 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: Sequence[Parameter], words: Words, sources: Mapping[str, str]) -> str:
+def as_typed(message: str, params: Sequence[Parameter], words: Words, elsewhere: Mapping[str, "Chosen"]) -> str:
     """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
     begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
-    source of its value.
+    source of its value. What stands in the message because it is a value, a file called "keys" say, stays.
+
+    elsewhere: values that were not typed.
     """
     names = {param.name: param.on for param in params if not param.is_argument}
+    values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])
 
     def typed(found: re.Match[str]) -> str:
-        name = found[0]
+        name, rest = found[0], message[found.end() :]
         if name not in names or not (found.start() == 0 or "_" in name):
             return name
-        source = f" ({sources[name]})" if name in sources else ""
+        is_about = rest.startswith(COMPLAINTS) and (name in words.names or name in elsewhere)
+        if any(begin <= found.start() and found.end() <= end for begin, end in values) and not is_about:
+            return name
+        source = f" ({elsewhere[name].source})" if name in elsewhere else ""
         return words.names.get(name) or max(names[name], key=len) + source
 
     return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", typed, message)
+
+
+def places_of(message: str, values: Iterable[Any]) -> list[tuple[int, int]]:
+    """Where a message repeats values, texts or lists of them."""
+    texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
+    return [found.span() for text in texts if text for found in re.finditer(re.escape(text), message)]

@@ -23,6 +23,14 @@ def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
     return without_line_break(decoded(data, name, encoding))
 
 
+def read_keys(path: str) -> list[str]:
+    """The keys in a file, a line each; blank lines and those that begin with # are none. Raises UsageError."""
+    lines = [line.strip() for line in read_text(path).splitlines()]
+    if keys := [line for line in lines if line and not line.startswith("#")]:
+        return keys
+    raise UsageError(f"{path} has no key: it should have one in every line")
+
+
 def decoded(data: bytes, name: str, encoding: str | None = None) -> str:
     """A text without its byte order mark; encoding: a name that `require_encoding` takes, or None.
 
