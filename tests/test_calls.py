@@ -378,6 +378,26 @@ def test_parameters_with_marks_come_one_by_one(format: CallFormat, text: str):
     assert reader.flush() == []
 
 
+@pytest.mark.parametrize(
+    ("format", "pieces"),
+    [
+        (CODER, ["<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+                 "<parameter=days>\n31\n</parameter>\n", "</func", "tion>\n", "</tool_call>"]),
+        (LFM2, ['<|tool_call_start|>[get_weather(city="Rome", days=31', ")", "]<|tool_call_end|>"]),
+    ],
+    ids=["tags", "words"],
+)  # fmt: skip
+def test_a_model_may_end_before_it_has_closed_its_call(format: CallFormat, pieces: list[str]):
+    """The call is whole then; where it was cut, it is not."""
+    for count in range(1, len(pieces) + 1):
+        for is_end in (True, False):
+            reader = CallReader(format, TOOLS)
+            said = [*parts_of(reader, pieces[:count]), *reader.flush(is_end)]
+            written = "".join(text for kind, text in said if kind == ARGUMENTS)
+            is_whole = count == len(pieces) or is_end
+            assert (json.loads(written) == {"city": "Rome", "days": 31}) if is_whole else not written.endswith("}")
+
+
 def test_marks_that_are_tokens_within_a_text():
     """They are shown as any text, and no end of it."""
     reader = CallReader(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))

@@ -490,7 +490,7 @@ UNSAID = [
     (Shape, {"json_whitespace": False}, Shape.given, {"schema": None, "grammar": None, "regex": None}),
     (Thoughts, {"think": "auto"}, Thoughts.given, {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
-    (tool_options.ToolGroup, {"max_steps": 20}, lambda group: group.opened(None), None),
+    (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.opened(None), None),
     (EndpointGroup, {}, EndpointGroup.place, None), (options.Sampling, {}, options.Sampling.given, {}),
     (ExactSampling, {"ignore_eos": False}, ExactSampling.given, {}),
     (Diffusion, {"has_noise": False, "visual": False}, Diffusion.given, {}),

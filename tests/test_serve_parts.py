@@ -29,7 +29,6 @@ from localllm.generation.constraints import constraint_of
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
 from localllm.server import page, service, shelf, wire, worker
 from localllm.server.anthropic_messages import conversation as conversation_of_anthropic
-from localllm.server.anthropic_messages import given as given_of
 from localllm.server.anthropic_messages import question_of
 from localllm.server.anthropic_messages import streamed as streamed_message
 from localllm.server.asking import (
@@ -694,10 +693,6 @@ def test_streams_tell_what_broke(words: tuple[str, ...]):
 )
 def test_which_errors_an_address_has(path: str, is_claude: bool):
     assert shape_of(path) is (anthropic_error if is_claude else openai_error)
-
-
-def test_arguments_that_were_cut():
-    assert given_of("") == {} and given_of('{"a": 1}') == {"a": 1} and given_of('{"a') == {"cut": '{"a'}
 
 
 # ---- images

@@ -257,6 +257,13 @@ def test_an_answer_with_what_a_file_says(model: str, home: Path, tmp_path: Path)
     assert lines[3]["content"] == "It says: Buy milk." and lines[3]["finish"] == "stop"
 
 
+def test_a_call_as_json(model: str, home: Path):
+    """It is one, unless the user says no."""
+    named = ["--tools", "read_file", "--allow", ".", "--yes", "read_file"]
+    assert ask(model, home, "json", *named).stdout == "It says: Buy milk.\n"
+    assert ask(model, home, "json", *named, "--no-json-calls").stdout.startswith("```json\n")
+
+
 def test_json_has_all_that_was_said(model: str, home: Path):
     done = ask(model, home, "read", "--tools", "read_file", "--allow", ".", "--yes", "read_file", "--json")
     told = json.loads(done.stdout)

@@ -26,6 +26,7 @@ def call(name: str, **arguments: object) -> str:
 
 CALLS = {
     "read": call("read_file", path="notes.txt"),
+    "json": '```json\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n```',
     "speak": "Let me see.\n" + call("read_file", path="notes.txt"),
     "outside": call("read_file", path="../secret.txt"),
     "evil": call("read_file", path="evil.txt"),

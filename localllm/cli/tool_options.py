@@ -36,6 +36,10 @@ class ToolGroup:
     max_steps: Annotated[
         int, option("--max-steps", metavar="N", help="The most times that it may call, for an answer.  [default: 20]")
     ] = 20
+    no_json_calls: Annotated[
+        bool,
+        option("--no-json-calls", help="Take JSON that looks like a call for text, unless it is the template's form."),
+    ] = False
     transcript: Annotated[
         str | None,
         option("--transcript", metavar="FILE", help="Write what was called and what came of it, as JSON lines."),
@@ -66,7 +70,7 @@ class ToolGroup:
             require_transcript(self.transcript)
         if "run" in names_in(self.tools):
             tell_of_commands()
-        box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack)
+        box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
         return ToolCalls.of(box, names_in(self.yes), self.max_steps, self.transcript, stack)
 
 

@@ -164,4 +164,4 @@ class Answering:
     def _finish(self, reason: str) -> list[TextPart]:
         """Say what was held back."""
         self.finish_reason = reason
-        return self._guide.transcript.flush()
+        return self._guide.transcript.flush(is_end=reason == "stop")

@@ -82,7 +82,7 @@ class Hypothesis:
     def answer(self, seed: int | None = None) -> Answer:
         """What has become of it, with the text that was held back."""
         said = self.guide.transcript
-        said.flush()
+        said.flush(self.finished)
         reason = "stop" if self.finished else "length"
         return Answer(said.text, self.tokens, self.logprob, reason, seed, said.thinking)
 

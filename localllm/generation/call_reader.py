@@ -48,8 +48,11 @@ class CallReader:
             pass
         return parts
 
-    def flush(self) -> list[TextPart]:
-        """The rest of the prose, when no more text comes."""
+    def flush(self, is_end: bool = False) -> list[TextPart]:
+        """The rest of the prose, when no more text comes.  is_end: because the model has ended, which closes a call."""
+        if is_end and self._state == self._marked:
+            closing = self._format.closing.replace(ID, "0")
+            return self.push(closing[overlap(self._held, closing) :])
         held, self._held = self._held, ""
         return [TextPart(ANSWER, held)] if held and not self.in_call else []
 

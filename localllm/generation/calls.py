@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.call_format import HARMONY, ID, CallFormat
 from localllm.generation.call_reader import CallReader, is_text
+from localllm.generation.json_calls import JsonCallReader
 from localllm.generation.schemas import exact
 from localllm.generation.thinking import SIGN
 
@@ -58,13 +59,15 @@ class ToolUse:
     """Tools of an answer.
 
     Attributes:
-        choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call.
+        choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call, once.
         parallel: whether it may make several calls.
+        json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
     """
 
     tools: Sequence[Tool]
     choice: str = "auto"
     parallel: bool = True
+    json_calls: bool = True
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -84,6 +87,11 @@ class ToolUse:
     @property
     def must(self) -> bool:
         return self.choice not in ("auto", "none")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there can be one call only."""
+        return not self.parallel or self.choice not in CHOICES
 
 
 class Calls:
@@ -132,6 +140,18 @@ class Calls:
             reader.begin()
         return reader
 
+    def json_reader(self) -> JsonCallReader | None:
+        """For an answer that has not begun: of calls that are written as JSON, whatever the template says."""
+        if self.must or not self.use.json_calls:
+            return None
+        return JsonCallReader([*self._schemas], self._fits, self.use.is_single)
+
+    def _fits(self, name: str, arguments: str) -> bool:
+        """Whether arguments, an object as JSON, are what a tool takes."""
+        from localllm.generation.constraints import fits
+
+        return fits(arguments, self._schemas[name])
+
     def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
         """What may come behind the trigger, or with it: if the answer has to call, or `whole`. Raises UsageError."""
         from localllm.generation.constraints import TOOLS, Constraint, matcher_of
@@ -169,9 +189,9 @@ class Calls:
                 "said: /(?s:.*)/",
             ]
             head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
-        several = self.format.separator is not None and self.use.parallel
-        more = f"({self._literal(self.format.separator or '')} call)*" if several else ""
-        rules = [f"start: {head} call {more} {self._literal(self.format.closing)}"]
+        several = self.format.separator is not None and not self.use.is_single
+        more = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
+        rules = [f"start: {head} call {more} {self._closing()}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
         rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
         between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
@@ -179,6 +199,15 @@ class Calls:
             rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
             rules += self._marked(rule, schema) if self.format.marks else [f"{rule}_args: %json {json.dumps(schema)}"]
         return "\n".join(rules) + "\n"
+
+    def _closing(self) -> str:
+        """What closes calls: a model that was trained on another form may end behind arguments, a bracket or a tag."""
+        units = self._units(self.format.closing)
+        return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
+
+    def _units(self, piece: str) -> list[str]:
+        """A piece in parts that begin and end at the same places in each: the longest literal counts, as lexers do."""
+        return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
     def _marked(self, rule: str, schema: Mapping[str, Any]) -> list[str]:
         """Rules of parameters with marks, in their order: of each, whether one was there before."""

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Mapping
 from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ import numpy as np
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.gbnf import lark_of
-from localllm.generation.schemas import exact
+from localllm.generation.schemas import exact, in_order
 from localllm.generation.thinking import THOUGHT, Thinking
 from localllm.system.processes import after_fork
 
@@ -142,6 +143,26 @@ def constraint_of(
     if grammar is not None:
         return Constraint.of_grammar(grammar)
     return None if regex is None else Constraint.of_regex(regex)
+
+
+@lru_cache(maxsize=_KEPT)
+def _beginning(grammar: str) -> "LLMatcher":
+    """Where a text by a grammar begins, byte by byte."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+
+
+def fits(text: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
+    from llguidance import LLMatcher
+
+    try:
+        told = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
+    return matcher.try_consume_tokens([*told]) == len(told) and matcher.is_accepting()
 
 
 def _schema_of(schema: Any) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Making:
                     self._learn(sequence, draft, before, guesses)
         self.finish_reason = "stop" if self._ended else "length"
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
-        yield from self._guide.transcript.flush()
+        yield from self._guide.transcript.flush(self._ended)
 
     def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
         """The model's own layer that guesses, which reads what the sequence reads from now on, if that may pay."""

@@ -26,14 +26,14 @@ class SaidCall:
 
     @property
     def text(self) -> str:
-        """The arguments as JSON."""
-        return "".join(self.pieces) or "{}"
+        """The arguments as JSON, as far as they were said."""
+        return "".join(self.pieces)
 
     @property
     def arguments(self) -> dict[str, Any] | None:
         """None of a call that was cut."""
         try:
-            given = json.loads(self.text) if self.pieces else None
+            given = json.loads(self.text)
         except (ValueError, RecursionError):
             return None
         return given if isinstance(given, dict) else None

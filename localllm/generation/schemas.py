@@ -79,3 +79,44 @@ def _bounded(schema: Schema, merges: bool) -> Schema:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    """A value whose objects have their properties in the order of a schema, which is part of `root`."""
+    parts = [*_alternatives(schema, root)]
+    if isinstance(value, list):
+        items = [part["items"] for part in parts if "items" in part]
+        return [in_order(item, {"anyOf": items}, root) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    known = dict[str, list[Any]]()
+    for part in parts:
+        for name, inner in (part.get("properties") or {}).items():
+            known.setdefault(name, []).append(inner)
+    names = [*(name for name in known if name in value), *(name for name in value if name not in known)]
+    return {name: in_order(value[name], {"anyOf": known.get(name, [])}, root) for name in names}
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any], depth: int = 20) -> Iterator[Mapping[str, Any]]:
+    """A schema and those that speak of the same value: behind a reference, in anyOf and its likes."""
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    yield schema
+    yield from _alternatives(resolved(schema.get("$ref"), root), root, depth - 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(word) or ():
+            yield from _alternatives(part, root, depth - 1)
+
+
+def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within a schema leads to, None if that is nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list) and step.isdecimal():
+            place = place[int(step)] if int(step) < len(place) else None
+        else:
+            place = place.get(step) if isinstance(place, Mapping) else None
+    return place

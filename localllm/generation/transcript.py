@@ -57,6 +57,7 @@ class Transcript:
         """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be."""
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
+        self._json_reader = calls.json_reader() if calls else None
         self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
@@ -67,6 +68,7 @@ class Transcript:
         """One that goes on from here by itself."""
         twin = copy(self)
         twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
+        twin._json_reader = copy(self._json_reader)
         twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
         return twin
 
@@ -100,15 +102,17 @@ class Transcript:
 
     def give_up_call(self) -> list[TextPart]:
         """What looked like a call is prose."""
-        return self._said([]) if self.reader is None else self._shown_parts(self.reader.give_up())
+        return self._said([]) if self.reader is None else self._shown_parts(self._with_json(self.reader.give_up()))
 
-    def flush(self) -> list[TextPart]:
-        """The rest, when no more comes; nothing behind a stop string."""
+    def flush(self, is_end: bool = False) -> list[TextPart]:
+        """The rest, when no more comes; nothing behind a stop string.  is_end: because the model has ended."""
         if self.has_stopped:
             return []
         parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
         if self.reader:
-            parts += self._shown_parts(self.reader.flush())
+            parts += self._shown_parts(self._with_json(self.reader.flush(is_end)))
+        if self._json_reader:
+            parts += self._shown_parts(self._json_reader.flush(is_end))
         return parts + self._kept(ANSWER, self._stops.flush())
 
     def _said(self, parts: list[TextPart]) -> list[TextPart]:
@@ -118,7 +122,12 @@ class Transcript:
         found = list[TextPart]()
         for part in parts:
             found += self.reader.push(part.text) if part.kind == ANSWER else [part]
-        return self._shown_parts(found)
+        return self._shown_parts(self._with_json(found))
+
+    def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
+        """With calls that are written as JSON among what is said."""
+        reader = self._json_reader
+        return parts if reader is None else [each for part in parts for each in reader.push(part)]
 
     def _shown_parts(self, parts: list[TextPart]) -> list[TextPart]:
         """Without marks."""

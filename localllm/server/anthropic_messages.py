@@ -103,11 +103,12 @@ def tools_of(body: Body) -> "ToolUse | None":
     tools = [tool_of(Body.of(tool, "tools")) for tool in given if not is_foreign(tool)]
     if not tools:
         return None
+    json_calls = body.get("json_calls") is not False
     if choice is None:
-        return ToolUse(tools)
+        return ToolUse(tools, json_calls=json_calls)
     asked = choice.choice("type", ("auto", "any", "tool", "none")) or "auto"
     named = choice.needed_text("name") if asked == "tool" else {"any": "required"}.get(asked, asked)
-    return ToolUse(tools, named, not choice.flag("disable_parallel_tool_use"))
+    return ToolUse(tools, named, not choice.flag("disable_parallel_tool_use"), json_calls)
 
 
 def is_foreign(tool: Any) -> bool:
@@ -178,7 +179,7 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
     stop, sequence = stopped(exchange, question, blocks, reason)
     return {
         **head(exchange),
-        "content": [content(block) for block in blocks.all],
+        "content": [content(block) for block in blocks.all if not block.is_cut],  # an input is an object
         "stop_reason": stop,
         "stop_sequence": sequence,
         "usage": usage_of(exchange.usage),
@@ -242,16 +243,8 @@ def content(block: Block) -> dict[str, Any]:
     if block.kind == THOUGHT:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == CALL:
-        return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": given(block.text)}
+        return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": loads(block.text or "{}")}
     return {"type": "text", "text": block.text}
-
-
-def given(arguments: str) -> Any:
-    """Of a call; what was cut is no JSON, and told as it is."""
-    try:
-        return loads(arguments or "{}")
-    except ValueError:
-        return {"cut": arguments}
 
 
 def stopped(exchange: Exchange, question: Question, blocks: Blocks, reason: str) -> tuple[str, str | None]:

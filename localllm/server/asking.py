@@ -96,10 +96,10 @@ def tools_of(body: Body) -> "ToolUse | None":
     from localllm.generation.calls import ToolUse
 
     given, choice = body.items("tools") or (), body.get("tool_choice")
-    parallel = body.get("parallel_tool_calls") is not False
+    parallel, json_calls = body.get("parallel_tool_calls") is not False, body.get("json_calls") is not False
     if not given:
         return None
-    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel)
+    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel, json_calls)
 
 
 def function_of(tool: Body) -> "Tool":

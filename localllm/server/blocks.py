@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localllm.generation.call_reader import ARGUMENTS, CALL
-from localllm.generation.said_call import call_id
+from localllm.generation.said_call import SaidCall, call_id
 from localllm.generation.thinking import TextPart
 from localllm.server.service import Exchange
 
@@ -28,8 +28,13 @@ class Block:
 
     @property
     def text(self) -> str:
-        """What is in it: of a call, the arguments as JSON."""
-        return "".join(self.pieces) or "{}" * (self.kind == CALL)
+        """What is in it: of a call, the arguments as JSON, as far as they were said."""
+        return "".join(self.pieces)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is a call whose arguments are not whole."""
+        return self.kind == CALL and SaidCall(self.name, self.pieces).arguments is None
 
 
 class Change(NamedTuple):

@@ -74,14 +74,14 @@ def tools_of(body: Body) -> "ToolUse | None":
     from localllm.generation.calls import ToolUse
 
     given, choice = body.items("tools") or (), body.get("tool_choice")
-    parallel = body.get("parallel_tool_calls") is not False
+    parallel, json_calls = body.get("parallel_tool_calls") is not False, body.get("json_calls") is not False
     named = [Body.of(tool, "tools") for tool in given]
     tools = [function_of(tool) for tool in named if tool.get("type") == "function"]
     if not tools:
         return None
     if isinstance(choice, dict) and choice.get("type") != "function":
         choice = None
-    return ToolUse(tools, choice_of(choice), parallel)
+    return ToolUse(tools, choice_of(choice), parallel, json_calls)
 
 
 def conversation(given: Any) -> list[Message]:
@@ -156,7 +156,8 @@ async def whole(exchange: Exchange) -> dict[str, Any]:
 def ended(exchange: Exchange, id: str, blocks: Blocks, names: Sequence[str], reason: str) -> dict[str, Any]:
     """The whole of it."""
     status = "incomplete" if reason == "length" else "completed"
-    items = [item(block, name, status) for block, name in zip(blocks.all, names, strict=True)]
+    statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
+    items = [item(*told) for told in zip(blocks.all, names, statuses, strict=True)]
     return response(exchange.name, id, status, items, usage_of(exchange.usage))
 
 
@@ -233,7 +234,7 @@ def events_of(change: Change, names: list[str]) -> Iterator[Event]:
     yield {
         "type": "response.output_item.done",
         "output_index": block.index,
-        "item": item(block, names[block.index], "completed"),
+        "item": item(block, names[block.index], "incomplete" if block.is_cut else "completed"),
     }
 
 

@@ -46,18 +46,19 @@ class Toolbox:
         use: what an answer's options have.  most: characters of a result.
     """
 
-    def __init__(self, offered: Sequence[OfferedTool], most: int = MOST):
+    def __init__(self, offered: Sequence[OfferedTool], most: int = MOST, json_calls: bool = True):
         """Raises UsageError for two of a name."""
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
             raise UsageError(f"two tools are called {next(name for name in names if names.count(name) > 1)}")
         self.most = most
-        self.use = ToolUse([each.tool for each in offered])
+        self.use = ToolUse([each.tool for each in offered], json_calls=json_calls)
 
     def without(self, names: Sequence[str]) -> "Toolbox":
         """The same but for some."""
-        return Toolbox([each for name, each in self._offered.items() if name not in names], self.most)
+        offered = [each for name, each in self._offered.items() if name not in names]
+        return Toolbox(offered, self.most, self.use.json_calls)
 
     @property
     def names(self) -> list[str]:

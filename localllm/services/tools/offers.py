@@ -12,7 +12,9 @@ from localllm.services.tools.folders import Folders
 BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run": run}
 
 
-def toolbox(names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack) -> Toolbox:
+def toolbox(
+    names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
+) -> Toolbox:
     """The built-in ones of these names, and those of a file's MCP servers, which run until the stack is closed.
 
     Raises UsageError, and as McpServers.
@@ -30,4 +32,4 @@ def toolbox(names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack
         offered += stack.enter_context(McpServers(mcp)).offered
     if not offered:
         raise UsageError("there are no tools: --tools names none, and --mcp has no server with one")
-    return Toolbox(offered)
+    return Toolbox(offered, json_calls=json_calls)

@@ -1,0 +1,217 @@
+"""Calls that a model writes as JSON in its text; how often a tool is called that has to be; what a cut call is."""
+
+import json
+
+import pytest
+import tiny_model
+from served import Served, scripted, serving
+from test_calls import QWEN
+from test_serve_tools import calls_in
+
+from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.json_calls import JsonCallReader
+from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ROME = {"city": "Rome", "days": 2}
+CALLED = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+BARE = '{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}'
+INDENTED = json.dumps(json.loads(BARE), indent=2)
+SCRIPT = {
+    "thrice": CALLED * 3,
+    "early": CALLED.removesuffix("}\n</tool_call>"),
+    "bracket": CALLED.removesuffix("\n</tool_call>"),
+    "bare": BARE,
+    "fenced": f"I look it up:\n\n```json\n{INDENTED}\n```\nThen I tell you.",
+    "two": f"```json\n{BARE}\n{BARE}\n```",
+    "list": f"[{BARE}, {BARE}]",
+    "turned": '{"name": "get_weather", "arguments": {"days": 2, "city": "Rome"}}',
+    "unknown": '{"name": "get_tides", "arguments": {"city": "Rome"}}',
+    "unfit": '{"name": "get_weather", "arguments": {"city": 7}}',
+    "less": '{"name": "get_weather", "arguments": {"days": 2}}',
+    "inline": f"One writes {BARE} for it.",
+    "behind": f"{BARE} is what one writes.",
+    "other": '{"name": "get_weather"}',
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory):
+    path = tiny_model.write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN)
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
+        yield served
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def chat_calls(told: Served, question: str, **fields) -> tuple[str, list[dict]]:
+    choice = told.chat(question, tools=TOOLS, **fields).json["choices"][0]
+    return choice["finish_reason"], [arguments for _, arguments in calls_in(choice["message"])]
+
+
+def message_calls(told: Served, question: str, **fields) -> tuple[str, list[dict]]:
+    tools = [{"name": each["function"]["name"], "input_schema": each["function"].get("parameters")} for each in TOOLS]
+    choice = fields.pop("tool_choice", None)
+    kind = "auto" if choice is None else "any" if choice == "required" else "tool"
+    made = {"type": kind, "disable_parallel_tool_use": not fields.pop("parallel_tool_calls", True)}
+    made |= {"name": "get_weather"} if kind == "tool" else {}
+    body = {"messages": [{"role": "user", "content": question}], "tools": tools, "tool_choice": made}
+    reply = told.post("/v1/messages", {"max_tokens": 300, **body, **fields}).json
+    return reply["stop_reason"], [block["input"] for block in reply["content"] if block["type"] == "tool_use"]
+
+
+def response_calls(told: Served, question: str, **fields) -> tuple[str, list[dict]]:
+    if isinstance(fields.get("tool_choice"), dict):
+        fields["tool_choice"] = {"type": "function", "name": "get_weather"}
+    tools = [{"type": "function", **each["function"]} for each in TOOLS]
+    reply = told.post("/v1/responses", {"input": question, "tools": tools, **fields}).json
+    calls = [item for item in reply["output"] if item["type"] == "function_call"]
+    return reply["status"], [json.loads(call["arguments"]) for call in calls]
+
+
+ASKS = pytest.mark.parametrize("ask", [chat_calls, message_calls, response_calls])
+ENDS = ("tool_calls", "tool_use", "completed")
+
+
+@ASKS
+@pytest.mark.parametrize(
+    ("choice", "parallel", "count"),
+    [(NAMED, True, 1), (NAMED, False, 1), ("required", False, 1), ("required", True, 3), (None, True, 3)],
+)
+def test_how_often_a_tool_is_called(told: Served, ask, choice, parallel: bool, count: int):
+    """One that is named once, whatever the model would say; several only where the model writes several."""
+    chosen = {"tool_choice": choice} if choice else {}
+    reason, calls = ask(told, "thrice", parallel_tool_calls=parallel, **chosen)
+    assert reason in ENDS and calls == [ROME] * count
+
+
+@ASKS
+@pytest.mark.parametrize("question", ["early", "bracket"])
+@pytest.mark.parametrize("choice", [NAMED, "required", None])
+def test_a_wish_to_end_behind_whole_arguments_is_an_end(told: Served, ask, question: str, choice):
+    """Whatever the template writes behind them: other forms do not have it."""
+    reason, calls = ask(told, question, **({"tool_choice": choice} if choice else {}))
+    assert reason in ENDS and calls == [ROME]
+
+
+@pytest.mark.parametrize("length", range(20, 66, 9))
+def test_a_cut_call_is_told_as_cut(told: Served, length: int):
+    """Its arguments as far as they go, where a text can say so, or no call."""
+    choice = told.chat("thrice", tools=TOOLS, tool_choice="required", max_tokens=length).json["choices"][0]
+    assert choice["finish_reason"] == "length"
+    whole = '{"city":"Rome","days":2}'
+    for call in choice["message"].get("tool_calls") or ():
+        assert whole.startswith(call["function"]["arguments"].replace(" ", ""))
+    tools = [{"name": "get_weather", "input_schema": WEATHER}]
+    body = {"messages": [{"role": "user", "content": "thrice"}], "tools": tools, "max_tokens": length}
+    reply = told.post("/v1/messages", body).json
+    assert reply["stop_reason"] == "max_tokens" and all(block["input"] == ROME for block in reply["content"])
+    flat = [{"type": "function", **TOOLS[0]["function"]}]
+    reply = told.post("/v1/responses", {"input": "thrice", "tools": flat, "max_output_tokens": length}).json
+    assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    for item in reply["output"]:
+        assert whole.startswith(item["arguments"].replace(" ", ""))
+        assert item["status"] == ("completed" if item["arguments"].endswith("}") else "incomplete")
+
+
+@ASKS
+@pytest.mark.parametrize(("question", "count"), [("bare", 1), ("fenced", 1), ("two", 2), ("list", 2), ("turned", 1)])
+def test_calls_as_json(told: Served, ask, question: str, count: int):
+    assert ask(told, question) == (ENDS[[chat_calls, message_calls, response_calls].index(ask)], [ROME] * count)
+    reason, calls = ask(told, question, parallel_tool_calls=False)
+    assert reason in ENDS and calls == [ROME]
+    reason, calls = ask(told, question, json_calls=False)
+    assert reason in ("stop", "end_turn", "completed") and not calls
+
+
+def test_what_is_said_beside_a_call_stays(told: Served):
+    choice = told.chat("fenced", tools=TOOLS).json["choices"][0]
+    assert choice["message"]["content"] == "I look it up:\nThen I tell you."
+    assert calls_in(choice["message"]) == [("get_weather", ROME)]
+    events = told.chat("fenced", tools=TOOLS, stream=True).events
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look it up:\nThen I tell you."
+    assert [call["function"]["name"] for delta in deltas for call in delta.get("tool_calls", ()) if "id" in call] == [
+        "get_weather"
+    ]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("question", ["unknown", "unfit", "less", "inline", "behind", "other"])
+def test_json_that_is_no_call_is_text(told: Served, question: str):
+    message = told.chat(question, tools=TOOLS).json["choices"][0]
+    assert (message["message"]["content"], message["finish_reason"]) == (SCRIPT[question], "stop")
+
+
+def test_json_is_text_without_tools(told: Served):
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        assert told.chat("bare", **fields).json["choices"][0]["message"]["content"] == BARE
+
+
+# ---- the reader
+
+
+def read(text: str, sizes: list[int], is_end: bool = True) -> list[tuple[str, str]]:
+    """The parts of a text that comes in pieces, those of a kind in one."""
+    reader, parts, place = JsonCallReader(["f", "ff"], lambda name, text: "no" not in text), list[TextPart](), 0
+    while place < len(text):
+        size = sizes[place % len(sizes)]
+        parts += reader.push(TextPart(ANSWER, text[place : place + size]))
+        place += size
+    parts += reader.flush(is_end)
+    merged = list[tuple[str, str]]()
+    for kind, piece in parts:
+        if merged and kind == ANSWER == merged[-1][0]:
+            merged[-1] = (kind, merged[-1][1] + piece)
+        else:
+            merged.append((kind, piece))
+    return merged
+
+
+F = '{"name": "f", "arguments": {"a": {"b": "}"}}}'
+FF = '{ "name" : "ff",\n\t"arguments":{}}'
+TAKEN_F, TAKEN_FF = [(CALL, "f"), (ARGUMENTS, '{"a": {"b": "}"}}')], [(CALL, "ff"), (ARGUMENTS, "{}")]
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [2, 7, 1], [1000]])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (F, TAKEN_F), (f"  {F}\n", TAKEN_F), (f"{FF}\n\n{F}", TAKEN_FF + TAKEN_F),
+        (f"Well.\n{FF}", [(ANSWER, "Well."), *TAKEN_FF]), (f"```\n{F}\n```", TAKEN_F),
+        (f"```json\n{F}", TAKEN_F), (f"```json\n[{F},\n{FF}]\n```\n", TAKEN_F + TAKEN_FF),
+        (f"```json\n{F}\n{FF}\n```\nSo.", [*TAKEN_F, *TAKEN_FF, (ANSWER, "So.")]),
+        (f"a\n{F}\nb", [(ANSWER, "a"), *TAKEN_F, (ANSWER, "\nb")]),
+        (f"a {F}", [(ANSWER, f"a {F}")]), (f"{F} b", [(ANSWER, f"{F} b")]), ("", []), ("\n", [(ANSWER, "\n")]),
+        ("`f` is\n[a](b) ``x`` and {", [(ANSWER, "`f` is\n[a](b) ``x`` and {")]),
+        (F.replace('"b"', '"no"'), [(ANSWER, F.replace('"b"', '"no"'))]),
+        (F[:-1], [(ANSWER, F[:-1])]), (F[:20], [(ANSWER, F[:20])]),
+        ("```python\nf()\n```", [(ANSWER, "```python\nf()\n```")]),
+        (f"```json\n{F}\n{{}}\n```", [(ANSWER, f"```json\n{F}\n{{}}\n```")]), (f"[{F}", [(ANSWER, f"[{F}")]),
+        ('{"name": "fff", "arguments": {}}', [(ANSWER, '{"name": "fff", "arguments": {}}')]),
+        ('{\n"name": "f",\n"more": 1}\n' + FF, [(ANSWER, '{\n"name": "f",\n"more": 1}'), *TAKEN_FF]),
+    ],
+)  # fmt: skip
+def test_where_calls_are(text: str, expected: list, sizes: list[int]):
+    assert read(text, sizes) == expected
+
+
+def test_what_was_cut_is_text():
+    assert read(F[:-1], [3], is_end=False) == [(ANSWER, F[:-1])]
+
+
+def test_text_is_not_held_longer_than_it_may_be_a_call():
+    reader = JsonCallReader(["f"], lambda name, text: True)
+    said = [reader.push(TextPart(ANSWER, piece)) for piece in ("Hi", "\n", '{"na', "med", '": 1}', "\n", "x")]
+    assert ["".join(part.text for part in parts) for parts in said] == ["Hi", "", "", '\n{"named', '": 1}', "", "\nx"]
+    reader.push(TextPart(ANSWER, "\n{"))
+    assert reader.push(TextPart(THOUGHT, "t")) == [(ANSWER, "\n{"), (THOUGHT, "t")]
