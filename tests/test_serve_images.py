@@ -208,6 +208,19 @@ def test_one_line(served: Served, url, message):
     assert "\n" not in reply.json["error"]["message"]
 
 
+def test_images_of_answers_are_seen(served: Served, folder):
+    """As those of who asks: what it drew before is in front of the model."""
+    url = url_of(folder / "shown" / "one.png")
+
+    def tokens(content: object) -> int:
+        messages = [*asked("Draw."), {"role": "assistant", "content": content}, *asked("What is it?")]
+        reply = served.post("/v1/chat/completions", {"model": "llava", "messages": messages, "max_tokens": 1})
+        assert reply.status == 200
+        return reply.json["usage"]["prompt_tokens"]
+
+    assert tokens([{"type": "text", "text": "Here"}, part(url)]) > tokens("Here")
+
+
 def test_refused(served: Served, folder):
     """Images where nobody asks, too many, by an id, and of models that see none."""
     url = url_of(folder / "shown" / "one.png")
@@ -218,7 +231,7 @@ def test_refused(served: Served, folder):
         return reply.json["error"]["message"]
 
     chat = "/v1/chat/completions"
-    assert "images are shown by who asks" in said(chat, {"messages": [{"role": "system", "content": [part(url)]}]})
+    assert "a system message has no images" in said(chat, {"messages": [{"role": "system", "content": [part(url)]}]})
     assert "65 images are too many" in said(chat, {"messages": asked("What?", *[url] * 65)})
     block = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     assert "file_id" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
@@ -226,9 +239,9 @@ def test_refused(served: Served, folder):
     assert "file_id" in said("/v1/responses", {"max_tokens": None, "input": [{"role": "user", "content": [shown]}]})
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}
     assert "data is missing" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
-    answer = {"role": "assistant", "content": [part(url)]}
-    assert "images are shown by who asks" in said(chat, {"messages": [*asked("What?"), answer]})
     assert "sees no images: there is no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
+    drawn = [*asked("Draw."), {"role": "assistant", "content": [part(url)]}, *asked("What is it?")]
+    assert "sees no images" in said(chat, {"model": "blind", "messages": drawn})
     sees = {each["name"]: each.get("modalities") for each in served.get("/props").json["models"]}
     assert sees["blind"] == {"vision": False} and sees["llava"] == {"vision": True}
 

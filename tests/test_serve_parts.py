@@ -391,7 +391,7 @@ def test_blocks_of_anthropic_as_messages():
     failed_result = {**results[0], "content": [image]}
     told = conversation_of_anthropic([{"role": "user", "content": [image, failed_result]}])
     assert [message["content"] for message in told] == [[wrong, seen], [seen]]
-    with pytest.raises(UsageError, match="images are shown by who asks"):
+    with pytest.raises(UsageError, match="a system message has no images"):
         conversation_of_anthropic([{"role": "system", "content": [image]}])
     for spoilt in ({**call, "name": 5}, {**call, "input": "x"}):
         with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use should have a name and an input"):
@@ -471,7 +471,7 @@ def test_messages_of_all_roles():
 
 
 @pytest.mark.parametrize(("message", "reason"), [
-    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be a list"), ({"role": "system"}, "content is missing"),
+    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be a list"),
     ({"role": "assistant", "tool_calls": [5]}, "a call should have a function"),
     ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a call should have a function with a name"),
     ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": [1]}}]}, "the arguments of x"),
@@ -479,8 +479,7 @@ def test_messages_of_all_roles():
     ({"role": "user", "content": [{"text": "x"}]}, "an object with a type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images can be read"),
     ({"role": "user", "content": [{"type": "text"}]}, "should have a text"),
-    ({"role": "assistant", "content": [{"type": "image_url", "image_url": "data:x"}]}, "images are shown by who asks"),
-    ({"role": "tool", "content": None}, "content is missing"),
+    ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "a system message has no images"),
 ])  # fmt: skip
 def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
     with pytest.raises(UsageError, match=rf"messages\[1\].*{reason}"):
@@ -538,14 +537,18 @@ def test_conversations_of_responses(items: Any, messages: list[dict[str, Any]]):
 
 
 def test_images_of_responses():
-    """Users show them, as in chats; who answers shows none."""
+    """Users show them, as in chats, and who answers; a system message has none."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     given = [{"role": "user", "content": [image]}]
     assert conversation_of_responses(given) == conversation(given) and isinstance(
         conversation(given)[0]["content"], list
     )
-    with pytest.raises(UsageError, match="images are shown by who asks"):
-        conversation_of_responses([{"role": "assistant", "content": [image]}])
+    assert (
+        conversation_of_responses([{"role": "assistant", "content": [image]}])[0]["content"]
+        == conversation(given)[0]["content"]
+    )
+    with pytest.raises(UsageError, match="a system message has no images"):
+        conversation_of_responses([{"role": "system", "content": [image]}])
 
 
 CALL_TOLD = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -612,7 +615,7 @@ def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     [
         (5, "input should be a text or a list of items, not a number"),
         ([5], "input[0] should be an object, not a number"),
-        ([{"role": "robot"}], "input[0].role should be one of system, developer, user, assistant, tool"),
+        ([{"role": "robot"}], "input[0].role should be one of system, developer, user, assistant, tool, function"),
         ([SAYING, {"type": "item_" + "x" * 40}], f"input[1] is of type {'item_' + 'x' * 35!r}, which is not supported"),
     ],
 )  # fmt: skip

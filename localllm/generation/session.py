@@ -176,11 +176,12 @@ class Session(Turns):
         """What is read of a conversation: with images, calls and their results, and the tools that there are."""
         use = options.tools
         messages, images = marked(messages)
+        messages = checked(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
             return self._encoded(messages, images, options)
         from localllm.generation.tool_messages import as_data, in_format
 
-        told = in_format(as_data(checked(messages), self._result_marks), self._call_format, use)
+        told = in_format(as_data(messages, self._result_marks), self._call_format, use)
         if self._call_format.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
             options = replace(options, template_variables=variables)

@@ -132,7 +132,7 @@ def conversation(given: Sequence[Any]) -> list[Message]:
         name = f"messages[{number}]"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
             raise UsageError(f"{name}.role should be user, assistant or system")
-        content = message.get("content")
+        content = "" if message.get("content") is None else message["content"]
         if not isinstance(content, str | list):
             raise UsageError(f"{name}.content should be a text or a list of blocks, not {kind(content)}")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -151,7 +151,7 @@ def asked_of(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message
         if block.get("is_error"):
             said = f"Error: {said}" if isinstance(said, str) else [{"type": "text", "text": "Error:"}, *said]
         found.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": said})
-    if rest := [block for block in blocks if block["type"] != "tool_result"]:
+    if (rest := [block for block in blocks if block["type"] != "tool_result"]) or not results:
         shown = shown_of if role == "user" else content_of
         found.append({"role": role, "content": shown(rest, f"{name}.content")})
     return found
@@ -160,7 +160,7 @@ def asked_of(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message
 def answer_of(blocks: list[dict[str, Any]], name: str) -> list[Message]:
     """What an assistant has said: thoughts, texts and calls in one message."""
     texts = [block for block in blocks if block["type"] not in ("thinking", "redacted_thinking", "tool_use")]
-    message: Message = {"role": "assistant", "content": content_of(texts, f"{name}.content") or ""}
+    message: Message = {"role": "assistant", "content": shown_of(texts, f"{name}.content") or ""}
     if thoughts := [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]:
         message["reasoning_content"] = "\n".join(thoughts)
     calls = []

@@ -6,11 +6,11 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.server.fields import kind
 from localllm.server.images import TYPES, image_part
+from localllm.text.messages import ROLES, modernize
 from localllm.text.plain import Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
-SHOWING = ("user", "tool")  # roles that show images
+TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
+SHOWING = ("user", "tool", "assistant")  # roles that show images
 
 
 def conversation(messages: Sequence[Any]) -> list[Message]:
@@ -24,10 +24,10 @@ def _message(message: Any, number: int) -> Message:
     """One of them: its role, its texts, what it thought, its calls of tools."""
     if not isinstance(message, dict):
         raise UsageError(f"messages[{number}] should be an object, not {kind(message)}")
-    role = ROLES.get(str(message.get("role")))
-    if role is None:
+    if str(message.get("role")) not in ROLES:
         raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
-    content, name = message.get("content"), f"messages[{number}].content"
+    message = modernize(message)
+    role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
     found: Message = {"role": role, "content": (shown_of if role in SHOWING else content_of)(content, name)}
     if role == "assistant":
         if calls := message.get("tool_calls"):
@@ -36,7 +36,7 @@ def _message(message: Any, number: int) -> Message:
         if isinstance(thought, str):
             found["reasoning_content"] = thought
     elif found["content"] is None:
-        raise UsageError(f"{name} is missing")
+        found["content"] = ""
     if role == "tool":
         found |= {key: str(message[key]) for key in ("tool_call_id", "name") if message.get(key)}
     return found
@@ -76,7 +76,7 @@ def content_of(content: Any, name: str) -> str | None:
     if not isinstance(parts, list):
         return parts
     if other := next((part["type"] for part in parts if part["type"] != "text"), None):
-        raise UsageError(f"{name}: a part is of type {other!r}: images are shown by who asks, and by tools")
+        raise UsageError(f"{name}: a part is of type {other!r}: a system message has no images")
     return "\n".join(part["text"] for part in parts)
 
 
@@ -104,6 +104,7 @@ def _part(part: Any, name: str) -> dict[str, Any]:
         return image_part(part, name)
     if part["type"] not in TEXTS:
         raise UsageError(f"{name}: a part is of type {part['type'][:40]!r}: only text and images can be read")
-    if not isinstance(part.get("text"), str):
+    text = part.get("refusal" if part["type"] == "refusal" else "text")
+    if not isinstance(text, str):
         raise UsageError(f"{name}: a part of type {part['type']} should have a text")
-    return {"type": "text", "text": part["text"]}
+    return {"type": "text", "text": text}

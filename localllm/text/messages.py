@@ -1,42 +1,82 @@
 """Conversations that programs and files bring, checked before a template reads them."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.errors import UsageError
 from localllm.text.plain import Message
 
+# What other programs call a role, and what templates call it.
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
 
 def checked(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, each content a text. Raises UsageError for what is no conversation.
+    """Return the same messages, each content a text. Raises UsageError for what is no conversation.
 
     A content may be a list of parts as in OpenAI's interface, [{"type": "text", "text": ...}]; their texts become one,
-    a line each, as in llama.cpp. Only an answer, which may be nothing but calls of tools, may have no content.
+    a line each, as in llama.cpp. A content that is None or not there is an empty text; an answer's stays None, which
+    templates may tell from an empty one. Roles and calls of OpenAI's older interfaces become those of today.
     """
     if isinstance(messages, str | bytes | Mapping):
         raise UsageError(f"messages should be a list of them, not {type(messages).__name__}")
-    return [_checked(message) for message in messages]
+    return [_check(message) for message in messages]
 
 
-def _checked(message: Any) -> Message:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+def _check(message: Any) -> Message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError('a message should be {"role": ..., "content": ...}' + f", not {message!r}")
-    content = message["content"]
-    if isinstance(content, str) or (content is None and message["role"] == "assistant"):
+    message = modernize(message)
+    role, content = message["role"], message.get("content")
+    if content is None:
+        return {**message, "content": None if role == "assistant" else ""}
+    if isinstance(content, str):
         return message
     if isinstance(content, list):
-        return {**message, "content": "\n".join(map(_part, content))}
+        return {**message, "content": "\n".join(map(_text_of_part, content))}
     raise UsageError(f"the content of a message should be a text, not {type(content).__name__}")
 
 
-def _part(part: Any) -> str:
-    """The text of one part of a content."""
+def modernize(message: Message) -> Message:
+    """Return a message with roles and fields of OpenAI's older interfaces as those of today.
+
+    A `function_call` is the only one of the tool_calls, a `refusal` the content where there is none. A result of a
+    function knows its call by the name alone, of which both get their id.
+    """
+    role = message.get("role")
+    kept = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
+    kept["role"] = ROLES.get(role, role) if isinstance(role, str) else role
+    call, refusal = message.get("function_call"), message.get("refusal")
+    if isinstance(call, dict) and not message.get("tool_calls"):
+        kept["tool_calls"] = [{"id": short_id(str(call.get("name"))), "type": "function", "function": call}]
+    if isinstance(refusal, str) and not message.get("content"):
+        kept["content"] = refusal
+    if role == "function":
+        kept["tool_call_id"] = short_id(str(message.get("name")))
+    return kept
+
+
+def short_id(text: str) -> str:
+    """Return the id of a call that stands for a text: nine letters and digits, which some templates demand."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
+
+
+def _text_of_part(part: Any) -> str:
+    """Return the text of one part of a content. Raises UsageError."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
-    if part["type"] != "text":
+    if part["type"] not in ("text", "refusal"):
         raise UsageError(f"a part of a content is of type {part['type'][:40]!r}: only text can be read")
-    if not isinstance(part.get("text"), str):
-        raise UsageError(f"a part of type 'text' should have a text, not {part.get('text')!r}"[:100])
-    return part["text"]
+    text = part.get(part["type"])
+    if not isinstance(text, str):
+        raise UsageError(f"a part of type {part['type']!r} should have a text, not {text!r}"[:100])
+    return text

@@ -1,0 +1,335 @@
+"""Conversations as programs send them: contents that say nothing, system messages anywhere, roles in any order."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, scripted, serving
+from tiny_model import write_tiny_model
+
+from localllm import api
+from localllm.errors import ModelError, UsageError
+from localllm.generation.calls import Tool, ToolUse
+from localllm.generation.generate import GenerationOptions
+from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, take_turns
+from localllm.text.messages import checked, short_id
+from localllm.text.templates import ChatTemplate
+
+TESTS = Path(__file__).parent
+LOOP = "{% for m in messages %}"
+SAY = "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}"
+END = "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+ONLY_FIRST = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}"
+ALTERNATE = (
+    "{% set s = namespace(want='user') %}" + LOOP + "{% if m.role in ['user', 'assistant'] and not m.tool_calls %}"
+    "{% if m.role != s.want %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set s.want = 'assistant' if m.role == 'user' else 'user' %}{% endif %}"
+)
+# What templates do with messages, each kind in its smallest form.
+KINDS = {
+    "takes all": LOOP + SAY + END,
+    "refuses a second system": LOOP + ONLY_FIRST + SAY + END,
+    "loses a second system": LOOP + "{% if m.role != 'system' or loop.first %}" + SAY + "{% endif %}" + END,
+    "loses all but the last system": (
+        "{% set s = namespace(x='') %}" + LOOP + "{% if m.role == 'system' %}{% set s.x = m.content %}{% endif %}"
+        "{% endfor %}<system>{{ s.x }}" + LOOP + "{% if m.role != 'system' %}" + SAY + "{% endif %}" + END
+    ),
+    "knows no system": LOOP + "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}" + SAY + END,
+    "loses all systems": LOOP + "{% if m.role != 'system' %}" + SAY + "{% endif %}" + END,
+    "takes turns": ALTERNATE + ONLY_FIRST + SAY + END,
+    "takes turns without systems": ALTERNATE + "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    + SAY + END,
+    "adds contents": LOOP + "{{ '<' + m.role + '>' + m.content }}" + END,
+    "refuses empty answers": LOOP + "{% if m.role == 'assistant' and m.content == '' and not m.tool_calls %}"
+    "{{ raise_exception('says nothing') }}{% endif %}" + "{{ '<' + m.role + '>' + m.content }}" + END,
+    "wants an id of nine": LOOP + "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('nine') }}{% endif %}{% endfor %}" + SAY + END,
+}  # fmt: skip
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+CALLS = [{"id": "call_0123456789", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}]
+RESULT = {"role": "tool", "tool_call_id": "call_0123456789", "content": "Result1"}
+TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]})
+OPENAI_TOOLS = [
+    {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": TOOL.parameters}}
+]
+SHAPES = {
+    "two systems": [system("Sys1"), system("Sys2"), user("User1")],
+    "a system later": [system("Sys1"), user("User1"), answer("Answer1"), system("Sys2"), user("User2")],
+    "a system later only": [user("User1"), answer("Answer1"), system("Sys1"), user("User2")],
+    "a system last": [system("Sys1"), user("User1"), system("Sys2")],
+    "a system last only": [user("User1"), system("Sys1")],
+    "a system behind an answer": [system("Sys1"), user("User1"), answer("Answer1"), system("Sys2")],
+    "a system in front of an answer": [user("User1"), system("Sys1"), answer("Answer1"), user("User2")],
+    "nothing but a system": [system("Sys1")],
+    "nothing but systems": [system("Sys1"), system("Sys2")],
+    "a system and an answer": [system("Sys1"), answer("Answer1"), user("User1")],
+    "two users": [user("User1"), user("User2")],
+    "three users": [system("Sys1"), user("User1"), user("User2"), user("User3"), answer("Answer1"), user("User4")],
+    "two answers": [user("User1"), answer("Answer1"), answer("Answer2"), user("User2")],
+    "an answer first": [answer("Answer1"), user("User1")],
+    "a user behind a result": [user("User1"), answer(None, tool_calls=CALLS), RESULT, user("User2")],
+    "a system behind a result": [user("User1"), answer(None, tool_calls=CALLS), RESULT, system("Sys1")],
+    "no content": [user("User1"), {"role": "assistant"}, user("User2")],
+    "null content": [user("User1"), answer(None), user("User2")],
+    "empty content": [user("User1"), answer(""), user("User2")],
+    "null content with calls": [user("User1"), answer(None, tool_calls=CALLS), RESULT],
+    "empty content with calls": [user("User1"), answer("", tool_calls=CALLS), RESULT],
+    "a user says null": [user("User1"), answer("Answer1"), {"role": "user", "content": None}],
+    "a system says nothing": [{"role": "system"}, user("User1")],
+    "a result is nothing": [user("User1"), answer(None, tool_calls=CALLS), {**RESULT, "content": None}],
+    "no parts": [{"role": "user", "content": []}, answer("Answer1"), user([{"type": "text", "text": "User1"}])],
+    "a developer": [{"role": "developer", "content": "Sys1"}, user("User1"), {"role": "developer", "content": "Sys2"}],
+    "a function": [user("User1"), answer(None, function_call={"name": "look", "arguments": "{}"}),
+                   {"role": "function", "name": "look", "content": "Result1"}, user("User2")],
+    "a refusal": [user("User1"), answer(None, refusal="Refusal1"), user("User2")],
+    "a refusal among parts": [user("User1"), answer([{"type": "refusal", "refusal": "Refusal1"}]), user("User2")],
+}  # fmt: skip
+
+
+def texts_in(messages: Any) -> list[str]:
+    """What is said in a conversation, each of which is a word and a number."""
+    return re.findall(r"\b(?:Sys|User|Answer|Result|Refusal)\d\b", json.dumps(messages))
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+def open_with(path: str, template: str) -> api.Model:
+    return scripted(path, {}, 100_000, template)
+
+
+def prompt_of(model: api.Model, messages: Any) -> str:
+    """What the model reads of a conversation by Model.chat; with tools if there are calls in it."""
+    has_calls = any(message.get("tool_calls") or message.get("function_call") for message in messages)
+    use = ToolUse([TOOL]) if has_calls else None
+    prompt = model.session.request(messages, GenerationOptions(tools=use)).prompt
+    return model.tokenizer.decode(prompt, special=True)
+
+
+def require_all_said(prompt: str, messages: Any) -> None:
+    """Every text is in the prompt once, and Python's words for nothing are not."""
+    assert {text: prompt.count(text) for text in texts_in(messages)} == dict.fromkeys(texts_in(messages), 1), prompt
+    assert "None" not in prompt and "Undefined" not in prompt, prompt
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_template_takes_every_conversation(tiny_path: str, kind: str, shape: str):
+    require_all_said(prompt_of(open_with(tiny_path, KINDS[kind]), SHAPES[shape]), SHAPES[shape])
+
+
+def released_names() -> list[str]:
+    given = json.loads((TESTS / "chat_renderings.json").read_text())
+    return sorted(given["renderings"])
+
+
+@pytest.mark.parametrize("name", released_names())
+def test_released_templates_take_every_conversation(shared, tiny_path: str, name: str):
+    model = open_with(tiny_path, (shared / "templates" / f"{name}.jinja").read_text())
+    for shape, messages in SHAPES.items():
+        try:
+            prompt = prompt_of(model, messages)
+        except ModelError as error:
+            pytest.fail(f"{shape}: {error}")
+        missing = [text for text in texts_in(messages) if text not in prompt]
+        assert not missing, f"{shape}: {missing} in {prompt}"
+
+
+STRICT = KINDS["takes turns"]
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_path: str):
+    made = {
+        "strict": lambda: open_with(tiny_path, STRICT),
+        "adding": lambda: open_with(tiny_path, KINDS["adds contents"]),
+    }
+    with serving(made) as served:
+        yield served
+
+
+def prompt_read(served: Served, model: str) -> str:
+    """What the model has read of the latest request."""
+    opened = served.model(model)
+    return opened.tokenizer.decode(opened.engine.sequences[-1].tokens, special=True)
+
+
+def post_chat(served: Served, messages: Any, model: str = "strict", **more: Any) -> str:
+    """The prompt that a request to /v1/chat/completions becomes, which has to be answered."""
+    reply = served.post("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **more})
+    assert reply.status == 200, reply.body
+    return prompt_read(served, model)
+
+
+@pytest.mark.parametrize("model", ["strict", "adding"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_openai_conversations(strict: Served, shape: str, model: str):
+    messages = SHAPES[shape]
+    has_calls = any(message.get("tool_calls") for message in messages)
+    prompt = post_chat(strict, messages, model, **({"tools": OPENAI_TOOLS} if has_calls else {}))
+    require_all_said(prompt, messages)
+
+
+ANTHROPIC = {
+    "two users": [user("User1"), user("User2")],
+    "an assistant first": [answer("Answer1"), user("User1")],
+    "a system later": [user("User1"), answer("Answer1"), system("Sys1"), user("User2")],
+    "nothing": [user("User1"), answer("Answer1"), {"role": "user", "content": []}],
+    "null": [user("User1"), {"role": "assistant", "content": None}, {"role": "user", "content": None}],
+    "no content": [user("User1"), {"role": "assistant"}, user("User2")],
+    "a result of nothing": [
+        user("User1"), answer([{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "x"}}]),
+        user([{"type": "tool_result", "tool_use_id": "toolu_1", "content": None}, {"type": "text", "text": "User2"}]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ANTHROPIC)
+def test_anthropic_conversations(strict: Served, shape: str):
+    asked = {"model": "strict", "messages": ANTHROPIC[shape], "system": [], "max_tokens": 1}
+    assert strict.post("/v1/messages/count_tokens", asked).status == 200
+    reply = strict.post("/v1/messages", asked)
+    assert reply.status == 200, reply.body
+    require_all_said(prompt_read(strict, "strict"), ANTHROPIC[shape])
+
+
+RESPONSES = {
+    "null": [{"role": "user", "content": None}, {"role": "user", "content": "User1"}],
+    "a system later": [user("User1"), {"role": "developer", "content": "Sys1"}, user("User2"), system("Sys2")],
+    "a refusal": [user("User1"), answer([{"type": "refusal", "refusal": "Refusal1"}]), user("User2")],
+    "a user behind a result": [
+        user("User1"), {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "Result1"}, user("User2"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", RESPONSES)
+def test_responses_conversations(strict: Served, shape: str):
+    asked = {"model": "strict", "input": RESPONSES[shape], "instructions": "Sys9", "max_output_tokens": 1}
+    reply = strict.post("/v1/responses", asked)
+    assert reply.status == 200, reply.body
+    require_all_said(prompt_read(strict, "strict"), [RESPONSES[shape], "Sys9"])
+
+
+def test_our_own_answer_with_calls_comes_back(strict: Served):
+    """As the server says it, content null."""
+    said = answer(None, tool_calls=CALLS)
+    assert "Result1" in post_chat(strict, [user("User1"), said, RESULT], "adding", tools=OPENAI_TOOLS)
+
+
+def test_images_of_others_than_users(strict: Served):
+    """This model sees none, which is said of an assistant's as of a user's; a system message has none."""
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for role in ("user", "assistant", "system"):
+        asked = {"model": "strict", "messages": [{"role": role, "content": [part]}, user("User1")]}
+        reply = strict.post("/v1/chat/completions", asked)
+        said = reply.json["error"]["message"]
+        assert reply.status == 400
+        assert ("a system message has no images" if role == "system" else "sees no images") in said
+
+
+def test_what_is_no_message_is_refused(strict: Served):
+    for messages, said in [
+        ([], "messages should not be empty"),
+        ([{"role": "critic", "content": "x"}], "messages[0].role should be one of system, developer, user,"),
+        ([{"role": "user", "content": 5}], "messages[0].content should be a text or a list of parts, not a number"),
+    ]:
+        reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
+        assert (reply.status, said in reply.json["error"]["message"]) == (400, True)
+
+
+def keeping(kept: bool) -> Any:
+    return lambda at_head, later: kept
+
+
+def test_what_a_template_takes_stays_as_it_is():
+    for messages in SHAPES.values():
+        assert next(iter(arrangements(messages, keeping(True)))) is messages or messages[0]["role"] != "system"
+        assert [*next(iter(arrangements(messages, keeping(True))))] == messages
+
+
+def test_where_system_texts_go(tiny_path: str):
+    def written(kind: str, shape: str) -> str:
+        return ChatTemplate(KINDS[kind]).render(checked(SHAPES[shape]))
+
+    taken, turns = "<user>User1<assistant>Answer1", "<user>User1\n\nSys2<assistant>"
+    assert written("takes all", "a system later") == f"<system>Sys1{taken}<system>Sys2<user>User2<assistant>"
+    for kind in ("refuses a second system", "loses a second system", "loses all but the last system"):
+        assert written(kind, "two systems") == "<system>Sys1\n\nSys2<user>User1<assistant>"
+        assert written(kind, "a system later") == f"<system>Sys1{taken}<user>Sys2\n\nUser2<assistant>"
+        assert written(kind, "a system last") == f"<system>Sys1{turns}"
+        assert written(kind, "a system behind an answer") == f"<system>Sys1{taken}<user>Sys2<assistant>"
+    for kind in ("knows no system", "loses all systems"):
+        assert written(kind, "two systems") == "<user>Sys1\n\nSys2\n\nUser1<assistant>"
+        assert written(kind, "nothing but systems") == "<user>Sys1\n\nSys2<assistant>"
+    assert written("takes turns", "a system last only") == "<user>User1\n\nSys1<assistant>"
+
+
+def test_a_system_text_is_never_between_a_call_and_its_result():
+    called = [user("User1"), answer(None, tool_calls=CALLS), system("Sys1"), RESULT]
+    text = ChatTemplate(KINDS["knows no system"]).render(called)
+    assert text == "<user>User1\n\nSys1<assistant>(look)<tool>Result1<assistant>"
+
+
+def test_whether_systems_are_kept_is_tried_once(monkeypatch: pytest.MonkeyPatch):
+    template, tried = ChatTemplate(KINDS["loses a second system"]), []
+    render = template._render
+    monkeypatch.setattr(template, "_render", lambda messages, variables: tried.append(1) or render(messages, variables))
+    template.render(SHAPES["two users"])
+    assert len(tried) == 1
+    template.render(SHAPES["a system later"])
+    before = len(tried)
+    template.render(SHAPES["a system later"])
+    assert len(tried) == before + 1
+
+
+def test_turns():
+    parts = [{"type": "text", "text": "User2"}]
+    assert merge_neighbours([user("User1"), user(parts)]) == [user([{"type": "text", "text": "User1"}, *parts])]
+    both = merge_neighbours([answer("A", reasoning_content="a"), answer("", tool_calls=CALLS, reasoning_content="b")])
+    assert both == [answer("A", tool_calls=CALLS, reasoning_content="a\n\nb")]
+    assert merge_neighbours([RESULT, RESULT]) == [RESULT, RESULT]
+    assert take_turns([answer("A")]) == [user(""), answer("A")]
+    assert take_turns([user("a"), answer(""), user("b")]) == [user("a\n\nb")]
+    assert take_turns([user("a"), answer("")]) == [user("a"), answer("")]
+    assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
+
+
+def test_ids_of_calls():
+    short = short_id("call_0123456789")
+    assert len(short) == 9 and short.isalnum()
+    called, result = shorten_ids([answer(None, tool_calls=[*CALLS, {"id": "abcdefgh9"}]), RESULT])
+    assert [call["id"] for call in called["tool_calls"]] == [short, "abcdefgh9"] and result["tool_call_id"] == short
+    assert shorten_ids([user("a")]) == [user("a")]
+
+
+def test_empty_contents_of_sessions(tiny_path: str):
+    """A conversation goes on with what was said in it, if some of that is nothing."""
+    with open_with(tiny_path, KINDS["adds contents"]) as model:
+        model.session.messages = [system("Sys1"), user("User1"), answer(None), user("User2"), {"role": "assistant"}]
+        "".join(model.session.ask("User3", GenerationOptions(max_tokens=1)))
+        read = model.tokenizer.decode(model.engine.sequences[-1].tokens, special=True)
+    require_all_said(read, [system("Sys1"), user("User1"), user("User2"), user("User3")])
+
+
+def test_no_messages_at_all(tiny_path: str):
+    with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match=r"^messages is empty: "):
+        model.chat([])
