@@ -17,7 +17,7 @@ from localllm.text import limits
 from localllm.text import sandbox as template_sandbox
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import checked
-from localllm.text.templates import ChatTemplate, _as_read, _in_parts, _reason, _without_system
+from localllm.text.templates import ChatTemplate, _as_read, _in_parts, _reason
 from localllm.text.tokenizer import Tokenizer
 
 CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
@@ -70,8 +70,7 @@ def test_variables_reach_the_template():
 def test_a_refused_system_message_goes_to_the_user():
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
     assert render(source, SYSTEM, USER, ASSISTANT) == "[user:Be brief.\n\nHi][assistant:Hello]"
-    with pytest.raises(ModelError, match="refuses the conversation in line 1: no system"):
-        render(source, SYSTEM)
+    assert render(source, SYSTEM) == "[user:Be brief.]"
 
 
 def test_a_dropped_system_message_goes_to_the_user():
@@ -209,8 +208,6 @@ def test_fallbacks():
 # What transformers 5.23 renders of the released templates on 1 May 2026, 12:30: a text, of long ones the length and the
 # beginning of their SHA-256, or null for an error; and the conversations with their variables.
 GIVEN = json.loads((Path(__file__).parent / "chat_renderings.json").read_text())
-# The first refuses system messages, which go to the user here; the second fails there without tools.
-MORE_HERE = ("google-gemma-2-2b-it", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
 
 
 class FirstOfMay(datetime):
@@ -234,7 +231,7 @@ def test_released_templates_render_as_in_transformers(shared, name: str, monkeyp
     for kind, expected in GIVEN["renderings"][name].items():
         conversation = GIVEN["conversations"][kind]
         found = rendered(template, conversation)
-        assert found == expected or (expected is None and name in MORE_HERE), kind
+        assert expected is None or found == expected, kind  # what it refuses there may be written in another way here
 
 
 def test_there_are_47_released_templates(shared):
@@ -327,10 +324,9 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 @pytest.mark.parametrize(("messages", "problem"), [
     ("Hi", "messages should be a list of them, not str"), (USER, "messages should be a list of them, not dict"),
     (b"", "messages should be a list of them, not bytes"),
-    ([{"role": "user"}], "a message should be {\"role\": ..., \"content\": ...}, not {'role': 'user'}"),
     ([{"content": "Hi"}], "a message should be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
     ([USER, 5], 'a message should be {"role": ..., "content": ...}, not 5'),
-    ([{"role": "user", "content": None}], "the content of a message should be a text, not NoneType"),
+    ([{"role": "user", "content": 0}], "the content of a message should be a text, not int"),
     ([{"role": "assistant", "content": 5}], "the content of a message should be a text, not int"),
     ([{"role": "user", "content": [5]}], 'a part of a content should be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
@@ -366,17 +362,6 @@ def test_a_template_that_refuses_a_text_gets_parts():
 ])  # fmt: skip
 def test_reasons_are_short_lines(said: str, reason: str):
     assert _reason(ValueError(said)) == reason
-
-
-@pytest.mark.parametrize(("messages", "folded"), [
-    ([SYSTEM, USER, ASSISTANT], [{"role": "user", "content": "Be brief.\n\nHi"}, ASSISTANT]),
-    ([SYSTEM], None), ([], None),
-    ([SYSTEM, {**USER, "x": 1}], [{"role": "user", "content": "Be brief.\n\nHi", "x": 1}]), ([USER, ASSISTANT], None),
-    ([SYSTEM, ASSISTANT], None), ([USER, SYSTEM], None), ([SYSTEM, {**USER, "content": ["Hi"]}], None),
-    ([{**SYSTEM, "content": None}, USER], None),
-])  # fmt: skip
-def test_where_a_system_message_goes(messages: list[dict], folded: list[dict] | None):
-    assert _without_system(messages) == folded
 
 
 @pytest.mark.parametrize(("message", "read"), [

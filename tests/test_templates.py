@@ -32,10 +32,15 @@ def compiled(name: str) -> ChatTemplate:
     return ChatTemplate(TEMPLATES[name], "<s>", "</s>")
 
 
+# Conversations that a template refuses there and that are written in another way here.
+MENDED = {("brackets", "answer first"), ("brackets", "two users")}
+
+
 def cases() -> Iterator[tuple[str, str]]:
     for name, texts in RENDERINGS.items():
         for kind in texts:
-            if not (name == "no_system" and CONVERSATIONS[kind]["messages"][0]["role"] == "system"):
+            is_folded = name == "no_system" and CONVERSATIONS[kind]["messages"][0]["role"] == "system"
+            if not is_folded and (name, kind) not in MENDED:
                 yield name, kind
 
 
@@ -58,6 +63,15 @@ def test_where_transformers_has_no_system_message_there_is_one_here():
         '<s><turn>user\nBe brief.\n\nWhat is 2 < 3 & "é"?</turn>\n<turn>model\nTrue.</turn>\n'
         "<turn>user\nAnd now?</turn>\n<turn>model\n"
     )
+
+
+def test_what_transformers_refuses_is_written_in_another_way():
+    assert all(RENDERINGS[name][kind] is None for name, kind in MENDED)
+    first, two = (
+        compiled("brackets").render(CONVERSATIONS[kind]["messages"]) for kind in ("answer first", "two users")
+    )
+    assert first == '<s>[ASK]  [/ASK] True.</s>[ASK] What is 2 < 3 & "é"? [/ASK]'
+    assert two == '<s>[ASK] What is 2 < 3 & "é"?\n\n And now?\n [/ASK]'
 
 
 def test_all_are_recorded_and_most_render():

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateSyntaxError
 
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UsageError
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
+from localllm.text.message_order import arrangements, system_probe
 from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 from localllm.text.trial import require_harmless
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
+
+
+class StoppedTemplateError(ModelError):
+    """The template took more than it may, whatever the conversation."""
 
 
 class ChatTemplate:
@@ -35,6 +40,7 @@ class ChatTemplate:
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
+        self._kept_systems: dict[tuple[int, str], bool] = {}
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         if source not in BUILTIN_TEMPLATES.values():
             require_harmless(source)
@@ -65,25 +71,39 @@ class ChatTemplate:
         return template
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The text of a conversation; with `add_generation_prompt` it ends where the assistant's message begins.
+        """Return the text of a conversation; add_generation_prompt: up to where the assistant's message begins.
 
-        `variables` are the template's own, such as enable_thinking. Where a template refuses or drops system messages
-        altogether, they go in front of the first user message. Raises ModelError with the template's line and reason.
+        `variables` are the template's own, such as enable_thinking. A conversation that the template refuses, or of
+        which it drops a system message, is written in the other ways that message_order knows, as far as one is needed.
+        Raises ModelError with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
-        folded = _without_system(messages)
-        try:
-            return self._render(messages if folded is None or self._takes_system else folded, variables)
-        except RefusalError as error:
-            raise ModelError(f"the chat template refuses the conversation{_place(error)}: {_reason(error)}") from None
+        refusal = None
+        for arranged in arrangements(messages, self.keeps_system):
+            try:
+                return self._render(arranged, variables)
+            except (RefusalError, ModelError) as error:
+                if isinstance(error, StoppedTemplateError):
+                    raise
+                refusal = refusal or error
+        if not isinstance(refusal, RefusalError):
+            raise refusal or UsageError("messages is empty: a conversation has one message at least")
+        raise ModelError(f"the chat template refuses the conversation{_place(refusal)}: {_reason(refusal)}") from None
 
-    @cached_property
-    def _takes_system(self) -> bool:
-        probe = [{"role": "system", "content": "xyzzy"}, {"role": "user", "content": "Hi"}]
-        try:
-            return "xyzzy" in self._render(probe, {"add_generation_prompt": True})
-        except (RefusalError, ModelError):
-            return False
+    def keeps_system(self, at_head: int, later: str) -> bool:
+        """Return whether all system messages of such a conversation are in what it becomes, see message_order.
+
+        It is tried once, with marked texts. at_head: how many there are in front of the first other message; later:
+        where there is another one, "" for nowhere.
+        """
+        if (at_head, later) not in self._kept_systems:
+            probe, marks = system_probe(at_head, later)
+            try:
+                text = self._render(probe, {"add_generation_prompt": True})
+                self._kept_systems[at_head, later] = all(mark in text for mark in marks)
+            except (RefusalError, ModelError):
+                self._kept_systems[at_head, later] = False
+        return self._kept_systems[at_head, later]
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -116,7 +136,7 @@ class ChatTemplate:
         except (RefusalError, MemoryError):
             raise
         except LimitError as error:
-            raise ModelError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
+            raise StoppedTemplateError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
         except Exception as error:  # the code in a template can raise whatever Python can
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
 
@@ -134,16 +154,6 @@ def _as_read(message: Message) -> Message:
     kept = {name: value for name, value in message.items() if value is not None}
     found = next((kept[name] for name in ("reasoning_content", "thinking", "reasoning") if name in kept), None)
     return kept if found is None else {"thinking": found, **kept, "reasoning_content": found}
-
-
-def _without_system(messages: Sequence[Message]) -> list[Message] | None:
-    """The conversation with its system message in front of the first user's; None if there are no two such messages."""
-    if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
-        return None
-    system, user = messages[0]["content"], messages[1]["content"]
-    if not isinstance(system, str) or not isinstance(user, str):
-        return None
-    return [{**messages[1], "content": f"{system}\n\n{user}"}, *messages[2:]]
 
 
 def _place(error: Exception) -> str:
