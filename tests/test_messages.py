@@ -2,11 +2,13 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import Served, scripted, serving
+from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 from localllm import api
@@ -157,11 +159,8 @@ STRICT = KINDS["takes turns"]
 
 @pytest.fixture(scope="module")
 def strict(tiny_path: str):
-    made = {
-        "strict": lambda: open_with(tiny_path, STRICT),
-        "adding": lambda: open_with(tiny_path, KINDS["adds contents"]),
-    }
-    with serving(made) as served:
+    templates = {"strict": STRICT, "adding": KINDS["adds contents"], "qwen": QWEN}
+    with serving({name: partial(open_with, tiny_path, text) for name, text in templates.items()}) as served:
         yield served
 
 
@@ -254,6 +253,60 @@ def test_what_is_no_message_is_refused(strict: Served):
     ]:
         reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
         assert (reply.status, said in reply.json["error"]["message"]) == (400, True)
+
+
+CUT = ['{"cut', "{", "null", "[]", '"x"', "[" * 5000, '{"at": "x"} and', "nothing"]
+
+
+def called_with(*arguments: Any) -> list[dict[str, Any]]:
+    """A conversation in which a tool was called so often, and what came of each call."""
+    calls = [
+        {"id": f"call_{n}", "type": "function", "function": {"name": "look", "arguments": text}}
+        for n, text in enumerate(arguments)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"Result{n}"} for n, call in enumerate(calls)]
+    return [user("User1"), answer("Answer1", tool_calls=calls), *results, user("User2")]
+
+
+@pytest.mark.parametrize("arguments", CUT, ids=lambda text: text[:12])
+@pytest.mark.parametrize("model", ["strict", "adding", "qwen"])
+def test_cut_calls_are_shown_as_texts(strict: Served, model: str, arguments: str):
+    messages = called_with(arguments)
+    prompt = post_chat(strict, messages, model, tools=OPENAI_TOOLS)
+    require_all_said(prompt, messages)
+    assert f'{{"name": "look", "arguments": {arguments}' in prompt.replace("\ufdd0", "")
+
+
+@pytest.mark.parametrize("arguments", [*CUT, "", " ", None, {}, {"at": "x"}, [], 5], ids=lambda value: str(value)[:12])
+def test_calls_with_any_arguments_are_answered(strict: Served, arguments: Any):
+    messages = called_with(arguments)
+    for more in ({"tools": OPENAI_TOOLS}, {}):
+        require_all_said(post_chat(strict, messages, "qwen", **more), messages)
+    block = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": arguments}
+    said = [
+        user("User1"),
+        answer([block]),
+        user([{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Result1"}]),
+    ]
+    assert strict.post("/v1/messages", {"model": "qwen", "messages": said, "max_tokens": 1}).status == 200
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+    items = [user("User1"), call, {"type": "function_call_output", "call_id": "c", "output": "Result1"}]
+    assert strict.post("/v1/responses", {"model": "qwen", "input": items, "max_output_tokens": 1}).status == 200
+
+
+def test_a_cut_call_among_whole_ones(strict: Served):
+    messages = called_with('{"cut', '{"at": "x"}', "", '{"cut again')
+    prompt = post_chat(strict, messages, "adding", tools=OPENAI_TOOLS)
+    require_all_said(prompt, messages)
+    order = ['"arguments": {"cut', '"arguments": {"cut again', "Result1", "Result2", "Result0", "Result3", "User2"]
+    assert [prompt.index(text) for text in order] == sorted(prompt.index(text) for text in order)
+    assert 'The function look returned:\n"Result0"' in prompt
+
+
+def test_what_is_no_call_is_refused(tiny_path: str):
+    for calls in ([5], [{}], [{"function": "look"}], [{"function": {"name": 5}}]):
+        with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match="a call should be"):
+            model.chat([user("User1"), answer(None, tool_calls=calls)])
 
 
 def keeping(kept: bool) -> Any:

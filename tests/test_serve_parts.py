@@ -393,7 +393,10 @@ def test_blocks_of_anthropic_as_messages():
     assert [message["content"] for message in told] == [[wrong, seen], [seen]]
     with pytest.raises(UsageError, match="a system message has no images"):
         conversation_of_anthropic([{"role": "system", "content": [image]}])
-    for spoilt in ({**call, "name": 5}, {**call, "input": "x"}):
+    for odd, text in (("x", "x"), ([1], "[1]"), (None, "{}")):
+        said = conversation_of_anthropic([{"role": "assistant", "content": [{**call, "input": odd}]}])
+        assert said[0]["tool_calls"][0]["function"]["arguments"] == text
+    for spoilt in ({**call, "name": 5}, {**call, "name": None}):
         with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use should have a name and an input"):
             conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
 
@@ -474,7 +477,6 @@ def test_messages_of_all_roles():
     ({"role": "assistant", "tool_calls": 5}, "tool_calls should be a list"),
     ({"role": "assistant", "tool_calls": [5]}, "a call should have a function"),
     ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a call should have a function with a name"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": [1]}}]}, "the arguments of x"),
     ({"role": "user", "content": 5}, "content should be a text or a list of parts"),
     ({"role": "user", "content": [{"text": "x"}]}, "an object with a type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images can be read"),

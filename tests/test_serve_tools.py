@@ -187,11 +187,6 @@ def test_which_tools_there_are_is_told(guide: Served):
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
         {"tools": TOOLS, "tool_choice": "sometimes"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
-        {
-            "messages": [
-                {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
-            ]
-        },
         {"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]},
     ],
 )

@@ -43,7 +43,7 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> CallForm
 
 def in_format(messages: Sequence[Message], format: CallFormat, use: ToolUse | None) -> list[Message]:
     """Calls and their results as the template wants them; what it does not know of, as texts. Raises UsageError."""
-    told = [with_arguments(message, format.as_text) for message in messages]
+    told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
         told = [as_text(message) for message in told]
     if format.is_known or use is None or not use.callable:
@@ -91,21 +91,77 @@ def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     ]
 
 
+def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with calls whose arguments are no JSON object as texts, and so what came of them.
+
+    Such results follow those of the message's other calls, which stay next to them. Raises UsageError.
+    """
+    shown, late, cut = list[Message](), list[Message](), dict[str, str]()
+    for message in messages:
+        if message["role"] != "tool":
+            shown, late, cut = shown + late, [], {}
+        if message["role"] == "assistant":
+            message, cut = without_cut_calls(message)
+        if (id := str(message.get("tool_call_id"))) in cut and message["role"] == "tool":
+            late.append(as_text({"name": cut[id], **message}))
+        else:
+            shown.append(message)
+    return shown + late
+
+
+def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
+    """Return an answer with its cut calls in its text, and their names by their ids. Raises UsageError."""
+    whole, cut = list[Any](), list[Any]()
+    for call in message.get("tool_calls") or ():
+        require_call(call)
+        (cut if arguments_of(call) is None else whole).append(call)
+    if not cut:
+        return message, {}
+    written = [
+        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in map(words, cut)
+    ]
+    told = {key: value for key, value in message.items() if key != "tool_calls"}
+    told["content"] = "\n".join(filter(None, [message.get("content"), *written]))
+    names = {str(call.get("id")): call["function"]["name"] for call in cut}
+    return {**told, "tool_calls": whole} if whole else told, names
+
+
+def words(call: Any) -> tuple[str, str]:
+    """Return a call's name and its arguments as they were said."""
+    arguments = call["function"]["arguments"]
+    return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def require_call(call: Any) -> None:
+    """Raise UsageError for what is no call."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UsageError(
+            'a call should be {"id": ..., "function": {"name": ..., "arguments": ...}}' + f", not {call!r}"[:100]
+        )
+
+
+def arguments_of(call: Any) -> dict[str, Any] | None:
+    """Return a call's arguments, {} if there are none; None for what is no JSON object."""
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
+    return {} if arguments is None else arguments if isinstance(arguments, dict) else None
+
+
 def with_arguments(message: Message, as_text: bool) -> Message:
-    """With the arguments of its calls as objects, or as JSON's text. Raises UsageError for what is no object."""
+    """Return a message with the arguments of its calls, none of them cut, as objects or as JSON's text."""
     if not message.get("tool_calls"):
         return message
     calls = []
     for call in message["tool_calls"]:
-        function = call["function"]
-        arguments: Any = function["arguments"]
-        try:
-            given = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        except ValueError:
-            given = None
-        if not isinstance(given, dict):
-            raise UsageError(f"messages: the arguments of a call of {function['name'][:60]} are no JSON object")
-        calls.append({**call, "function": {**function, "arguments": json.dumps(given) if as_text else given}})
+        arguments = arguments_of(call)
+        function = {**call["function"], "arguments": json.dumps(arguments) if as_text else arguments}
+        calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 
 

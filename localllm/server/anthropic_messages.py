@@ -15,7 +15,7 @@ from localllm.server.asking import EFFORTS, MOST_STOPS, sampling_of
 from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
-from localllm.server.messages import content_of, named_results, shown_of
+from localllm.server.messages import content_of, named_results, said_arguments, shown_of
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, answered_whole, anthropic_error, event, json_response, read_json
@@ -166,9 +166,9 @@ def answer_of(blocks: list[dict[str, Any]], name: str) -> list[Message]:
     calls = []
     for block in blocks:
         if block["type"] == "tool_use":
-            if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
+            if not isinstance(block.get("name"), str):
                 raise UsageError(f"{name}.content: a tool_use should have a name and an input")
-            function = {"name": block["name"], "arguments": block["input"]}
+            function = {"name": block["name"], "arguments": said_arguments(block.get("input"))}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
     return [{**message, "tool_calls": calls}] if calls else [message]
 

@@ -1,6 +1,7 @@
 """Conversations as clients send them, and as chat templates know them."""
 
 from collections.abc import Sequence
+from json import dumps
 from typing import Any
 
 from localllm.errors import UsageError
@@ -51,12 +52,19 @@ def calls_of(calls: Any, name: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UsageError(f"{name}: a call should have a function with a name")
-        arguments = function.get("arguments") or "{}"
-        if not isinstance(arguments, str | dict):
-            raise UsageError(f"{name}: the arguments of {function['name'][:60]} should be a text")
-        told = {"name": function["name"], "arguments": arguments}
+        told = {"name": function["name"], "arguments": said_arguments(function.get("arguments"))}
         found.append({"id": str(call.get("id") or ""), "type": "function", "function": told})
     return found
+
+
+def said_arguments(arguments: Any) -> str | dict[str, Any]:
+    """Return the arguments of a call as an object or the text that they are; no arguments are an empty object.
+
+    What is neither, or was cut, is shown to the model as it is.
+    """
+    if arguments is None or arguments == "":
+        return "{}"
+    return arguments if isinstance(arguments, str | dict) else dumps(arguments)
 
 
 def named_results(messages: list[Message]) -> list[Message]:

@@ -17,7 +17,7 @@ from localllm.server.asking import EFFORTS, choice_of, function_of, sampling_of,
 from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
-from localllm.server.messages import ROLES, SHOWING, content_of, named_results, shown_of
+from localllm.server.messages import ROLES, SHOWING, content_of, named_results, said_arguments, shown_of
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
 from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
@@ -111,7 +111,7 @@ def add(found: list[Message], item: dict[str, Any], name: str) -> None:
         else:
             found.append({"role": role, "content": text})
     elif what == "function_call":
-        function = {"name": str(item.get("name")), "arguments": item.get("arguments") or "{}"}
+        function = {"name": str(item.get("name")), "arguments": said_arguments(item.get("arguments"))}
         call = {"id": str(item.get("call_id")), "type": "function", "function": function}
         last_answer(found).setdefault("tool_calls", []).append(call)
     elif what == "function_call_output":
