@@ -299,6 +299,7 @@ class Model:
         room = max(0, available_memory() - self.file.nbytes)
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
+        self.session.sequences.collect()
         chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes, self.written) if live else None
         return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
@@ -309,6 +310,7 @@ class Model:
         """
         if was_forked(self.engine):
             return
+        self.session.sequences.collect()
         if self.prefixes:
             self.prefixes.close()
         if self.written:

@@ -104,6 +104,9 @@ class FakeSequence:
         del self.tokens[keep : keep + count]
         self.aligned = min(self.aligned, self.engine.runs.last_end(keep))
 
+    def release(self) -> None:
+        self.close()
+
     def close(self) -> None:
         self.closed = True
         self.tokens = []

@@ -100,6 +100,9 @@ class FakeSequence:
         self.truncate(length)
         self.engine.rewound.append(length)
 
+    def release(self) -> None:
+        self.close()
+
     def close(self) -> None:
         self.engine.moment()
         self.closed = True

@@ -153,6 +153,9 @@ class SimulatedCard:
     def free(self, address: int) -> None:
         self.memory.pop(address, None)
 
+    def release(self, address: int) -> None:
+        self.free(address)
+
     def pinned(self, size: int) -> np.ndarray:
         return self._bytes(self.allocate(size), size)
 

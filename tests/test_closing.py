@@ -29,7 +29,7 @@ def teams(monkeypatch) -> list:
 
     def noted(self, *given, **named):
         begin(self, *given, **named)
-        begun.append(self.close)
+        begun.append(self._end)
 
     monkeypatch.setattr(Threads, "__init__", noted)
     return begun
@@ -86,6 +86,7 @@ def fake_model(events: list[str]) -> Model:
 
     made = Model.__new__(Model)
     made.prefixes, made.sight, made.engine = part("prefixes"), part("sight"), part("engine", lock=None)
+    made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))
     made.written = SimpleNamespace(save=lambda: events.append("written"))
     made._draft_models, made._readers = {"x": part("draft model")}, {("embedder", None): part("reader")}
     return made

@@ -241,10 +241,12 @@ def test_what_threads_share(monkeypatch):
     called.clear()
     team.threads = [SimpleNamespace(join=lambda: called.append("join"))] * 2
     team.process += 1
-    team.stop()
+    team.end()
+    team.join()
     assert called == []
     team.process -= 1
-    team.stop()
+    team.end()
+    team.join()
     assert called == [(1, address, 1, 0, 0), "join", "join"]
 
 
@@ -271,8 +273,11 @@ def test_threads_walk(monkeypatch):
         def choose(self, *steps):
             done.append(steps)
 
-        def stop(self):
-            done.append("stop")
+        def end(self):
+            done.append("end")
+
+        def join(self):
+            done.append("join")
 
     monkeypatch.setattr(threads, "Team", Known)
     walker = Threads(4, "addresses", "tape")
@@ -282,7 +287,7 @@ def test_threads_walk(monkeypatch):
     assert done[2:] == [(0, 0, 0), (3, 7), (0, 0, 0)]
     walker.close()
     del walker
-    assert done[5:] == ["stop"]
+    assert done[5:] == ["end", "join"]
 
 
 # ---- the backend ----------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_what_files_have_goes_on():
 def test_what_goes_to_files():
     """Prompts that were read anew, once; conversations when that is asked. Only what takes long to read again."""
     engine, files, texts = engine_of(), Files(), []
-    written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)))
+    written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)), collect=lambda: None)
     sequences, ids = Sequences(engine, files, written), [2] * (FIRST + 1)
     sequences.write_conversation()
     assert (files.kept, texts) == ([], [])

@@ -121,6 +121,7 @@ def test_what_nobody_reads_does_not_pile_up(monkeypatch):
     before = WrittenBefore(5000, "v")
     for seed in range(40):
         before.add(numbers(seed, 100), is_kept=True)
+        before.collect()
     for waiting in (before._waiting, before._unsaved):
         assert [list(text) for text in waiting] == [numbers(seed, 100) for seed in range(30, 40)]
     before.add(numbers(50, 2000))

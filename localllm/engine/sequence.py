@@ -49,6 +49,9 @@ class ReadListener(Protocol):
 
     def close(self) -> None: ...
 
+    def release(self) -> None:
+        """Close, but without waiting: see Sequence.release."""
+
 
 class Sequence:
     """One of an engine's sequences. Close it, or forget it: its memory then goes back.
@@ -198,6 +201,13 @@ class Sequence:
         self.images = [
             (begin if begin < keep else begin - count, seen) for begin, seen in self.images if not keep <= begin < end
         ]
+
+    def release(self) -> None:
+        """Queue the memory, which goes back when the engine is used next. Takes no lock: finalizers may call it."""
+        if self._forgotten.detach():
+            self.engine.abandoned.append(self._store)
+            if self.listener:
+                self.listener.release()
 
     def close(self) -> None:
         """Give back the memory; a second time does nothing, nor does it wait then."""

@@ -107,9 +107,11 @@ class Batch:
         self._stopping = True
 
     def close(self) -> None:
-        """Leave everything as it is."""
+        """Leave everything as it is. Takes no lock: a generator that is garbage may do this anywhere."""
         for answering in (*self.running, *self._kept):
-            self._release(answering)
+            sequence, answering.sequence = answering.sequence, None
+            if sequence:
+                sequence.release()
         self.running = []
         self._kept.clear()
         self.waiting.clear()
@@ -325,6 +327,7 @@ class Batch:
             if self._written and answering.request.task.options.speculate != "off":
                 is_kept = len(answering.request.prompt) > LONG
                 self._written.add(answering.ids, answering.request.cached, is_kept)
+                self._written.collect()
             if answering.request.finished:
                 answering.request.answers.sort(key=lambda one: -one.score)
                 self._finished.append(answering.request)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -130,6 +130,10 @@ class Task:
         return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
 
 
+class AnswerStoppedError(Exception):
+    """Raised inside an answer that was told to stop."""
+
+
 class Making:
     """What an answer in the making comes from, and what a Generation tells of it.
 
@@ -149,6 +153,7 @@ class Making:
         self.cached_tokens, self.prefill_s, self.ttft_s, self.decode_s = 0, 0.0, 0.0, 0.0
         self.steps = self.drafted = self.accepted = 0
         self._sequences, self._options, self._earlier = sequences, options, task.earlier
+        self._stopped = False
         self._guide = task.guide(tokenizer, sequences.vocab_size)
         self._end_ids, self._ended = tokenizer.end_ids, False
         self._sampler = Sampler(options.sampling, sequences.vocab_size, tokenizer)
@@ -176,10 +181,22 @@ class Making:
 
         return whole(self._guide.transcript.calls) if self._guide.transcript.calls else []
 
+    def stop(self) -> None:
+        """End before the next step, whichever thread makes it."""
+        self._stopped = True
+
+    def collect(self) -> None:
+        """Take back what was released when the generator was closed."""
+        self._sequences.collect()
+
     def decode(self) -> Generator[TextPart]:
-        """Text as tokens are chosen, until one ends the answer or there is no room for more."""
+        """Text as tokens are chosen, until one ends the answer or there is no room for more.
+
+        The garbage collector may close this generator anywhere: what its contexts do then takes no lock.
+        """
         started = perf_counter()
         with (
+            suppress(AnswerStoppedError),
             self._sequences.beginning_with(self.prompt, self.kept, self._earlier) as begun,
             self._counting(begun.sequence),
             ExitStack() as held,
@@ -193,11 +210,14 @@ class Making:
                 yield from self._drawn(rows, [], started)
             guesses = self._guesses(held, follower) if limit > 1 and not self._ended else None
             while len(self.tokens) < limit and not self._ended:
+                self._require_running()
                 before, draft = len(self.tokens), guesses.draft(limit - len(self.tokens) - 1) if guesses else []
                 rows = self._step(sequence, draft, guesses)
                 yield from self._drawn(rows, draft, started)
                 if guesses:
                     self._learn(sequence, draft, before, guesses)
+        if self._stopped and not self._ended:
+            return
         self.finish_reason = "stop" if self._ended else "length"
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
         yield from self._guide.transcript.flush(self._ended)
@@ -285,10 +305,19 @@ class Making:
         sequence, logits = begun
         self.cached_tokens = len(sequence.tokens)
         if logits is None:
-            logits = read_prompt(sequence, self.prompt, self._options.on_progress)
+            logits = read_prompt(sequence, self.prompt, self._on_progress)
             self._sequences.was_read(sequence, self.cached_tokens, logits)
         self._sampler.read(self.prompt)
         return logits
+
+    def _on_progress(self, done: int, total: int) -> None:
+        self._require_running()
+        if self._options.on_progress:
+            self._options.on_progress(done, total)
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise AnswerStoppedError
 
 
 class Generation:
@@ -358,6 +387,13 @@ class Generation:
             more["tool_calls"] = [call.told() for call in self.calls]
         return {"role": "assistant", "content": self.text, **more}
 
+    def stop(self) -> None:
+        """End the answer before the model's next step. Any thread may call it; whoever iterates sees the end."""
+        self._making.stop()
+
     def close(self) -> None:
-        """Stop here, and let others have the sequence."""
-        self.parts.close()
+        """Stop here, and let others have the sequence. If another thread is iterating, it stops at its next step."""
+        self._making.stop()
+        with suppress(ValueError):  # a generator that is executing: its own thread ends it
+            self.parts.close()
+            self._making.collect()

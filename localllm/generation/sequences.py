@@ -65,6 +65,7 @@ class Sequences:
         self.prefixes, self.written = prefixes, written
         self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
+        self._released: deque[Sequence | Rolling] = deque()  # that answers are done with: see `collect`
         self.lock = lock_for(self)
 
     @contextmanager
@@ -74,11 +75,26 @@ class Sequences:
         keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context. earlier:
         how many of them a conversation of an earlier process held in the end, if they go on with one.
         """
-        begun = self._take(ids, keep, earlier)
+        begun, is_closed = self._take(ids, keep, earlier), False
         try:
             yield begun
+        except GeneratorExit:  # the garbage collector may do this anywhere, even while this thread holds a lock
+            is_closed = True
+            raise
         finally:
-            self._give_back(begun.sequence)
+            self._released.append(begun.sequence)
+            if not is_closed:
+                self.collect()
+
+    def collect(self) -> None:
+        """Take back what answers have released, and keep the latest; a prompt that was read goes to files.
+
+        Waits for locks, so no finalizer may call it.
+        """
+        with self.lock:
+            self._collect()
+        if self.written:
+            self.written.collect()
 
     def was_read(self, sequence: "Sequence | Rolling", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
@@ -95,6 +111,7 @@ class Sequences:
     def _take(self, ids: Ids[int], keep: int | None, earlier: int) -> BegunSequence:
         """One that goes on from what is worth most: of those in memory, or in files if these have still more."""
         with self.lock:
+            self._collect()
             self._leave_end(ids)
             begun, most = None, sys.maxsize
             while begun is None:
@@ -188,6 +205,7 @@ class Sequences:
     def write_conversation(self) -> None:
         """What the latest has read goes to files, for a later process that goes on with it."""
         with self.lock:
+            self._collect()
             if self.written and self._kept:
                 self.written.add(self._kept.tokens, is_kept=True)
             kept = self._kept
@@ -199,6 +217,7 @@ class Sequences:
         latest are kept, as long as there is room for a whole one more.
         """
         with self.lock:
+            self._collect()
             used, places = self.engine.places()
             if self._kept is None or isinstance(self._kept, Rolling) or used + self.context > places:
                 return
@@ -207,17 +226,18 @@ class Sequences:
         if forgotten:
             forgotten.close()
 
-    def _give_back(self, sequence: "Sequence | Rolling") -> None:
-        """Keep it for the next one, instead of what was kept before; a prompt that was read goes to files."""
-        if sequence.closed:  # Python forgets a cycle with it, anywhere, perhaps while the lock is held
-            return
-        with self.lock:
+    def _collect(self) -> None:
+        """Empty the queue of released sequences. The caller holds the lock."""
+        while self._released:
+            sequence = self._released.popleft()
+            if sequence.closed:  # it was garbage together with its answer
+                continue
             self._busy.discard(sequence)
             self._turns[sequence] = self._ended(sequence)
             before, self._kept = self._kept, sequence
             self._write_end()
-        if before:
-            before.close()
+            if before:
+                before.close()
 
 
 def ended_with(conversation: StoredPrefix) -> list[TurnEnds]:

@@ -6,6 +6,7 @@ and what comes again only once; of what is too much the oldest goes.
 
 import hashlib
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -164,12 +165,22 @@ class WrittenBefore:
         self._vocab_size, self._name = vocab_size, name
         self.lock = lock_for(self)
         self._earlier: Earlier | None = None
+        self._added = deque[tuple[np.ndarray, bool]]()  # since `collect`
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
         """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
         text = np.array(texts_only(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
+        self._added.append((text, is_kept))  # no lock: an answer that is garbage ends anywhere
+
+    def collect(self) -> None:
+        """Take in what was added, and no more than is kept. Never call it in a finalizer: it waits for the lock."""
         with self.lock:
+            self._collect()
+
+    def _collect(self) -> None:
+        while self._added:
+            text, is_kept = self._added.popleft()
             self._waiting = latest([*self._waiting, text])
             if is_kept:
                 self._unsaved = latest([*self._unsaved, text])
@@ -177,6 +188,7 @@ class WrittenBefore:
     def earlier(self) -> Earlier:
         """All of it."""
         with self.lock:
+            self._collect()
             if self._earlier is None:
                 self._earlier = self._read()
             while self._waiting:
@@ -196,6 +208,7 @@ class WrittenBefore:
     def save(self) -> None:
         """To the file, with what other processes have put there meanwhile; if that is possible."""
         with self.lock:
+            self._collect()
             texts, self._unsaved = self._unsaved, []
         if not texts or not self._name:
             return

@@ -50,13 +50,19 @@ class Team:
     def live(self, thread: int) -> None:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
-    def stop(self) -> None:
-        """End the threads, after the run that is going on. In a process that was forked from theirs there are none."""
-        if os.getpid() != self.process:
-            return
-        self.run(self.job.ctypes.data, 1, 0, 0)
-        for thread in self.threads:
-            thread.join()
+    def end(self) -> None:
+        """Tell the threads to end, after the run that is going on. In a process that was forked there are none.
+
+        Waits for none of them: a finalizer may run while its thread holds a lock of `threading` that they need to end.
+        """
+        if os.getpid() == self.process:
+            self.run(self.job.ctypes.data, 1, 0, 0)
+
+    def join(self) -> None:
+        """Wait until they have ended."""
+        if os.getpid() == self.process:
+            for thread in self.threads:
+                thread.join()
 
 
 class Threads:
@@ -67,8 +73,13 @@ class Threads:
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
         self._team = Team(addresses, tape, keep)
-        self.close = weakref.finalize(self, self._team.stop)
+        self._end = weakref.finalize(self, self._team.end)
         self._team.start(count)
+
+    def close(self) -> None:
+        """End the threads, and wait for them."""
+        self._end()
+        self._team.join()
 
     def run(self) -> None:
         """Run the tape once, even after `close`, with the caller's thread alone. Several callers take turns.

@@ -71,6 +71,10 @@ class Card(Protocol):
         """Give memory back; nothing happens if the card was closed since."""
         ...
 
+    def release(self, address: int) -> None:
+        """Queue memory to be freed before the next allocation. Calls no driver: finalizers may call it anywhere."""
+        ...
+
     def pinned(self, size: int) -> np.ndarray:
         """Memory of the host that the card reads and writes at the same address, uint8 [size].
 

@@ -2,6 +2,7 @@
 cuBLAS for products on tensor cores. Nothing of this is imported on machines without a driver."""
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import cycle
@@ -101,7 +102,7 @@ class CudaCard:
         self._stream, self._copies = device.create_stream(), device.create_stream()
         self._handle = cublas.create()
         self._kernels: dict[str, Any] = {}
-        self._allocated, self._pinned = set[int](), list[int]()
+        self._allocated, self._pinned, self._released = set[int](), list[int](), deque[int]()
         self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
         self._staging = [self.pinned(CHUNK) for _ in range(2)]
         self._one, self._zero = (np.array([value], np.float32) for value in (1, 0))
@@ -112,6 +113,7 @@ class CudaCard:
     # ---- memory ----
 
     def allocate(self, size: int) -> int:
+        self._free_released()
         self.use()
         address = int(checked(self._driver, self._driver.cuMemAlloc(max(size, 1))))
         self._allocated.add(address)
@@ -123,6 +125,13 @@ class CudaCard:
         self._allocated.discard(address)
         self.use()
         checked(self._driver, self._driver.cuMemFree(address))
+
+    def release(self, address: int) -> None:
+        self._released.append(address)
+
+    def _free_released(self) -> None:
+        while self._released:
+            self.free(self._released.popleft())
 
     def pinned(self, size: int) -> np.ndarray:
         self.use()
@@ -176,6 +185,7 @@ class CudaCard:
             self.free(address)
 
     def free_bytes(self) -> int:
+        self._free_released()
         status, free, _ = self._driver.cuMemGetInfo()
         checked(self._driver, (status,))
         return int(free)

@@ -19,7 +19,7 @@ class CardStates:
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
-            self._card.free(self.address)
+            self._card.release(self.address)
 
 
 class CardLayout(StateLayout):
