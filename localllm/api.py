@@ -50,6 +50,7 @@ class Model:
 
     Attributes:
         path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
+        file_type: what the file calls its mix of formats, as "Q4_K_M".
         name: what the file calls it, or "".  file: the file itself, mapped.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
         tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
@@ -70,6 +71,7 @@ class Model:
     ):
         """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
+        self.file_type = file.type_name
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context

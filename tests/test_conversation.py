@@ -85,7 +85,7 @@ class Session(Turns):
 class Model(SimpleNamespace):
     def __init__(self, name: str = "m", context: int = 80):
         super().__init__(
-            session=Session(), context=context, file=None, name=name, path=f"/{name}.gguf", format="Q8_0", closed=0
+            session=Session(), context=context, file=None, name=name, path=f"/{name}.gguf", file_type="Q8_0", closed=0
         )
 
     def close(self) -> None:

@@ -172,7 +172,7 @@ def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
 )  # fmt: skip
 def test_what_is_pasted_is_marked(can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys):
     """In the block alone, on the terminal that there is."""
-    monkeypatch.setattr(type_ahead, "keys_wait", lambda stream: nullcontext(can))
+    monkeypatch.setattr(type_ahead, "keys_wait", lambda *given: nullcontext(can))
     monkeypatch.setattr(type_ahead, "is_terminal", lambda stream: screens[stream is sys.stdout])
     monkeypatch.setattr(type_ahead, "is_dumb", lambda: dumb)
     with pytest.raises(ZeroDivisionError), type_ahead.type_ahead():

@@ -158,7 +158,7 @@ def tell_model(model: "Model") -> None:
     name = model.name or file_stem(model.path)
     device = "" if model.device in ("CPU", "") else f"{model.device} · "
     context = f"{model.context} tokens of context · " if model.context else ""
-    dim(f"{name} · {model.format} · {device}{context}/help")
+    dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
 def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEAVING = ("bye", "quit", "exit")  # as whole lines, without a slash
 KEYS = {
     "Ctrl-C": "stop the answer; what was said stays",
+    "Ctrl-Z": "suspend; fg goes on",
     "Ctrl-R": "search in what was typed before",
     "Tab": "complete commands, names and files",
     "Alt-Enter": "a new line, as a backslash at the end of a line",
@@ -202,7 +203,7 @@ def set_option(conversation: "Conversation", argument: str, tools: Tools) -> Non
 def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     model = conversation.model
     tell_where(conversation)
-    tell("model", f"{model.name or file_stem(model.path)} · {model.format} · {model.path}")
+    tell("model", f"{model.name or file_stem(model.path)} · {model.file_type} · {model.path}")
     count = len(conversation.lines)
     messages = "1 message" if count == 1 else f"{count} messages"
     of = f" of {model.context}" if model.context else ""
@@ -254,7 +255,7 @@ def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
         conversation.switch(tools.open(argument))
     other = conversation.model
     context = f" · {other.context} tokens of context" if other.context else ""  # a server need not say
-    dim(f"{other.name or file_stem(other.path)} · {other.format}{context}")
+    dim(f"{other.name or file_stem(other.path)} · {other.file_type}{context}")
 
 
 def leave(conversation: "Conversation", argument: str, tools: Tools) -> None:

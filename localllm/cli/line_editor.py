@@ -16,6 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
+from localllm.cli.dumb_editor import DumbLines
 from localllm.cli.history import FileHistory
 from localllm.cli.terminal import exit_on_sigterm, has_colour, is_dumb, is_terminal
 from localllm.system.processes import can_handle_in_loop
@@ -39,6 +40,7 @@ class LineEditor:
             completer=Completions(complete),
             complete_while_typing=False,
             enable_open_in_editor=True,
+            enable_suspend=True,
             output=screen(),
         )
         self._is_ended = False
@@ -83,7 +85,10 @@ class Completions(Completer):
 
 
 class DumbEditor:
-    """The same for a terminal without escape sequences: whole lines, as the system lets one edit them."""
+    """The same for a terminal without escape sequences: whole lines."""
+
+    def __init__(self) -> None:
+        self._lines = DumbLines()
 
     def read(self, text: str = "") -> str:
         """As LineEditor.read; what is given is shown, and sent by an empty line."""
@@ -91,8 +96,7 @@ class DumbEditor:
         if text:
             print(text, file=sys.stderr)
         while True:
-            print("  " if lines else "> ", end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline()
+            line = self._lines.read("  " if lines else "> ")
             if not line and not lines:
                 raise EOFError
             goes_on = line.endswith("\\\n")

@@ -37,6 +37,8 @@ OTHER_FILES = [  # first bytes -> what the file is
     (b"\0" * 24, "zero bytes; download incomplete?"),
 ]
 
+GUESSED = 1 << 10  # of general.file_type: it was guessed from the tensors (llama.h, LLAMA_FTYPE_GUESSED)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
@@ -95,6 +97,17 @@ class GGUFFile:
         for tensor in self.tensors.values():
             weights[tensor.format.name] += math.prod(tensor.shape)
         return weights.most_common(1)[0][0] if weights else "none"
+
+    @property
+    def type_name(self) -> str:
+        """What general.file_type calls the mix of formats, "Q4_K_M" say; the main format where it says nothing."""
+        from localllm.quant.recipes import recipe_named  # here, because most commands do without
+
+        number = self.metadata.get("general.file_type")
+        try:
+            return recipe_named(str(number & ~GUESSED)).name if isinstance(number, int) else self.main_format
+        except KeyError:
+            return self.main_format
 
     @property
     def nbytes(self) -> int:

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -129,6 +129,27 @@ def ending_signals() -> list[int]:
     if sys.platform == "win32":
         return [signal.SIGTERM, signal.SIGBREAK]
     return [signal.SIGTERM]
+
+
+@contextmanager
+def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
+    """In the block, Ctrl-Z calls `leave`, stops the process, and calls `come_back` when a shell lets it go on."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)  # of this thread: it comes back when the process goes on
+        signal.signal(signal.SIGTSTP, stop)
+        come_back()
+
+    before = signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 def interrupt_main() -> None:

@@ -2,10 +2,12 @@
 
 import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
+
+from localllm.system.processes import around_stops
 
 UTF_8 = 65001  # Windows' number of it
 # The terminal's keys and screen, whatever the standard streams are.
@@ -86,9 +88,26 @@ def forget_typed(keys: Any) -> None:
         termios.tcflush(keys, termios.TCIFLUSH)
 
 
+def shows_keys(stream: Any) -> bool:
+    """Whether a terminal shows what is typed: some programs that use one do that themselves."""
+    if sys.platform == "win32":
+        return True
+    import termios
+
+    try:
+        return bool(termios.tcgetattr(stream.fileno())[3] & termios.ECHO)
+    except (termios.error, OSError, ValueError):
+        return False
+
+
 @contextmanager
-def keys_wait(stream: Any) -> Iterator[bool]:
-    """In the block, keys are not shown, and come as an editor gets them; whether that can be had."""
+def keys_wait(
+    stream: Any, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
+) -> Iterator[bool]:
+    """In the block, keys are not shown, and come as an editor gets them; whether that can be had.
+
+    When Ctrl-Z stops the process, the terminal is as it was meanwhile; leave and come_back are called around that.
+    """
     if sys.platform == "win32":
         with console_keys_wait(stream) as can:
             yield can
@@ -104,11 +123,21 @@ def keys_wait(stream: Any) -> Iterator[bool]:
     quiet = [*before]
     quiet[0] &= ~(termios.ICRNL | termios.INLCR)
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
-    try:
-        yield True
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+    def left() -> None:
+        leave()
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+    def came_back() -> None:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
+        come_back()
+
+    with around_stops(left, came_back):
+        termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
+        try:
+            yield True
+        finally:
+            termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
 @contextmanager

@@ -29,7 +29,8 @@ class RemoteModel:
         session: the conversation with it.
     """
 
-    prefixes, file, fills, format, device, arch = None, None, False, "endpoint", "", ""
+    prefixes, file, fills, device, arch = None, None, False, "", ""
+    format = file_type = "endpoint"
     warnings: Sequence[str] = ()
 
     def __init__(self, endpoint: Endpoint, name: str | None = None, form: Form | None = None):

@@ -1,0 +1,145 @@
+"""Ctrl-Z in a chat, under a shell that controls jobs; and terminals that know no escape sequences."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from terminal import PROGRAM, PROMPT, Terminal
+
+from localllm.files.gguf_file import GGUFFile
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX"),
+    pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here"),
+]
+SHELL = ["bash", "--norc", "--noprofile", "-i"]
+MODES = "stty -a | tr ';' ' ' | grep -owE -- '-?(icanon|echo|icrnl|isig)' | sort | tr '\\n' ' '\r"
+USUAL = "echo icanon icrnl isig "
+
+
+class Shell(Terminal):
+    """A shell in which a chat was begun."""
+
+    def __init__(self, tmp_path: Path, tiny: str, term: str, *arguments: str):
+        folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_STATE_HOME": str(tmp_path / "state")}
+        super().__init__(program=SHELL, PS1="SH> ", TERM=term, **folders)
+        self.ready = "> " if term == "dumb" else PROMPT
+        words = [*PROGRAM, "chat", tiny, "--session", "s", "--temp", "0", *arguments]
+        self.type(" ".join(words) + "\r")
+        self.expect("/help")
+        self.expect(self.ready)
+
+    def stop_and_return(self) -> None:
+        """Ctrl-Z, a look at the terminal, and fg."""
+        self.type("\x1a")
+        self.expect("Stopped")
+        self.expect("SH> ")
+        self.type(MODES)
+        self.expect("sort")  # the words as they are typed
+        self.expect(USUAL)
+        self.type("fg\r")
+        self.expect("--session")
+
+    def said(self, tmp_path: Path) -> list[str]:
+        """What the user has asked, as the session has it."""
+        [file] = (tmp_path / "data").rglob("s.jsonl")
+        lines = map(json.loads, file.read_text().splitlines())
+        return [line["content"] for line in lines if line.get("role") == "user"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_ctrl_z_at_the_prompt(tmp_path: Path, tiny: str, term: str):
+    chat = Shell(tmp_path, tiny, term, "-n", "4")
+    chat.type("What is")
+    chat.expect("What is")
+    chat.stop_and_return()
+    chat.expect("What is")
+    chat.type(" it?\r")
+    chat.expect("cut after 4 tokens")
+    chat.expect(chat.ready)
+    assert chat.said(tmp_path) == ["What is it?"]
+    chat.stop_and_return()
+    chat.expect(chat.ready)
+    chat.type("\x04")
+    chat.expect("SH> ")
+    chat.type(MODES + "exit\r")
+    chat.expect(USUAL)
+    chat.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_ctrl_z_in_an_answer(tmp_path: Path, tiny: str, term: str):
+    """It goes on after fg, keys still wait, and nothing of Ctrl-Z gets into the next question."""
+    chat = Shell(tmp_path, tiny, term, "-n", "100000", "-c", "100000")
+    chat.type("Go\r")
+    chat.expect("\ufffd{3}")
+    for _ in range(2):
+        chat.stop_and_return()
+        chat.expect("\\S{9}")
+    chat.type("next")
+    chat.type("\x03")
+    chat.expect("interrupted")
+    chat.expect(chat.ready)
+    chat.type("then\r")
+    chat.expect("\ufffd{3}")
+    chat.type("\x03")
+    chat.expect("interrupted")
+    chat.expect(chat.ready)
+    assert chat.said(tmp_path) == ["Go", "then"]
+    chat.type("\x04")
+    chat.expect("SH> ")
+    chat.type(MODES + "exit\r")
+    chat.expect(USUAL)
+    chat.end()
+
+
+@pytest.mark.slow
+def test_a_long_line_on_a_dumb_terminal(tmp_path: Path, tiny: str):
+    """A terminal's own lines end at 4095 bytes without a word; and what is typed can be edited."""
+    chat = Shell(tmp_path, tiny, "dumb", "-n", "2", "-c", "30000", "--seed", "1")
+    words = " ".join(f"wörd{number}" for number in range(1200))
+    chat.type(words + "\r")
+    chat.expect("cut after 2 tokens")
+    chat.expect("> ")
+    chat.type("wrong\x15one twp\x7fo thre\x17three\r")
+    chat.expect("cut after 2 tokens")
+    chat.expect("> ")
+    chat.type("a\\\rb\r")
+    chat.expect("cut after 2 tokens")
+    assert len(words) > 6000 and chat.said(tmp_path) == [words, "one two three", "a\nb"]
+    assert "\x1b" not in re.sub("\x1b\\[\\?2004[hl]", "", chat.seen)
+    chat.expect("> ")
+    chat.type("\x04")
+    chat.expect("SH> ")
+    chat.type("exit\r")
+    chat.end()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(15, "Q4_K_M"), (1024 + 18, "Q6_K"), (999, "F32"), ("x", "F32"), (None, "F32")]
+)
+def test_a_chat_tells_the_type_of_its_file(tiny: str, number: object, name: str):
+    """As its maker called it, whatever format most weights have."""
+    with GGUFFile.open(tiny) as file:
+        file.metadata["general.file_type"] = number
+        assert (file.type_name, file.main_format) == (name, "F32")
+
+
+def test_the_header_of_a_real_chat(tmp_path: Path, tiny: str):
+    """A file of mixed formats, of which most weights have another one than its name says."""
+    other = tmp_path / "mixed.gguf"
+    data = bytearray(Path(tiny).read_bytes())
+    key = data.index(b"general.file_type") + len(b"general.file_type") + 4
+    data[key : key + 4] = (15).to_bytes(4, "little")
+    other.write_bytes(data)
+    chat = Terminal("chat", str(other), XDG_DATA_HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path))
+    assert " · Q4_K_M · " in chat.expect("/help")
+    chat.prompt()
+    assert "Q4_K_M" in chat.say("/show")
+    chat.type("\x04")
+    assert chat.end() == 0
