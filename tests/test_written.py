@@ -125,6 +125,7 @@ def test_what_nobody_reads_does_not_pile_up(monkeypatch):
     for waiting in (before._waiting, before._unsaved):
         assert [list(text) for text in waiting] == [numbers(seed, 100) for seed in range(30, 40)]
     before.add(numbers(50, 2000))
+    before.collect()
     assert len(before._waiting) == 1
 
 
