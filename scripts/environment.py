@@ -3,7 +3,8 @@
 
     environment.py prepare [EXTRA]    localllm, installed in place: edits take effect at once; dev: tools to work on it
     environment.py demo               asks the built-in model a question; the answer alone goes to stdout
-    environment.py test [ARGUMENTS]   pytest, one test more at once than there are cores
+    environment.py test [ARGUMENTS]   pytest, one test more at once than there are cores; --real: brings real models,
+                                      and runs their tests one by one
 
 Needs nothing but Python 3.11. A second run changes nothing: each kind of installation leaves a note of the folder and
 the pyproject.toml that it was made from, and is made again when they differ.
@@ -69,8 +70,18 @@ def test(arguments: list[str]) -> int:
     With more threads the workers' matrix products wait for each other: a third of their time.
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    words = [PYTHON, "-m", "pytest", "-n", str(cores() + 1), "--dist", "worksteal", *arguments]
+    at_once = ["-n", str(cores() + 1), "--dist", "worksteal"]
+    if "--real" in arguments:
+        at_once = []  # a real model takes all cores
+        fetch_real_models()
+    words = [PYTHON, "-m", "pytest", *at_once, *arguments]
     return subprocess.run(words, cwd=ROOT, env=environment).returncode
+
+
+def fetch_real_models() -> None:
+    """Bring those that are not there; tests without theirs are skipped, with a reason."""
+    if subprocess.run([PYTHON, "scripts/real_models.py"], cwd=ROOT, stdout=sys.stderr).returncode:
+        say("Going on without the real models that are not there ...")
 
 
 def cores() -> int:

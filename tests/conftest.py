@@ -11,6 +11,7 @@ from pathlib import Path
 
 import compile_once
 import pytest
+import real
 import selection
 from models import write_model
 from tiny_model import write_tiny_model
@@ -72,6 +73,18 @@ def shared() -> Path:
         missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         missing(f"needs the shared folder, which is missing: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Callable[[str], Path]:
+    """By the name of a row in scripts/real_models.toml: where it lies. Skips the test where it is not there."""
+
+    def path(name: str) -> Path:
+        if missing := real.reason_to_skip(name):
+            pytest.skip(missing)
+        return real.path_of(name)
+
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,10 @@ module's `pytestmark`, it means those that have the parameter. `every` says how 
 which values are no such cases. Whoever names a case, as in file.py::test[case], gets it. Hypothesis takes its seed from
 the commit as well.
 
+Tests with `@pytest.mark.real` need real models, or minutes of them, and run with --real alone.
+
     --all            all cases, everything at length, and hypothesis with a new seed
+    --real           the tests of real models, and no others
     --commit HASH    what another commit sees
 
 Outside of git there is always the same sample. A plugin of pytest, which conftest.py registers.
@@ -43,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--all", dest="everything", action="store_true",
         help="run all cases, also those that most commits leave out, and hypothesis with a new seed",
     )  # fmt: skip
+    group.addoption("--real", action="store_true", help="run the tests of real models, and no others")
     group.addoption("--commit", metavar="HASH", help="leave out what that commit leaves out, not HEAD")
 
 
@@ -54,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sampled(*parameters, every=3, always=()): runs at each third commit; see tests/selection.py"
     )
+    config.addinivalue_line("markers", "real: needs real models; runs with --real alone")
     option.commit = (option.commit or head())[:HASH]
     if option.hypothesis_seed is None:
         option.hypothesis_seed = str(secrets.randbits(32) if option.everything else number(option.commit))
@@ -99,10 +104,14 @@ def seconds(item: pytest.Item) -> int:
 @pytest.hookimpl(tryfirst=True)  # before -m is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave cases out. Those are slow; the slowest go first, so that no core waits for another's last one."""
+    is_named = any("::" in argument for argument in config.args)
+    if config.option.real or not is_named:
+        others = [item for item in items if bool(item.get_closest_marker("real")) != config.option.real]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in {*others}]
     turns = {item: found for item in items if (found := turn(item))}
     for item in turns:
         item.add_marker("slow")
-    is_named = any("::" in argument for argument in config.args)
     if not (config.option.everything or is_named):
         left_out = {item for item, (case, every) in turns.items() if not has_turn(case, config.option.commit, every)}
         config.hook.pytest_deselected(items=[*left_out])
