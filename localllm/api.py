@@ -428,10 +428,11 @@ def options(
     sampling = {name: plain(value) for name, value in sampling.items()}
     others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
     given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
+    whitespace = sampling.pop("json_whitespace", False)
     if given:
         from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
 
-        others["constraint"] = constraint_of(**given, json_whitespace=sampling.pop("json_whitespace", False))
+        others["constraint"] = constraint_of(**given, json_whitespace=whitespace)
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")

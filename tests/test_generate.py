@@ -11,6 +11,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import generate, leaps
+from localllm.generation.calls import ToolUse
 from localllm.generation.draft_model import Drafter, account_of
 from localllm.generation.generate import Generation, GenerationOptions, Making, Task
 from localllm.generation.leaps import Leaps
@@ -344,8 +345,9 @@ def test_what_a_reader_of_calls_holds_comes_at_the_end(
         *ready, held[0] = held[0] + text
         return [TextPart(ANSWER, "".join(ready))]
 
-    reader = SimpleNamespace(push=push, flush=lambda: [TextPart(ANSWER, held[0])])
-    transcript = Transcript(tokenizer.stream(), stops, calls=SimpleNamespace(reader=lambda: reader, shown={}, plain={}))
+    reader = SimpleNamespace(push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
+    calls = SimpleNamespace(reader=lambda: reader, json_reader=lambda: None, shown={}, plain={}, use=ToolUse([]))
+    transcript = Transcript(tokenizer.stream(), stops, calls=calls)
     parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]
     assert transcript.text == before
     parts += transcript.flush()

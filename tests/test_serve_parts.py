@@ -1142,7 +1142,7 @@ def test_blocks():
         (OPEN, 4, ""), (DELTA, 4, "d"), (CLOSE, 4, ""),
     ]  # fmt: skip
     told = [(block.kind, block.name, block.text) for block in blocks.all]
-    assert told == [(THOUGHT, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", "{}"), (ANSWER, "", "d")]
+    assert told == [(THOUGHT, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
     assert blocks.calls
 
 

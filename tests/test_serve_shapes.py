@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 
 THINKING = QWEN + "{# <think> </think> #}"
 SCRIPT = {"all": '<think>Hm</think>So\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "short": "ab"}
-CALLED = {"name": "f", "arguments": '{"a": 1}'}
+CALLED = {"name": "f", "arguments": '{"a":1}'}
 FORM = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": FORM}}]
 FLAT_TOOLS, CLAUDE_TOOLS = (

@@ -133,10 +133,21 @@ def test_a_form_and_tools_of_a_model_that_knows_nothing(guide: Served):
     assert calls + texts > 3
 
 
-def test_a_form_that_begins_as_a_call_does(guide: Served):
-    """Where calls are JSON, nobody could tell."""
-    reply = guide.chat("Hi", tools=TOOLS, regex=r'\{"name": "[a-z]+"\}')
-    assert reply.status == 400 and "begins as a call does" in reply.json["error"]["message"]
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": r'\{"name": "[a-z]{1,9}"\}'},
+        {"response_format": {"type": "json_object"}, "max_tokens": 40},
+    ],
+)
+def test_a_form_that_begins_as_a_call_does(guide: Served, form: dict):
+    """Where calls are JSON, what names a tool and has arguments is one."""
+    for seed in range(6):
+        choice = guide.chat("Hi", tools=TOOLS, seed=seed, temperature=1.5, **form).json["choices"][0]
+        if choice["finish_reason"] == "stop":
+            assert json.loads(choice["message"]["content"]).keys() != {"name", "arguments"}
+        for name, _ in calls_in(choice["message"]) if choice["finish_reason"] == "tool_calls" else ():
+            assert name in ("get_weather", "now")
 
 
 def test_a_call_that_is_cut(told: Served):

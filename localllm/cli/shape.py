@@ -42,7 +42,7 @@ class Shape:
     ] = None
 
     json_whitespace: Annotated[
-        bool, option("--json-whitespace", help="Allow spaces and line breaks between the parts of JSON.")
+        bool, option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
     ] = False
 
     def constraint(self) -> "Constraint | None":

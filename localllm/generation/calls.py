@@ -15,7 +15,7 @@ from localllm.frozen import frozen
 from localllm.generation.call_format import HARMONY, ID, CallFormat
 from localllm.generation.call_reader import CallReader, is_text
 from localllm.generation.json_calls import JsonCallReader
-from localllm.generation.schemas import exact
+from localllm.generation.schemas import WHITE_SPACE, exact
 from localllm.generation.thinking import SIGN
 
 if TYPE_CHECKING:
@@ -62,12 +62,14 @@ class ToolUse:
         choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call, once.
         parallel: whether it may make several calls.
         json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
+        json_whitespace: keep the white space between the parts of arguments.
     """
 
     tools: Sequence[Tool]
     choice: str = "auto"
     parallel: bool = True
     json_calls: bool = True
+    json_whitespace: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -125,13 +127,6 @@ class Calls:
     def have_heads(self) -> bool:
         """Whether a message's head says that it is one, as in harmony, where thoughts may be in front."""
         return self.format.opening == HARMONY.opening
-
-    def require_apart(self, form: "Matcher") -> None:
-        """Raises UsageError for a form that begins as a call does: nobody could tell one from the other."""
-        opening = self.format.opening.lstrip()
-        first = next(iter(self._tokenizer.fragments(opening)), None)
-        if not isinstance(first, int) and form.copy().accept_text(opening):
-            raise UsageError("tools do not go together with a form that begins as a call does, as JSON with spaces may")
 
     def reader(self) -> CallReader:
         """For an answer that has not begun."""
@@ -262,8 +257,7 @@ class Calls:
         return " ".join(found)
 
 
-# White space as models write JSON, and the same limits as of Constraint.of_schema.
-_OPTIONS = {"coerce_one_of": False, "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+_OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
 
 
 def regex(text: str) -> str:

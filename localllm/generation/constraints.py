@@ -19,7 +19,7 @@ import numpy as np
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.gbnf import lark_of
-from localllm.generation.schemas import exact, in_order
+from localllm.generation.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.thinking import THOUGHT, Thinking
 from localllm.system.processes import after_fork
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from localllm.text.tokenizer import Tokenizer
 
-# White space between the parts of JSON: none, a space, or one or two line breaks with an indentation. Without a limit a
-# model may go on with spaces for ever.
-_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _SHOWN = 300  # characters of an error
 TOOLS = "tools"  # the kind of a grammar of calls, whose tokens are a vocabulary's
 _KEPT = 64  # constraints that are ready for another answer
@@ -42,10 +39,12 @@ class Constraint:
 
     Attributes:
         kind: "schema", "grammar", "regex" or "tools".  grammar: as llguidance has it.
+        is_compact: whether the white space between the parts of JSON, which a model may write, is left out of the text.
     """
 
     kind: str
     grammar: str
+    is_compact: bool = False
 
     @property
     def promise(self) -> str:
@@ -77,14 +76,15 @@ class Constraint:
     def of_schema(cls, schema: Any, whitespace: bool = False) -> "Constraint":
         """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models.
 
-        whitespace: allow it between the parts of JSON; else the text is compact.
+        whitespace: keep what the model writes of it between the parts of JSON; else the text is compact.
         """
         from llguidance import LLMatcher
 
-        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITE_SPACE if whitespace else ""}
+        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
         try:
             given = exact(_schema_of(schema))
-            return cls("schema", LLMatcher.grammar_from_json_schema(given, overrides=options))  # type: ignore[arg-type]
+            grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
+            return cls("schema", grammar, not whitespace)
         except ValueError as error:
             raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
         except RecursionError:

@@ -78,6 +78,11 @@ class GenerationOptions:
             if not require_text("stop", text):
                 raise UsageError("stop should not be empty")
 
+    @property
+    def is_compact(self) -> bool:
+        """Whether an answer is JSON whose white space is left out."""
+        return self.constraint is not None and self.constraint.is_compact
+
     def limit(self, room: int) -> int:
         """The most tokens of an answer for which the context has this much room."""
         room = sys.maxsize if self.on_overflow == "shift" else room
@@ -117,7 +122,7 @@ class Task:
             from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
 
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
-        transcript = Transcript(self.decoder, self.options.stop, self.thinking, calls)
+        transcript = Transcript(self.decoder, self.options.stop, self.thinking, calls, self.options.constraint)
         if calls is None:
             return Guide(transcript, self.thinking, matcher)
         if calls.must:
@@ -126,7 +131,6 @@ class Task:
             return Guide(transcript, self.thinking, matcher, calls.matcher(vocab))
         from localllm.generation.either import Either
 
-        calls.require_apart(matcher)
         return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.generation.call_reader import CALL
+from localllm.generation.either import Either
 from localllm.generation.speculation import SURE, Guess
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart, Thinking
 from localllm.generation.transcript import Transcript
@@ -118,6 +120,8 @@ class Guide:
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
+        if isinstance(self._matcher, Either) and any(part.kind == CALL for part in parts):
+            self._matcher.form = None  # a tool and its arguments: a form that allows the same would be chosen by nobody
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
             parts += self._begin_call(self._calls, self.transcript.reader.pending)
         elif getattr(self._matcher, "calls", self) is None:  # an Either's: it is no call

@@ -10,6 +10,9 @@ Schema = dict[str, Any]
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by names
 _VALUES = ("enum", "const", "default", "examples", "example")  # keywords with values, which are no schemas
 _BOUNDS = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
+# White space between the parts of JSON, as models were trained to write it: none, a space, or one or two line breaks
+# with an indentation. Without a limit a model may go on with spaces for ever.
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,64})?"
 _LEAST = 1e-9  # a bound is moved by so much, relative to it
 
 

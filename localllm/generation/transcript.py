@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
+from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.json_text import JsonCompactor
 from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.generation.calls import Calls
+    from localllm.generation.constraints import Constraint
     from localllm.generation.said_call import SaidCall
 
 
@@ -53,14 +56,19 @@ class Transcript:
         stops: Sequence[str] = (),
         thinking: Thinking | None = None,
         calls: "Calls | None" = None,
+        form: "Constraint | None" = None,
     ):
-        """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be."""
+        """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be.
+        form: of the answer, if it is not free.
+        """
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
-        self._json_reader = calls.json_reader() if calls else None
+        self._json_reader = calls.json_reader() if calls and form is None else None
         self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
+        self._answer_json = JsonCompactor() if form and form.is_compact else None
+        self._call_json = None if calls is None or calls.use.json_whitespace else JsonCompactor()
         self.text = self.thinking = ""
         self.calls: list[SaidCall] = []
 
@@ -69,6 +77,7 @@ class Transcript:
         twin = copy(self)
         twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
         twin._json_reader = copy(self._json_reader)
+        twin._answer_json, twin._call_json = copy(self._answer_json), copy(self._call_json)
         twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
         return twin
 
@@ -138,6 +147,8 @@ class Transcript:
             if SIGN in text:
                 for mark, plain in self._plain.items():
                     text = text.replace(mark, plain)
+            if compactor := {ANSWER: self._answer_json, ARGUMENTS: self._call_json}.get(kind):
+                text = compactor.push(text)
             said += self._kept(kind, self._stops.push(text) if kind == ANSWER else text)
         return said
 
@@ -149,5 +160,7 @@ class Transcript:
         elif text:
             from localllm.generation.said_call import take  # seldom needed
 
+            if kind == CALL and self._call_json:
+                self._call_json = JsonCompactor()
             take(self.calls, TextPart(kind, text))
         return [TextPart(kind, text)] if text else []

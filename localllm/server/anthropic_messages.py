@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.thinking import THOUGHT
-from localllm.server.asking import EFFORTS, MOST_STOPS, sampling_of
+from localllm.server.asking import EFFORTS, MOST_STOPS, call_options, json_options, sampling_of
 from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
@@ -68,7 +68,7 @@ def question_of(body: Body, max_tokens: int | None) -> Question:
         if format := output.object("format"):
             from localllm.generation.constraints import constraint_of
 
-            constraint = constraint_of(format.mapping("schema"))
+            constraint = constraint_of(format.mapping("schema"), **json_options(body))
     options = GenerationOptions(
         max_tokens, stops, sampling_of(body), constraint=constraint, tools=tools_of(body), think=think,
         think_budget=budget,
@@ -103,12 +103,12 @@ def tools_of(body: Body) -> "ToolUse | None":
     tools = [tool_of(Body.of(tool, "tools")) for tool in given if not is_foreign(tool)]
     if not tools:
         return None
-    json_calls = body.get("json_calls") is not False
+    more = call_options(body)
     if choice is None:
-        return ToolUse(tools, json_calls=json_calls)
+        return ToolUse(tools, **more)
     asked = choice.choice("type", ("auto", "any", "tool", "none")) or "auto"
     named = choice.needed_text("name") if asked == "tool" else {"any": "required"}.get(asked, asked)
-    return ToolUse(tools, named, not choice.flag("disable_parallel_tool_use"), json_calls)
+    return ToolUse(tools, named, not choice.flag("disable_parallel_tool_use"), **more)
 
 
 def is_foreign(tool: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
@@ -72,7 +72,30 @@ def constraint_of_format(body: Body) -> "Constraint | None":
     """Of response_format, or of our own grammar (GBNF) and regex. Raises UsageError."""
     from localllm.generation.constraints import constraint_of
 
-    return constraint_of(schema_of(body.object("response_format")), body.text("grammar"), body.text("regex"))
+    schema = schema_of(body.object("response_format"))
+    return constraint_of(schema, body.text("grammar"), body.text("regex"), **json_options(body))
+
+
+class JsonOptions(TypedDict):
+    """How JSON is written, of answers and of arguments."""
+
+    json_whitespace: bool
+
+
+class CallOptions(JsonOptions):
+    """What our own fields say of calls."""
+
+    json_calls: bool
+
+
+def json_options(body: Body) -> JsonOptions:
+    """Raises UsageError."""
+    return {"json_whitespace": body.flag("json_whitespace")}
+
+
+def call_options(body: Body) -> CallOptions:
+    """Raises UsageError."""
+    return {"json_calls": body.get("json_calls") is not False, **json_options(body)}
 
 
 def schema_of(format: Body | None) -> Any:
@@ -96,10 +119,10 @@ def tools_of(body: Body) -> "ToolUse | None":
     from localllm.generation.calls import ToolUse
 
     given, choice = body.items("tools") or (), body.get("tool_choice")
-    parallel, json_calls = body.get("parallel_tool_calls") is not False, body.get("json_calls") is not False
+    parallel, more = body.get("parallel_tool_calls") is not False, call_options(body)
     if not given:
         return None
-    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel, json_calls)
+    return ToolUse([function_of(Body.of(tool, "tools")) for tool in given], choice_of(choice), parallel, **more)
 
 
 def function_of(tool: Body) -> "Tool":

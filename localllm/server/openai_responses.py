@@ -13,7 +13,15 @@ from localllm.errors import UsageError
 from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.thinking import THOUGHT
-from localllm.server.asking import EFFORTS, choice_of, function_of, sampling_of, schema_of
+from localllm.server.asking import (
+    EFFORTS,
+    call_options,
+    choice_of,
+    function_of,
+    json_options,
+    sampling_of,
+    schema_of,
+)
 from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
 from localllm.server.ids import new_id
@@ -56,9 +64,10 @@ def question_of(body: Body) -> Question | None:
     effort = reasoning.choice("effort", tuple(EFFORTS)) if reasoning else None
     from localllm.generation.constraints import constraint_of
 
+    constraint = constraint_of(schema, **json_options(body))
     options = GenerationOptions(
-        body.whole("max_output_tokens", 1), (), sampling_of(body), constraint=constraint_of(schema),
-        tools=tools_of(body), think=EFFORTS[effort] if effort else "auto",
+        body.whole("max_output_tokens", 1), (), sampling_of(body), constraint=constraint, tools=tools_of(body),
+        think=EFFORTS[effort] if effort else "auto",
     )  # fmt: skip
     told = conversation(body.get("input"))
     if not told:
@@ -74,14 +83,14 @@ def tools_of(body: Body) -> "ToolUse | None":
     from localllm.generation.calls import ToolUse
 
     given, choice = body.items("tools") or (), body.get("tool_choice")
-    parallel, json_calls = body.get("parallel_tool_calls") is not False, body.get("json_calls") is not False
+    parallel, more = body.get("parallel_tool_calls") is not False, call_options(body)
     named = [Body.of(tool, "tools") for tool in given]
     tools = [function_of(tool) for tool in named if tool.get("type") == "function"]
     if not tools:
         return None
     if isinstance(choice, dict) and choice.get("type") != "function":
         choice = None
-    return ToolUse(tools, choice_of(choice), parallel, json_calls)
+    return ToolUse(tools, choice_of(choice), parallel, **more)
 
 
 def conversation(given: Any) -> list[Message]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from localllm.frozen import frozen
+from localllm.generation.json_text import JsonCompactor
 from localllm.generation.said_call import SaidCall, whole
 from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
 
@@ -17,7 +18,9 @@ class Streaming:
         text: by kind.  usage: tokens that were counted.  finish_reason: "" before.  events: that had something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_compact: bool = False) -> None:
+        """is_compact: whether the answer is JSON whose white space is left out."""
+        self._compactor = JsonCompactor() if is_compact else None
         self.text, self.finish_reason, self.events = {ANSWER: "", THOUGHT: ""}, "", 0
         self.usage: dict[str, Any] = {}
         self._calls = dict[int, SaidCall]()
@@ -42,6 +45,8 @@ class Streaming:
                 ANSWER, delta.get("content") or choice.get("text")
             )  # fmt: skip
             for kind, text in texts:
+                if kind == ANSWER and isinstance(text, str) and self._compactor:
+                    text = self._compactor.push(text)
                 if isinstance(text, str) and text:
                     self.text[kind] += text
                     self.events += 1
@@ -82,7 +87,7 @@ class RemoteAnswer:
     completion_tokens: int = 0
 
     @classmethod
-    def of(cls, choice: Any, usage: Any) -> "RemoteAnswer":
+    def of(cls, choice: Any, usage: Any, is_compact: bool = False) -> "RemoteAnswer":
         choice = choice if isinstance(choice, dict) else {}
         message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
         text = message.get("content") or choice.get("text") or ""
@@ -94,4 +99,5 @@ class RemoteAnswer:
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
         count = count if isinstance(count, int) else 0
         mean = sum(found) / len(found) if found else 0.0
-        return cls(str(text), str(thought), REASONS.get(reason, str(reason)), mean, bool(found), count)
+        text = JsonCompactor().push(str(text)) if is_compact else str(text)
+        return cls(text, str(thought), REASONS.get(reason, str(reason)), mean, bool(found), count)

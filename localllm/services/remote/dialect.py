@@ -72,6 +72,8 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
             raise refusal(each.name, dialect)
         request[dialect.sampling[each.name]] = plain(value)
     request |= formed(form, dialect) | thoughtful(options, dialect)
+    if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
+        request["json_whitespace"] = True
     if options.tools and options.tools.callable:
         request["tools"] = [tool.told() for tool in options.tools.callable]
     return request

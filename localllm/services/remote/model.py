@@ -131,7 +131,8 @@ class RemoteSession(Turns):
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices:
             raise EndpointError(f"{self._model.endpoint.url} has sent no answer")
-        found = [RemoteAnswer.of(choice, reply.get("usage")) for choice in choices]
+        is_compact = options is not None and options.is_compact
+        found = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
         return sorted(found, key=lambda answer: -answer.logprob) if all(one.tells_logprobs for one in found) else found
 
     def _answered(
@@ -165,7 +166,7 @@ class RemoteGeneration:
         options = options or GenerationOptions()
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         self._fields, self._model, self._path = {**model.fields(options), **what, **stream}, model, path
-        self._said = Streaming()
+        self._said = Streaming(options.is_compact)
         self._events: Iterator[Any] | None = None
         self.seed, self.finish_reason = options.sampling.seed, "interrupted"
         self.ttft_s = self.decode_s = self.prefill_s = 0.0
