@@ -30,17 +30,6 @@ def test_fast_cores_of_windows():
     assert [*cpu.core_records(other)] == [(1, [2])]  # of another group nobody can say it in one number
 
 
-@pytest.mark.parametrize(("files", "quota"), [
-    ({"/sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5), ({"/sys/fs/cgroup/cpu.max": "max 100000"}, 1e6),
-    ({"/sys/fs/cgroup/cpu.max": "0 100000"}, 1e6), ({"/sys/fs/cgroup/cpu.max": "1 0"}, 1e6), ({}, 1e6),
-    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 3.0),
-    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 1e6),
-])  # fmt: skip
-def test_quotas_of_control_groups(files: dict[str, str], quota: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu, "read_text", lambda path: files.get(path, ""))
-    assert cpu.cgroup_quota() == quota
-
-
 @pytest.mark.parametrize(("quota", "cores", "processors"), [(1e6, 4, 8), (2.9, 2, 2), (6.0, 4, 6), (0.5, 1, 1)])
 def test_cores_within_a_quota(quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu, "cgroup_quota", lambda: quota)

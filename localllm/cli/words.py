@@ -3,14 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localllm.cli.llama_names import SAME, Foreign, is_foreign, is_switch, left_out, refusal, value_here
 from localllm.cli.parameters import Parameter
 from localllm.errors import UsageError
-
-if TYPE_CHECKING:
-    from localllm.cli.defaults import Chosen
 
 COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made of options only
 
@@ -153,12 +150,12 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: Sequence[Parameter], words: Words, elsewhere: Mapping[str, "Chosen"]) -> str:
+def as_typed(message: str, params: Sequence[Parameter], words: Words, elsewhere: Mapping[str, Any]) -> str:
     """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
     begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
     source of its value. What stands in the message because it is a value, a file called "keys" say, stays.
 
-    elsewhere: values that were not typed.
+    elsewhere: as Chosen, what was not typed.
     """
     names = {param.name: param.on for param in params if not param.is_argument}
     values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from localllm.system.control_groups import cgroup_quota
+
 # Linux: which word of the auxiliary vector tells (AT_HWCAP, AT_HWCAP2), and which bit (HWCAP_ASIMDDP, HWCAP2_I8MM).
 LINUX = {"dotprod": (16, 20), "i8mm": (26, 13)}
 MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
@@ -121,7 +123,7 @@ def object_triple(triple: str) -> str:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by its affinity and its control group's quota; at least 1."""
+    """Physical cores that this process may use, by its affinity and its control groups' quotas; at least 1."""
     return max(1, min(physical_cores(), int(cgroup_quota())))
 
 
@@ -148,18 +150,6 @@ def physical_cores() -> int:
         return os.cpu_count() or 1
     siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
     return len({read_text(path) or path for path in siblings})
-
-
-def cgroup_quota() -> float:
-    """Processors' worth of time that the control group allows, infinite if it sets no limit."""
-    words = read_text("/sys/fs/cgroup/cpu.max").split()
-    if len(words) != 2:  # version 1
-        words = [read_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
-    try:
-        quota = int(words[0]) / int(words[1])
-    except (ValueError, ZeroDivisionError):
-        return 1e6
-    return quota if quota > 0 else 1e6
 
 
 def read_text(path: str) -> str:

@@ -10,10 +10,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from localllm.system.control_groups import memory_left
 from localllm.system.cpu import system_number
 
 PAGE = mmap.PAGESIZE
-CONTROL_GROUP = "/sys/fs/cgroup/memory"
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: do not count it against the commit limit
 FIXED = 0x10  # MAP_FIXED: at this address, in the place of what is there
 MAPPED_FROM = -3  # glibc's M_MMAP_THRESHOLD
@@ -206,16 +206,14 @@ def is_in_memory(path: str, size: int) -> bool:
 
 
 def available_memory() -> int:
-    """Bytes that can be had, by the system and the control group's limit; sys.maxsize if nobody tells."""
+    """Bytes that can be had, by the system and the control groups' limits; sys.maxsize if nobody tells."""
     if sys.platform == "darwin":  # the level is the percentage that is not in use
         return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
         status = windows_status()
         return min(status.available, status.available_commit)
     system = number_after("MemAvailable:", "/proc/meminfo")
-    limit, used = number_after("", f"{CONTROL_GROUP}.max"), number_after("anon", f"{CONTROL_GROUP}.stat")
-    group = sys.maxsize if limit is None or used is None else max(0, limit - used)
-    return min(sys.maxsize if system is None else 1024 * system, group)
+    return min(sys.maxsize if system is None else 1024 * system, memory_left())
 
 
 class MemoryStatus(ctypes.Structure):
