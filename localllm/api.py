@@ -77,7 +77,7 @@ class Model:
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine
         advice, ignored = recommended(file.metadata, str(file.path))
-        self.warnings = [warning for warning in (tokenizer.warning, engine.warning, *ignored) if warning]
+        self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
         self.prefixes, self.written = prefixes, written
         self.session = Session(Sequences(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
@@ -394,7 +394,7 @@ def open_model(
 def tokenizer_of(file: GGUFFile) -> Tokenizer:
     """The file's tokenizer. Raises ModelError, which names the file."""
     try:
-        return Tokenizer.from_metadata(file.metadata)
+        return Tokenizer.from_metadata(file.metadata, file.oddities)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
 

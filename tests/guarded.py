@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 
 from localllm.engine import run as engine_run
+from localllm.files.oddities import Oddities
 
 if __name__ == "__main__":
     engine_run.BATCH = int(sys.argv[2])  # before others take it over
@@ -100,7 +101,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
     names |= {"attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-5}
     names |= {"expert_count": experts, "expert_used_count": 2} if experts else {}
     metadata = {"general.architecture": "llama", **{f"llama.{name}": value for name, value in names.items()}}
-    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors)
+    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors, oddities=Oddities())
 
 
 def encoded(values: np.ndarray, format: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.engine import run as engine_run
+from localllm.files.oddities import Oddities
 
 if __name__ == "__main__":
     engine_run.BATCH = int(sys.argv[1])  # before others take it over
@@ -36,7 +37,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
     made, most = model(name, **sizes), engine_run.BATCH
     with GGUFFile.open(write(made, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
-        copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors)
+        copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Oddities())
         pooling = KINDS[made.metadata[f"{made.arch}.pooling_type"]]
         reader = TextReader(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
         random = np.random.default_rng(0)

@@ -236,7 +236,7 @@ def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monke
     reader = SimpleNamespace(width=3, context=9, warning="b" if "b" in warnings else None)
     monkeypatch.setattr("localllm.engine.texts.TextReader", lambda file, pooling, options: reader)
     monkeypatch.setattr(embedding, "pooling_of", lambda file, pooling: pooling)
-    tokenizer = SimpleNamespace(warning="a" if "a" in warnings else None)
+    tokenizer = SimpleNamespace(warnings=["a"] if "a" in warnings else [])
     tokenizer.encode = lambda text, bos=False, eos=False: [*"<" * (bos and begins), *text, *">" * (eos and ends)]
     begins, ends = len(bos), len(eos)
     made = Embedder(SimpleNamespace(path="x", metadata={}), tokenizer, None, "mean")
@@ -305,7 +305,7 @@ class Letters:
         bos_id, eos_id: tokens, or none.  marks_pairs: whether the second text of a pair is of another kind.
     """
 
-    warning = None
+    warnings: tuple[str, ...] = ()
 
     def __init__(self, bos_id: str | None = "[", eos_id: str | None = "]", marks_pairs: bool = False):
         self.bos_id, self.eos_id, self.marks_pairs = bos_id, eos_id, marks_pairs

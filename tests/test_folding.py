@@ -141,8 +141,8 @@ def test_tensors_of_a_folded_source():
     for each in tensors.values():
         each.rows = lambda first, last, data=each.data: data[first:last]
     inner: Any = SimpleNamespace(
-        tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], warnings=["w"], metadata={"a": 1},
-        packed={},
+        tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], ignored=(), warnings=["w"],
+        metadata={"a": 1}, packed={},
     )  # fmt: skip
     widener: Any = SimpleNamespace(widen=lambda format, rows, columns: rows)
     first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)

@@ -365,9 +365,6 @@ LAST_THAT_FIT = {  # a limit, what just fits, what does not, and why
     "a gap": ("DEFAULT_ALIGNMENT", 32, built(tensors=[tensor("a", (9,)), tensor("b", offset=64)], weights=80),
               built(tensors=[tensor("a", (8,)), tensor("b", offset=64)], weights=80),
               "tensor b: offset 64 leaves a gap; the data before it ends at 32"),
-    "the end": ("DEFAULT_ALIGNMENT", 32, built(tensors=[tensor("a", (9,))], weights=64),
-                built(tensors=[tensor("a", (9,))], weights=65),
-                "tensor count: the data of 1 tensors end at byte 128, the file at byte 129"),
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ def test_all_facts_of_a_model(tmp_path: Path):
     per_token = 2 * 2 * 2 * 16 * 2  # layers, keys and values, heads of 16 float16
     assert facts == {
         "path": path, "name": "Tiny Test", "architecture": "llama", "supported": True, "reason": None, "valid": True,
+            "warnings": [],
         "parameters": 108352, "weight_bytes": 433408, "bits_per_weight": 32.0, "layers": 2, "width": 64, "heads": 4,
         "kv_heads": 2, "context": 5000, "vocabulary": {"size": 268, "kind": "gpt2, gpt-2"}, "reads": None, "sees": None,
         "projector": None, "guessing": {"layers": 0, "bytes": 0, "used": False}, "chat_template": True,

@@ -101,9 +101,9 @@ def test_a_vocabulary_is_looked_at_once(tmp_path, monkeypatch):
     """In a file as it is: another one, and one whose metadata were changed after it was read, are looked at again."""
     looked, look = [], Tokenizer.from_metadata
 
-    def noted(metadata):
+    def noted(metadata, oddities):
         looked.append(len(metadata["tokenizer.ggml.tokens"]))
-        return look(metadata)
+        return look(metadata, oddities)
 
     monkeypatch.setattr(Tokenizer, "from_metadata", noted)
     first, second = (write_tiny_model(tmp_path / f"{seed}.gguf", seed=seed, context=512 + seed) for seed in (0, 1))

@@ -471,7 +471,7 @@ def test_tokenize(line: str, tiny: str, monkeypatch, capsys, tmp_path):
         return [*PIECES]
 
     tokenizer = SimpleNamespace(
-        warning="it is odd" if line else "", encode=encode,
+        warnings=["it is odd"] if line else [], encode=encode,
         token_bytes=lambda token, special: PIECES[token] if special else b"",
     )  # fmt: skip
     monkeypatch.setattr("localllm.api.open_tokenizer", lambda path: tokenizer)

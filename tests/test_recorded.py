@@ -16,6 +16,7 @@ from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
 from localllm.engine.record.recorder import Recorder, Shown, recorded
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf_file import Tensor
+from localllm.files.oddities import Oddities
 from localllm.quant.formats import BY_NAME
 
 CONTEXT, WORDS = 64, 2  # words of 32 bits that say which keys of a context count
@@ -564,7 +565,7 @@ def test_rows_of_images_stand_where_a_family_lets_them():
 
 def test_a_whole_architecture():
     """An encoder says its part before; what goes wrong names the file."""
-    file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None})
+    file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None}, oddities=Oddities())
 
     def of(encodes=True, pooling=None, columns=9, uses=("w", "e")):
         def encode(r, weights, h):

@@ -125,8 +125,8 @@ def test_llama_cpp_vectors(shared, released_vocabulary, name: str):
 )
 def test_special_tokens_of_real_vocabularies(released_vocabulary, name, adds_bos, bos_id, eos_id, end_ids):
     tokenizer = released_vocabulary(name)
-    found = tokenizer.adds_bos, tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids, tokenizer.warning
-    assert found == (adds_bos, bos_id, eos_id, end_ids, None)
+    found = tokenizer.adds_bos, tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids, tokenizer.warnings
+    assert found == (adds_bos, bos_id, eos_id, end_ids, [])
 
 
 def test_the_real_models_prompts(shared):
@@ -431,10 +431,10 @@ def test_other_vocabularies_are_refused_by_name(model: str):
 
 def test_an_unknown_pretokenizer_warns_and_uses_the_default():
     metadata = byte_level(pre="of-tomorrow")
-    assert "'of-tomorrow'" in Tokenizer.from_metadata(metadata).warning
+    assert "'of-tomorrow'" in Tokenizer.from_metadata(metadata).warnings[0]
     del metadata["tokenizer.ggml.pre"]
     tokenizer = Tokenizer.from_metadata(metadata)
-    assert "missing" in tokenizer.warning
+    assert "missing" in tokenizer.warnings[0]
     assert tokenizer.decode(tokenizer.encode("I've 1234")) == "I've 1234"
 
 
@@ -568,17 +568,15 @@ def test_long_runs_are_cut_in_linear_time(name: str):
         ({"tokens": None}, "tokens should be an array of strings, is missing"),
         ({"tokens": []}, "tokens should be an array of strings"),
         ({"tokens": np.arange(4)}, "tokens should be an array of strings, is"),
-        ({"tokens": [*BYTE_PIECES[:-1], "A"]}, "token 65 and token 255 are both 'A'"),
         ({"token_type": np.ones(255, np.int32)}, "token_type: expected 256 numbers, one for every token, found 255"),
         ({"token_type": np.ones(256, np.float32)}, "token_type should be an array of whole numbers"),
         ({"token_type": 1}, "token_type should be an array of whole numbers"),
         ({"token_type": np.full(256, BYTE)}, "token 0: expected a byte such as <0x0A>"),
         ({"merges": None}, "merges should be an array of strings, is missing"),
-        ({"merges": ["Ġ Ġ", "ab"]}, "merges: entry 0: ĠĠ is no token"),
+        ({"merges": ["Ġ Ġ", "ab"]}, "merges: entry 1: expected two pieces with a space, found 'ab'"),
         ({"merges": ["ab"]}, "merges: entry 0: expected two pieces with a space, found 'ab'"),
         ({"merges": [" a"]}, "merges: entry 0: expected two pieces with a space, found ' a'"),
         ({"merges": ["a b c"]}, "merges: entry 0: expected two pieces with a space, found 'a b c'"),
-        ({"bos_token_id": 256}, "bos_token_id should be a number from 0 to 255, is 256"),
         ({"eos_token_id": -2}, "eos_token_id should be a number from 0 to 255, is -2"),
         ({"eot_token_id": 1.5}, "eot_token_id should be a number from 0 to 255, is 1.5"),
         ({"fim_pad_token_id": True}, "fim_pad_token_id should be a number from 0 to 255, is True"),
@@ -586,7 +584,6 @@ def test_long_runs_are_cut_in_linear_time(name: str):
         ({"eos_token_id": np.arange(3)}, "eos_token_id should be a number from 0 to 255"),
         ({"add_bos_token": "yes"}, "add_bos_token should be true or false, is yes"),
         ({"add_bos_token": np.arange(3)}, "add_bos_token should be true or false"),
-        ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is not set"),
         ({"scores": np.zeros(3)}, "scores: expected 256 numbers, one for every token, found 3"),
         ({"scores": np.full(256, np.nan)}, r"scores: expected a finite number, found nan \(token 0\)"),
     ],

@@ -25,8 +25,9 @@ class Attention:
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
-    head_dim: int
+    head_dim: int  # of queries and keys
     rope: Rope
+    value_dim: int
 
 
 def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
@@ -44,9 +45,10 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, 
     if fields.raw("attention.key_length") is None and width % heads[0]:
         raise fields.error(f"{width} columns do not make {heads[0]} attention heads")
     head_dim = fields.count("attention.key_length", width // heads[0])
-    if not own_values and fields.count("attention.value_length", head_dim) != head_dim:
+    value_dim = fields.count("attention.value_length", head_dim)
+    if not own_values and value_dim != head_dim:
         raise fields.unsupported("keys and values of different lengths are not supported")
-    return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved))
+    return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
 
 
 @frozen
@@ -94,7 +96,7 @@ class Transformer(Hyperparameters):
         """Keys and values of every layer."""
         a = self.attention
         return [
-            Paged(layer, kv_heads, a.head_dim, a.head_dim, self.window(layer))
+            Paged(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
             for layer, kv_heads in enumerate(a.kv_heads[: self.layers])
         ]
 
@@ -159,8 +161,8 @@ def read_windows(
 def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
     """Queries, keys and values, by a matrix for each or one for all."""
     a, fused = h.attention, w.get("attn_qkv")
-    kv_rows = a.kv_heads[layer] * a.head_dim
-    parts = fused.split(a.heads[layer] * a.head_dim, kv_rows, kv_rows) if fused else (w.attn_q, w.attn_k, w.attn_v)
+    rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
+    parts = fused.split(*rows) if fused else (w.attn_q, w.attn_k, w.attn_v)
     return [b.linear(x, part) for part in parts]
 
 

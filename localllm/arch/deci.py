@@ -44,7 +44,7 @@ def read(fields: Fields) -> Deci:
     if rope.dims != head_dim:
         raise fields.error(f"{fields.key('rope.dimension_count')} is {rope.dims}, a head has {head_dim}")
     feeds = tuple(length > 0 for length in fields.counts("feed_forward_length", common["layers"], 0))
-    attention = Attention(heads, kv_heads, head_dim, rope)
+    attention = Attention(heads, kv_heads, head_dim, rope, head_dim)
     return Deci(**common, attention=attention, epsilon=fields.epsilon(RMS_EPSILON), feeds=feeds)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from localllm.errors import ModelError
 from localllm.files.checked import Checked, is_whole, number_of_strings, show
 from localllm.files.gguf_file import GGUFFile
+from localllm.files.oddities import Oddities
 
 __all__ = ["Fields", "show"]
 
@@ -24,12 +25,12 @@ class Fields(Checked):
         asked: names that somebody has asked for, or may.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int):
-        """vocab_size: rows of the embedding matrix."""
+    def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int, oddities: Oddities | None = None):
+        """vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
-        super().__init__(metadata, f"{arch}.", path)
+        super().__init__(metadata, f"{arch}.", path, oddities)
         self.arch, self.vocab_size = arch, vocab_size
         self.asked = set[str]()
 
@@ -39,11 +40,14 @@ class Fields(Checked):
         embedding = file.tensors.get("token_embd.weight")
         count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
-        fields = cls(file.metadata, file.path, size)
+        fields = cls(file.metadata, file.path, size, file.oddities)
         if count is not None and count != size:
             raise fields.error(f"{count} tokens, but token_embd.weight has {size} rows")
-        if fields.count("vocab_size", size) != size:
-            raise fields.error(f"{fields.key('vocab_size')} is {fields.raw('vocab_size')}, the vocabulary has {size}")
+        if (said := fields.count("vocab_size", size)) != size:
+            if count is None:
+                raise fields.error(f"{fields.key('vocab_size')} is {said}, the vocabulary has {size}")
+            key = fields.key("vocab_size")
+            fields.oddities.note(f"{key} is {said}, where there are {size} tokens and rows", key)
         return fields
 
     def raw(self, name: str, default: Any = None) -> Any:

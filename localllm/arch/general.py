@@ -6,7 +6,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#general-metada
 import re
 
 from localllm.errors import ModelError
-from localllm.files.checked import Checked, is_text, number_of_strings, show
+from localllm.files.checked import Checked, is_text, is_whole, number_of_strings, show
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
 
@@ -19,15 +19,19 @@ MODELS = ("model", "vocab")  # types; others are parts of models, or about them
 
 
 def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
-    """The name of the architecture. Raises ModelError for a key of the wrong kind, and for what is none of these kinds
-    of files."""
-    general = Checked(file.metadata, "general.", file.path)
+    """Return the name of the architecture, and note what the file says of itself in another form than expected.
+
+    Raises ModelError for what is none of these kinds of files.
+    """
+    general = Checked(file.metadata, "general.", file.path, file.oddities)
     for name in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{name}"
         if not is_text(file.metadata, key) and (name in TEXTS or number_of_strings(file.metadata, key) is None):
-            raise general.wrong(name, "a text" if name in TEXTS else "an array of strings")
+            general.oddities.note(f"{key} is no {'text' if name in TEXTS else 'list of texts'}")
     for name in filter(general.has, COUNTS):
-        general.whole(name, None, 0, (1 << 63) - 1)
+        value = general.raw(name)
+        if not is_whole(value) or not 0 <= value < 1 << 63:
+            general.oddities.note(f"general.{name} is no number from 0 up")
     if (kind := general.text("type", "model")) not in kinds:
         raise general.error(f"a file of the type {show(kind)}, not a model")
     name = general.raw("architecture")

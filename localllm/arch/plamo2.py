@@ -52,7 +52,7 @@ def read(fields: Fields) -> Plamo2:
         raise fields.unsupported("keys and values of different lengths are not supported")
     return Plamo2(
         **common,
-        attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False)),
+        attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False), head_dim),
         epsilon=fields.epsilon(RMS_EPSILON),
         inner=inner,
         scan_heads=scan_heads,

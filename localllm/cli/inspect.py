@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any
 
-from localllm.cli import options
+from localllm.cli import opening, options
 from localllm.cli.parameters import option
 from localllm.cli.pulling import located
 from localllm.cli.render import count, fact_lines, one_line, size, table
@@ -37,6 +37,7 @@ def inspect(
 
         end_on_bus_error(path)
     facts = inspect_model(path, check, with_metadata=as_json)
+    opening.warn(facts["warnings"])
     if as_json:
         write(json.dumps(facts, ensure_ascii=False) + "\n")
     else:

@@ -4,11 +4,11 @@ import json
 import sys
 from typing import Annotated
 
-from localllm.cli import options
+from localllm.cli import opening, options
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, content, text_of, typed
 from localllm.cli.pulling import located
-from localllm.cli.terminal import is_terminal, say, write
+from localllm.cli.terminal import is_terminal, write
 from localllm.errors import UsageError
 
 
@@ -34,8 +34,7 @@ def tokenize(
     from localllm.api import open_tokenizer
 
     tokenizer = open_tokenizer(located(model))
-    if tokenizer.warning:
-        say(f"localllm: warning: {tokenizer.warning}")
+    opening.warn(tokenizer.warnings)
     if text is not None and file is not None:
         raise UsageError("TEXT and -f FILE are one too many")
     given = None if text is None else typed(text, "TEXT")

@@ -1,7 +1,7 @@
 """Opens the folder of a checkpoint: all its parts together, checked against each other."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ class Checkpoint:
     @property
     def packed(self) -> dict[str, Any]:
         return self.metadata
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        return ()
 
     @property
     def parts(self) -> list[list[str]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.files.gguf_header import shown
-from localllm.text.vocabulary import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.text.token_types import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
 # Texts that are meant as special tokens even where a checkpoint forgets to say so.

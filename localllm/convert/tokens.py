@@ -13,7 +13,7 @@ from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 from localllm.text.subwords import merge
-from localllm.text.vocabulary import BYTE, NORMAL, UNKNOWN, USER_DEFINED
+from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 
 # Of Gemma 4: marks of thoughts, of calls, and of texts in them.
 SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')

@@ -8,6 +8,7 @@ import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_header import Metadata, shown
+from localllm.files.oddities import Oddities
 
 SHOWN = 8  # items of an array in a message
 SMALLEST = float(np.finfo(np.float32).tiny)  # a positive float32 below is subnormal: nobody means it
@@ -23,9 +24,10 @@ def show(value: Any) -> str:
 class Checked:
     """The metadata whose keys begin with a prefix, by what stands behind it."""
 
-    def __init__(self, metadata: Mapping[str, Any], prefix: str, path: str = ""):
-        """path: of the file, for messages; where it is known later, none."""
+    def __init__(self, metadata: Mapping[str, Any], prefix: str, path: str = "", oddities: Oddities | None = None):
+        """path: of the file, for messages; where it is known later, none.  oddities: gets what is odd, and clear."""
         self.metadata, self.prefix, self.path = metadata, prefix, path
+        self.oddities = Oddities() if oddities is None else oddities
 
     def error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}" if self.path else problem)

@@ -17,6 +17,7 @@ import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf_header import MAGIC, NEEDED, Metadata, TensorEntry, read_header, shown
+from localllm.files.oddities import Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file
 from localllm.system.memory import is_want_of_memory, prefer_huge_pages
@@ -59,6 +60,7 @@ class GGUFFile:
 
     packed: the metadata values as they stand in the file, with the numbers of their types, uint8.
     parts: the names of the tensors in each file that was read, by its path.
+    oddities: what is odd in it, as far as somebody has looked.
     """
 
     def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
@@ -66,6 +68,7 @@ class GGUFFile:
         self.metadata = part.metadata
         self.tensors = part.tensors
         self.packed = part.packed
+        self.oddities = part.oddities
         self.parts = parts
 
     @classmethod
@@ -132,6 +135,7 @@ class FilePart(NamedTuple):
     metadata: Metadata
     tensors: dict[str, Tensor]
     packed: dict[str, np.ndarray]
+    oddities: Oddities
 
     def integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
@@ -157,7 +161,7 @@ def open_part(path: str, needed: Collection[str] = NEEDED) -> FilePart:
     bytes_of_file = np.frombuffer(data, np.uint8)
     tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
     packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
-    return FilePart(path, header.metadata, tensors, packed)
+    return FilePart(path, header.metadata, tensors, packed, header.oddities)
 
 
 def view(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
@@ -247,6 +251,7 @@ def joined(parts: list[FilePart]) -> FilePart:
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:
+        first.oddities.extend(part.oddities)
         for name in part.tensors.keys() & tensors.keys():
             raise refusal(part.path, f"tensor {shown(name)}: an earlier file of the split model has it too")
         tensors |= part.tensors

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
+from localllm.files.oddities import Oddities
 from localllm.files.short_strings import CHUNK, short_strings
 from localllm.files.strings import Strings, keep_strings, kept_strings
 from localllm.quant.formats import FORMATS, Format
@@ -71,6 +72,7 @@ class FileHeader(NamedTuple):
     metadata: "Metadata"
     entries: list[TensorEntry]
     packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
+    oddities: Oddities
 
 
 class Later(NamedTuple):
@@ -171,6 +173,7 @@ class HeaderReader:
         self.position = 0
         self.field = "header"
         self.items = self.arrays = 0
+        self.oddities = Oddities()
 
     def fail(self, problem: str) -> NoReturn:
         raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
@@ -181,7 +184,7 @@ class HeaderReader:
         values, packed = metadata.data, metadata.places
         alignment = DEFAULT_ALIGNMENT
         for number in range(keys):
-            key = self.name(f"metadata key {number}", MAX_KEY_BYTES)
+            key = self.name(f"metadata key {number}", MAX_KEY_BYTES, may_have_spaces=True)
             if key in values:
                 self.fail("this metadata key is in the file twice")
             start, kind = self.position, self.number(UINT32)
@@ -192,7 +195,7 @@ class HeaderReader:
             if key == ALIGNMENT:
                 alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
-        return FileHeader(metadata, self.placed(entries, alignment), packed)
+        return FileHeader(metadata, self.placed(entries, alignment), packed, self.oddities)
 
     # ---- pieces of the file
 
@@ -229,17 +232,19 @@ class HeaderReader:
                 self.ends(self.position + count * least)
         return tensors, keys
 
-    def name(self, field: str, limit: int) -> str:
-        """A key's or tensor's name, which becomes the field that messages speak of."""
+    def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
+        """Read a key's or tensor's name, which becomes the field that messages speak of."""
         self.field = field
         length = self.number(UINT64)
         if not 1 <= length <= limit:
             self.fail(f"a name of {length} bytes; expected 1 to {limit}")
         start = self.take(length)
         name = self.data[start : self.position].decode(errors="replace")
-        if not (name.isascii() and name.isprintable()) or " " in name:
+        if not (name.isascii() and name.isprintable()) or (" " in name and not may_have_spaces):
             found = self.data[start : min(self.position, start + 100)]
             self.fail(f"the name {found!r} has other characters than ASCII's letters, digits and signs")
+        if " " in name:
+            self.oddities.note(f"the metadata key {shown(name, 40)!r} has a space")
         self.field = name if length <= 100 else shown(name)
         return name
 
@@ -417,8 +422,20 @@ class HeaderReader:
             end, before = entry.start + entry.size, entry.name
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
-            self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
+            if self.has_entry():  # the table goes on: all weights would be taken from a wrong place
+                self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
+            self.oddities.note(f"{self.size - end} bytes behind the last tensor")
         return [entry._replace(start=weights + entry.start) for entry in entries]
+
+    def has_entry(self) -> bool:
+        """Whether one more row of the table of tensors seems to stand here; padding and weights look otherwise."""
+        reader = HeaderReader(self.data, self.path)
+        reader.position = self.position
+        try:
+            reader.entry(0)
+        except ModelError:
+            return False
+        return True
 
 
 def decoded(text: bytes) -> str:

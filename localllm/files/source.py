@@ -4,7 +4,7 @@ A GGUF file is one source; a folder of a Hugging Face checkpoint is another (loc
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -60,6 +60,9 @@ class Source(Protocol):
     @property
     def warnings(self) -> Sequence[str]: ...  # what the user should know, one line each
 
+    @property
+    def ignored(self) -> Collection[str]: ...  # keys of metadata that make no sense: a new file has them not
+
 
 class GGUFSource:
     """A GGUF file, or all files of a split one."""
@@ -67,9 +70,16 @@ class GGUFSource:
     def __init__(self, file: GGUFFile):
         self.file, self.path, self.metadata = file, file.path, file.metadata
         self.packed = {key: Packed(value) for key, value in file.packed.items()}
-        self.warnings: list[str] = []
         self.files, self.parts = list(file.parts), [list(names) for names in file.parts.values()]
         self.tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.file.oddities.lines()
+
+    @property
+    def ignored(self) -> set[str]:
+        return self.file.oddities.ignored
 
 
 class GGUFTensor:

@@ -75,7 +75,7 @@ class Embedder:
         self.path, self._metadata, self._tokenizer = file.path, file.metadata, tokenizer
         self.reader = TextReader(file, self.pooling, options)
         self.width, self.context, self.tokens = self.reader.width, self.reader.context, 0
-        self.warnings = [warning for warning in (tokenizer.warning, self.reader.warning) if warning]
+        self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
         around = tokenizer.encode("", bos=True, eos=True)
         begins = len(tokenizer.encode("", bos=True))
         self._before, self._behind = around[:begins], around[begins:]

@@ -51,7 +51,7 @@ class Reranker:
         named = file.metadata.get(f"{self.reader.hyperparameters.arch}.classifier.output_labels")
         self.labels = named if isinstance(named, list) else []
         self._asks = not self.reader.hyperparameters.looks_ahead
-        self.warnings = [warning for warning in (tokenizer.warning, self.reader.warning) if warning]
+        self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
 
     def rerank(
         self, query: str, texts: Iterable[str], cut: bool = False, progress: Progress | None = None

@@ -27,6 +27,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf_file import GGUFFile, Tensor
 from localllm.files.gguf_header import shown
 from localllm.files.gguf_writer import packed
+from localllm.files.oddities import Oddities
 from localllm.files.record_file import RecordFile
 from localllm.files.source import GGUFSource, Source, SourceTensor, row_count
 from localllm.kernels.widen import Widener
@@ -79,6 +80,7 @@ class HollowFile(GGUFFile):
 
     def __init__(self, path: str, metadata: Any, tensors: dict[str, Tensor]):
         self.path, self.metadata, self.tensors, self.packed, self.parts = path, metadata, tensors, {}, {}
+        self.oddities = Oddities()
 
 
 class Calibration:

@@ -62,7 +62,7 @@ class FoldedSource:
             for name in fold.multiplied:
                 self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.read(numbers))
         self.inner, self.path, self.files = inner, inner.path, inner.files
-        self.parts, self.warnings = inner.parts, inner.warnings
+        self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
         self.tensors: list[Any] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
         says: dict[str, Any] = {SCALED: len(scales)} if scales else {}
         self.metadata: Mapping[str, Any] = {**inner.metadata, **says}

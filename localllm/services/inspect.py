@@ -50,6 +50,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "supported": reason is None,
             "reason": reason,
             "valid": found.is_valid,
+            "warnings": file.oddities.lines() if found.is_valid else [],
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,

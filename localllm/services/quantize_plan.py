@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from localllm.arch.other_parts import part_of
+from localllm.arch.vision import CLIP
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf_file import SPLIT_NAME
 from localllm.files.gguf_header import SCALARS, shown
@@ -152,8 +154,9 @@ def job_for(
     tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
     """What becomes of a tensor."""
+    is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # which stays as it is
     try:
-        choice = None if request.recipe == COPY else planner.choose(tensor.name, tensor.shape)
+        choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
     except ValueError as error:
         raise ModelError(str(error)) from None
     format = BY_NAME[choice.format] if choice else tensor.format
@@ -248,7 +251,8 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 
 def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
     """The source's, and what llama-quantize adds, in its order."""
-    metadata = {key: value for key, value in source.packed.items() if key not in SPLIT_KEYS}
+    left_out = {*SPLIT_KEYS, *source.ignored}
+    metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
     additions: list[tuple[str, Any]] = [("general.quantization_version", QUANTIZATION_VERSION)]
     additions += [("general.file_type", kind)] if kind is not None else []

@@ -90,16 +90,16 @@ def require_valid(file: GGUFFile) -> None:
 
 def require_vocabulary(file: GGUFFile) -> None:
     """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
-    mark = file.metadata.fingerprint(*file.metadata)
+    mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
     if mark and is_known("vocabulary", mark):
         return
     from localllm.text.tokenizer import Tokenizer  # slow to import
 
     try:
-        Tokenizer.from_metadata(file.metadata)
+        Tokenizer.from_metadata(file.metadata, file.oddities)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
-    if mark:
+    if mark and len(file.oddities) == known_oddities:  # others are told every time
         remember("vocabulary", mark)
 
 

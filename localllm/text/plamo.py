@@ -7,7 +7,8 @@ Scores are whole ten-thousandths; of cuts that are as good, the one whose first 
 from collections.abc import Iterable
 
 from localllm.text.subwords import SentencePiece
-from localllm.text.vocabulary import NORMAL, Vocabulary
+from localllm.text.token_types import NORMAL
+from localllm.text.vocabulary import Vocabulary
 
 _PARTS = 10_000  # of a score of 1
 _UNKNOWN, _INVALID = -10_000_000, -20_000_000  # of a character that is no piece; no piece has less

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
-from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from localllm.text.vocabulary import Vocabulary
 from localllm.text.words import cutter
 
 # A byte that is a printable Latin-1 character stands for itself, the others for the characters from 256 on (GPT-2).

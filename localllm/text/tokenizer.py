@@ -14,10 +14,13 @@ from typing import Any, Self
 from localllm.errors import UsageError
 from localllm.files.checked import Checked
 from localllm.files.gguf_file import GGUFFile
+from localllm.files.oddities import Oddities
+from localllm.text.endings import MARK_TEXTS
 from localllm.text.plain import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.vocabulary import CONTROL, MARK_TEXTS, UNKNOWN, USER_DEFINED, Vocabulary, of_kinds, read_vocabulary
+from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, of_kinds
+from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
 
 MOST_UTF8 = 4  # bytes of a character, such as an unknown one, which is a token
@@ -34,17 +37,21 @@ class Tokenizer:
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
-        warning: one line that the user should see, or None.
+        warnings: lines that the user should see, of the file that it comes from as well.
     """
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        """Raises ModelError for a vocabulary that is missing, inconsistent or of a kind that is not supported."""
-        vocabulary = read_vocabulary(metadata)
+    def __init__(self, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> None:
+        """Raises ModelError for a vocabulary that is missing, inconsistent or of a kind that is not supported.
+
+        oddities: gets what is odd about it, and clear.
+        """
+        oddities = Oddities() if oddities is None else oddities
+        vocabulary = read_vocabulary(metadata, oddities)
         self.pieces = vocabulary.pieces
         self.vocab_size = len(vocabulary.pieces)
         self.bos_id, self.eos_id, self.end_ids = vocabulary.bos_id, vocabulary.eos_id, vocabulary.end_ids
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
-        self.warning = vocabulary.warning
+        self._oddities, self._warning = oddities, vocabulary.warning
         self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
@@ -61,16 +68,20 @@ class Tokenizer:
         self.mark_ids = self.control_ids | marks
         self._control_pieces = {self.pieces[token] for token in control}
 
+    @property
+    def warnings(self) -> list[str]:
+        return [*self._oddities.lines(), *filter(None, [self._warning])]
+
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
         """The tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
         with GGUFFile.open(path) as file:
-            return cls(file.metadata)
+            return cls(file.metadata, file.oddities)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+    def from_metadata(cls, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Self:
         """The tokenizer that a GGUF file's metadata describes."""
-        return cls(metadata)
+        return cls(metadata, oddities)
 
     def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """The token ids of a text.
@@ -123,7 +134,7 @@ class Tokenizer:
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
-        return {self.pieces[token]: token for token in self._special_types}
+        return dict(self._first_of_texts(self._special_types))
 
     @cached_property
     def _special(self) -> SpecialTokens:
@@ -141,8 +152,14 @@ class Tokenizer:
         return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
 
     def _special_tokens(self, tokens: Iterable[int]) -> SpecialTokens:
-        pairs = [(self.pieces[token], token) for token in tokens]
-        return SpecialTokens(pairs, self._strips_before, self._strips_after)
+        return SpecialTokens(self._first_of_texts(tokens), self._strips_before, self._strips_after)
+
+    def _first_of_texts(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
+        """Texts and their tokens, of several that have the same text the first."""
+        first: dict[str, int] = {}
+        for token in tokens:
+            first.setdefault(self.pieces[token], token)
+        return first.items()
 
     @cached_property
     def markers(self) -> Markers:

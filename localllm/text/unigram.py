@@ -9,7 +9,8 @@ from math import inf
 
 from localllm.text.charsmap import Charsmap
 from localllm.text.subwords import Subwords, word_boundary
-from localllm.text.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
+from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
+from localllm.text.vocabulary import Vocabulary
 
 _PENALTY = 10.0  # how much less than the worst piece a character scores that is none
 

@@ -5,22 +5,35 @@ hold, except that a byte-level vocabulary without a BOS or EOS id has none (llam
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import Checked, is_whole, show
+from localllm.files.checked import Checked, show
 from localllm.files.gguf_header import Metadata
-from localllm.files.known import is_known, remember
+from localllm.files.oddities import Oddities
 from localllm.files.strings import StringPlaces, Strings
 from localllm.frozen import frozen
+from localllm.text.duplicates import Twins, ids_of_duplicates
+from localllm.text.endings import settle_types, stripping, without_exceptions
+from localllm.text.merges import merge_ranks
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from localllm.text.token_types import (
+    BYTE,
+    CONTROL,
+    ID,
+    NORMAL,
+    PREFIX,
+    UNDEFINED,
+    UNKNOWN,
+    UNUSED,
+    is_beyond,
+    of_kinds,
+    special_id,
+)
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
-
-_PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 _UNSUPPORTED = {
     "hybriddna": "DNA k-mer",
     "whitespace": "whitespace",
@@ -45,29 +58,6 @@ _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
 _USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a kind of vocabulary, or a pre-tokenizer
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-# Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
-_END_TEXTS = [
-    *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
-    *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
-    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
-]
-# The marks of fill-in-the-middle training: those that end an answer, unless the metadata has their ids, and the others.
-_FILL_END_TEXTS = {
-    "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
-    "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
-    "fim_sep": ["<|file_sep|>"],
-}
-_FILL_TEXTS = [
-    *["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"],
-    *["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"],
-    *["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"],
-    *["<|prefix|>", "<|suffix|>", "<|middle|>"],
-]
-# gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
-_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-MARK_TEXTS = (*_SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
-# Their <mask> swallows the white space in front of it.
-_STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
 
 @frozen
@@ -98,42 +88,47 @@ class Vocabulary:
     warning: str | None  # one line for the user, or None
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported."""
-    keys = Checked(metadata, _PREFIX)
+def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Vocabulary:
+    """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported.
+
+    oddities: gets what is odd and has a clear meaning.
+    """
+    keys = Checked(metadata, PREFIX, oddities=oddities)
     model = _model(keys)
     kept = _kept(keys, "tokens")
     pieces = kept or _pieces(keys)
-    ids = StringPlaces(kept) if kept else dict(zip(pieces, range(len(pieces)), strict=True))
-    _check_unique(pieces, ids)
     types = _types(keys, len(pieces))
+    ids, twins = _ids(keys, pieces, types, kept)
     _check_flags_and_ids(keys, len(pieces))
     pretokenizer, warning = _pretokenizer(keys, model)
     special = _special_ids(keys, model, len(pieces))
     if model == "bert" and special["unknown"] is None:
-        raise ModelError(f"{_PREFIX}unknown_token_id should be set: words that are no pieces would vanish")
+        raise ModelError(f"{PREFIX}unknown_token_id should be set: words that are no pieces would vanish")
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=model in _SCORED)
     ranks: dict[str, float] | StringPlaces
     if model == "bert":
         ranks = {}
-        _keep(metadata, kept, "tokens")
+        _keep(metadata, kept, twins, "tokens")
     elif pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
+        ranks |= {piece: -float(scores[ids[piece]]) for piece in twins}
+    elif merges := _kept(keys, "merges"):
+        ranks = StringPlaces(merges)
     else:
-        merges = _kept(keys, "merges")
-        ranks = StringPlaces(merges) if merges else _merge_ranks(keys, ids, pretokenizer.needs_merges)
-        if not pretokenizer.marks_spaces:
-            _keep(metadata, kept, "tokens", "merges")
-    ends = _settle_types(keys, ids, types)
+        ranks, is_usual = merge_ranks(keys, ids, pretokenizer.needs_merges)
+        if not pretokenizer.marks_spaces and is_usual:
+            _keep(metadata, kept, twins, "tokens", "merges")
+    ends = settle_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
-    ends = _without_exceptions(ends, ids, types)
-    before, after = _stripping(metadata, ids, types)
+    ends = without_exceptions(ends, ids, types)
+    before, after = stripping(metadata, ids, types)
     for token in of_kinds(types, CONTROL, UNKNOWN):
-        del ids[pieces[token]]
-        if pretokenizer is None and model != "bert":
-            del ranks[pieces[token]]
+        if not twins or ids.get(pieces[token]) == token:
+            del ids[pieces[token]]
+            if pretokenizer is None and model != "bert":
+                del ranks[pieces[token]]
     return Vocabulary(
         model=model,
         pretokenizer=pretokenizer,
@@ -160,18 +155,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _kept(keys: Checked, name: str) -> Strings | None:
     """An array of strings that was checked at an earlier start, which need not be made."""
-    return keys.metadata.kept.get(_PREFIX + name) if isinstance(keys.metadata, Metadata) else None
+    return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
-def _keep(metadata: Mapping[str, Any], kept: Strings | None, *names: str) -> None:
-    """Arrays of strings for later starts, unless they are kept already."""
-    if isinstance(metadata, Metadata) and not kept:
-        metadata.keep(*(_PREFIX + name for name in names))
-
-
-def of_kinds(types: bytearray, *kinds: int) -> list[int]:
-    """The tokens of these types. Of 128256 it takes 0.1 ms to find them so, and 10 to look at one after the other."""
-    return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
+def _keep(metadata: Mapping[str, Any], kept: Strings | None, twins: Twins, *names: str) -> None:
+    """Arrays of strings for later starts, unless they are kept already, or have to be looked at every time."""
+    if isinstance(metadata, Metadata) and not kept and not twins:
+        metadata.keep(*(PREFIX + name for name in names))
 
 
 def _model(keys: Checked) -> str:
@@ -182,7 +172,7 @@ def _model(keys: Checked) -> str:
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
-        raise UnsupportedError(f"{_PREFIX}model: expected {', '.join(_DEFAULTS)}, found {show(model)}")
+        raise UnsupportedError(f"{PREFIX}model: expected {', '.join(_DEFAULTS)}, found {show(model)}")
     return model
 
 
@@ -194,11 +184,14 @@ def _pieces(keys: Checked) -> list[str]:
     return [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)] if "" in pieces else pieces
 
 
-def _check_unique(pieces: Sequence[str], ids: Mapping[str, int]) -> None:
-    if len(ids) != len(pieces):
-        token = next(token for token, piece in enumerate(pieces) if ids[piece] != token)
-        piece = pieces[token]
-        raise ModelError(f"{_PREFIX}tokens: token {token} and token {ids[piece]} are both {piece[:40]!r}")
+def _ids(
+    keys: Checked, pieces: Sequence[str], types: bytearray, kept: Strings | None
+) -> tuple[dict[str, int] | StringPlaces, Twins]:
+    """The token of each text, and the texts that several tokens have; of those that are kept, none."""
+    if kept:
+        return StringPlaces(kept), {}
+    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    return (ids, {}) if len(ids) == len(pieces) else ids_of_duplicates(pieces, types, keys.oddities)
 
 
 def _types(keys: Checked, count: int) -> bytearray:
@@ -206,9 +199,13 @@ def _types(keys: Checked, count: int) -> bytearray:
     if not keys.has("token_type"):
         return bytearray([NORMAL]) * count
     types = _of_every_token(keys, "token_type", "iu", count)
-    if not (types.min() >= NORMAL and types.max() <= BYTE):
-        token = int(((types < NORMAL) | (types > BYTE)).argmax())
+    if not (types.min() >= UNDEFINED and types.max() <= BYTE):
+        token = int(((types < UNDEFINED) | (types > BYTE)).argmax())
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
+    if undefined := int((types == UNDEFINED).sum()):  # llama.cpp makes no text of them either
+        first = int((types == UNDEFINED).argmax())
+        keys.oddities.note(f"{undefined} tokens have no type (0), token {first} first: taken as unused")
+        types = np.where(types == UNDEFINED, UNUSED, types)
     return bytearray(types.astype(np.uint8).tobytes())
 
 
@@ -235,9 +232,9 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
     for token in of_kinds(types, BYTE):
         if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
             found = repr(pieces[token][:40])
-            raise ModelError(f"{_PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
+            raise ModelError(f"{PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
     if NORMAL not in types:
-        raise ModelError(f"{_PREFIX}token_type: no token is a normal one")
+        raise ModelError(f"{PREFIX}token_type: no token is a normal one")
 
 
 def _check_all_bytes(
@@ -248,7 +245,7 @@ def _check_all_bytes(
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
     if missing and not (model in ("t5", "rwkv", "bert") or (has_others and not is_byte_level)):
-        raise ModelError(f"{_PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
+        raise ModelError(f"{PREFIX}tokens: the byte {missing[0]} and {len(missing) - 1} more are missing")
 
 
 def _check_flags_and_ids(keys: Checked, count: int) -> None:
@@ -259,46 +256,8 @@ def _check_flags_and_ids(keys: Checked, count: int) -> None:
     if keys.has("token_type_count"):
         keys.whole("token_type_count", None, 0, (1 << 31) - 1)
     for key in keys.metadata:
-        if key.startswith(_PREFIX) and key.endswith(_ID):
-            _special_id(keys, key[len(_PREFIX) : -len(_ID)], count)
-
-
-def _merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> dict[str, float]:
-    """The rank of each "left right" pair: its position in the file, the first one for a pair that comes twice."""
-    merges = keys.strings("merges") if needed or keys.has("merges") else []
-    _check_merges(keys, merges, ids)
-    return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
-
-
-def _check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> None:
-    """That all are of two tokens and make one; of 280k it takes 0.1 s, so it is remembered which were."""
-    data, known = keys.metadata, ids.keys()
-    mark = data.fingerprint(_PREFIX + "tokens", _PREFIX + "merges") if isinstance(data, Metadata) else None
-    if mark and is_known("merges", mark):
-        return
-    # Sets and joined strings, because to look at one merge after the other takes four times as long.
-    if merges and (
-        not all([" " in merge for merge in merges])
-        or " ".join(merges).count(" ") != 2 * len(merges) - 1
-        or set(" ".join(merges).split(" ")) - known
-        or set("\0".join(merges).replace(" ", "").split("\0")) - known
-    ):
-        _refuse_merges(merges, ids)
-    if mark:
-        remember("merges", mark)
-
-
-def _refuse_merges(merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    """Raise ModelError for the first merge that is not of two tokens, or makes none."""
-    for position, merge in enumerate(merges):
-        parts = merge.split(" ")
-        if len(parts) != 2 or "" in parts:
-            problem = "expected two pieces with a space"
-        elif unknown := [piece for piece in (*parts, "".join(parts)) if piece not in ids]:
-            problem = f"{show(unknown[0])} is no token"
-        else:
-            continue
-        raise ModelError(f"{_PREFIX}merges: entry {position}: {problem}, found {merge[:40]!r}")
+        if key.startswith(PREFIX) and key.endswith(ID):
+            special_id(keys, key[len(PREFIX) : -len(ID)], count)
 
 
 def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str | None]:
@@ -318,18 +277,11 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
     """The ids that the file gives, or that are usual where it is silent."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
-    names |= {name: other for name, other in _NAMED.get(model, {}).items() if not keys.has(name + _ID)}
-    special = {name: _special_id(keys, other, count) for name, other in names.items()}
+    names |= {name: other for name, other in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
+    special = {name: special_id(keys, other, count) for name, other in names.items()}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
-    return special | {name: token for name, token in usual.items() if not keys.has(names[name] + _ID)}
-
-
-def _special_id(keys: Checked, name: str, count: int) -> int | None:
-    """The id of a special token; None when the file gives none (some write -1 for that)."""
-    token = keys.raw(name + _ID)
-    if token is None or (is_whole(token) and token in (-1, 0xFFFFFFFF)):
-        return None
-    return keys.whole(name + _ID, None, 0, count - 1)
+    is_silent = {name: not keys.has(other + ID) or is_beyond(keys, other, count) for name, other in names.items()}
+    return special | {name: token for name, token in usual.items() if is_silent[name]}
 
 
 def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
@@ -342,8 +294,8 @@ def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTok
 def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
     """Whether the file asks for a BOS (or EOS) token."""
     wanted = keys.flag(f"add_{name}_token", default)
-    if wanted and token is None and keys.has(f"add_{name}_token"):
-        raise ModelError(f"{_PREFIX}add_{name}_token is true, but {_PREFIX}{name}_token_id is not set")
+    if wanted and token is None and keys.has(key := f"add_{name}_token"):
+        keys.oddities.note(f"{PREFIX}{key} is true, but there is no {name} token: none is added", PREFIX + key)
     return wanted and token is not None
 
 
@@ -355,51 +307,3 @@ def _charsmap(keys: Checked) -> bytes:
     if data.dtype.itemsize != 1:
         raise keys.wrong("precompiled_charsmap", "an array of bytes")
     return data.tobytes()
-
-
-def _settle_types(keys: Checked, ids: Mapping[str, int], types: bytearray) -> set[int]:
-    """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""
-    ends = {ids[text] for text in _END_TEXTS if text in ids and (text != "</s>" or types[ids[text]] != NORMAL)}
-    for name, texts in _FILL_END_TEXTS.items():
-        named = _special_id(keys, name, len(ids))
-        ends |= {ids[text] for text in texts if text in ids} if named is None else {named}
-    for token in ends | {ids[text] for text in _FILL_TEXTS if text in ids}:
-        types[token] = CONTROL
-    for text in _SHOWN_TEXTS:
-        if text in ids:
-            types[ids[text]] = USER_DEFINED
-    return ends
-
-
-def _without_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
-    """Take back two ends: gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text."""
-    ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
-    if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
-        types[ids["<|end|>"]] = USER_DEFINED
-        ends = ends - {ids["<|end|>"]}
-    if "<|tool_response>" in ending and ids.get("</s>") in ends:
-        types[ids["</s>"]] = NORMAL
-        ends = ends - {ids["</s>"]}
-    return ends
-
-
-def _stripping(
-    metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray
-) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
-
-    GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
-    """
-    general = Checked(metadata, "general.")
-    name, architecture = general.text("name", "").lower(), general.text("architecture", "")
-    pre = Checked(metadata, _PREFIX).text("pre", "")
-    none: frozenset[int] = frozenset()
-    special = UNKNOWN, CONTROL, USER_DEFINED
-    if any(known in pre for known in _STRIPPING_PRE) or any(known in architecture for known in _STRIPPING_ARCH):
-        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("<mask>")), none
-    if "phi-3" in name or "phi3" in name:
-        others = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        return none, frozenset(of_kinds(types, *special)) - others
-    if "modern-bert" in name:
-        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("[MASK]")), none
-    return none, none

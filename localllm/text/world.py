@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from localllm.errors import ModelError
 from localllm.text.subwords import Subwords
-from localllm.text.vocabulary import NORMAL, Vocabulary
+from localllm.text.token_types import NORMAL
+from localllm.text.vocabulary import Vocabulary
 
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}

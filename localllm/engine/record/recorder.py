@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.other_parts import without_other_parts
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.states import Latent, Paged
@@ -22,6 +23,7 @@ from localllm.engine.record.recurrent import RecurrentVerbs
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.gguf_header import shown
+from localllm.files.oddities import Oddities
 
 LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
 NO_MATRICES = ("I8", "I16", "I32", "I64", "F64")
@@ -404,10 +406,10 @@ class Recorder(HashingVerbs, RecurrentVerbs):
         """The tensors of another part of the model are used, too."""
         self._used |= other._used
 
-    def require_all_used(self, names: Collection[str]) -> None:
-        """Raise ModelError if the file has a tensor that no verb has used: it would mean something that is not done."""
+    def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
+        """Raise ModelError for a tensor that no verb has used. oddities: get those of parts beside a language model."""
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
-        if unused:
+        if unused := unused if oddities is None else without_other_parts(unused, oddities):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(f"tensor {shown(unused[0])}{more}: not part of this architecture as it is supported")
 
@@ -439,7 +441,7 @@ def recorded(
             recorder.encoding = encoder.operations
             recorder.use(encoder)
         logits = forward(recorder, weights, hyperparameters)
-        recorder.require_all_used(file.tensors)
+        recorder.require_all_used(file.tensors, file.oddities)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if not hyperparameters.pooling and logits.columns != hyperparameters.vocab_size:

@@ -1,0 +1,82 @@
+"""What is known of tokens by their texts: those that end an answer, mark parts of one, or swallow white space."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.files.checked import Checked
+from localllm.text.duplicates import Twins, tokens_of
+from localllm.text.token_types import CONTROL, NORMAL, PREFIX, UNKNOWN, USER_DEFINED, of_kinds, special_id
+
+# Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
+END_TEXTS = [
+    *["<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|eom_id|>"],
+    *["<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"],
+    *["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "<|tool_response>", "[e~["],
+]
+# The marks of fill-in-the-middle training: those that end an answer, unless the metadata has their ids, and the others.
+FILL_END_TEXTS = {
+    "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+    "fim_sep": ["<|file_sep|>"],
+}
+FILL_TEXTS = [
+    *["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"],
+    *["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"],
+    *["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"],
+    *["<|prefix|>", "<|suffix|>", "<|middle|>"],
+]
+# gpt-oss marks the parts of its answers with these: hidden, the parts would run together.
+SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
+# Their <mask> swallows the white space in front of it.
+_STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
+
+
+def settle_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
+    """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""
+    found = {token for text in END_TEXTS for token in tokens_of(text, ids, twins)}
+    ends = {token for token in found if token not in tokens_of("</s>", ids, twins) or types[token] != NORMAL}
+    for name, texts in FILL_END_TEXTS.items():
+        named = special_id(keys, name, len(types))
+        by_text = {token for text in texts for token in tokens_of(text, ids, twins)}
+        ends |= by_text if named is None else {named}
+    for token in ends | {token for text in FILL_TEXTS for token in tokens_of(text, ids, twins)}:
+        types[token] = CONTROL
+    for text in SHOWN_TEXTS:
+        for token in tokens_of(text, ids, twins):
+            types[token] = USER_DEFINED
+    return ends
+
+
+def without_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
+    """Take back two ends: gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text."""
+    ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
+    if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
+        types[ids["<|end|>"]] = USER_DEFINED
+        ends = ends - {ids["<|end|>"]}
+    if "<|tool_response>" in ending and ids.get("</s>") in ends:
+        types[ids["</s>"]] = NORMAL
+        ends = ends - {ids["</s>"]}
+    return ends
+
+
+def stripping(
+    metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
+
+    GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
+    """
+    general = Checked(metadata, "general.")
+    name, architecture = str(general.raw("name", "")).lower(), general.text("architecture", "")
+    pre = Checked(metadata, PREFIX).text("pre", "")
+    none: frozenset[int] = frozenset()
+    special = UNKNOWN, CONTROL, USER_DEFINED
+    if any(known in pre for known in _STRIPPING_PRE) or any(known in architecture for known in _STRIPPING_ARCH):
+        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("<mask>")), none
+    if "phi-3" in name or "phi3" in name:
+        others = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        return none, frozenset(of_kinds(types, *special)) - others
+    if "modern-bert" in name:
+        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("[MASK]")), none
+    return none, none

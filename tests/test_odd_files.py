@@ -1,0 +1,243 @@
+"""Files that people have and that other programs load: they run, and one line says what is odd about them."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from strangers import GONE, Wrong
+from test_strangers import ALL, PIECES, TYPES, L, T, sentence_piece, with_item
+from test_strangers import arguments as usual_arguments
+from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
+
+import localllm
+from localllm.arch.other_parts import part_of
+from localllm.errors import ModelError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.oddities import MOST, Oddities
+from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
+from localllm.text.vocabulary import read_vocabulary
+
+ODD = "localllm: warning: the file is odd, but it is clear what it means: "
+IDS = ("bos", "eos", "unknown", "padding", "separator", "seperator", "mask", "cls", "eot", "eom",
+       "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")  # fmt: skip
+ONES = np.ones((4, 64), np.float32)
+NUMBERED = {"version": 1, "name": 7, "license": np.ones(2), "author": True, "tags": np.ones(2), "languages": 5,
+            "file_type": "F32", "quantization_version": -1, "parameter_count": "1B", "url": 1.5}  # fmt: skip
+
+METADATA: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"{name}: {value}": (T(f"{name}_token_id", value), f"tokenizer.ggml.{name}_token_id is {value}, of 268 tokens")
+       for name in IDS for value in (268, 2560)},
+    **{f"general.{name}": ({f"general.{name}": value}, f"general.{name} is no ") for name, value in NUMBERED.items()},
+    "bos without one": (T("add_bos_token", True) | T("bos_token_id", GONE), "add_bos_token is true, but there is no"),
+    "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but there is no"),
+    "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, where there are 268 tokens"),
+    "vocab_size, less": (L("vocab_size", 267), "llama.vocab_size is 267"),
+    "no type": (T("token_type", with_item(TYPES, 9, 0)), "1 tokens have no type (0), token 9 first"),
+    "two normal ones": (T("tokens", [*PIECES[:-1], "a"]), "and 267 are both 'a'"),
+    "an unused one": (T("tokens", [*PIECES[:-1], "a"]) | T("token_type", with_item(TYPES, 267, 5)), "are both 'a'"),
+    "a control one": (T("tokens", [*PIECES[:-1], "a"]) | T("token_type", with_item(TYPES, 267, 3)), "are both 'a'"),
+    "ends twice": (T("tokens", [*PIECES[:-1], "<|im_end|>"]), "tokens 2 and 267 are both '<|im_end|>'"),
+    "in SentencePiece": (sentence_piece(tokens=["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)),
+                                                *"abcdefgha"]), "tokens 259 and 267 are both 'a', written as 259"),
+    "merge of strangers": (T("merges", [*MERGES, "h xyz"]), "a merge has a piece that is no token (xyz)"),
+    "merge to a stranger": (T("merges", [*MERGES, "h h", "l h"]), "2 merges have a piece that is no token (hh)"),
+    "a key with spaces": ({"my own key": 1}, "the metadata key 'my own key' has a space"),
+}  # fmt: skip
+
+
+def arguments(verb: str, path: Path) -> list[str]:
+    return [*usual_arguments(verb, path), *(["--temp", "0"] if verb == "run" else [])]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory) -> Wrong:
+    return Wrong(tmp_path_factory.mktemp("odd"))
+
+
+def require_runs(cli, path: Path, *expected: str) -> dict[str, str]:
+    """What the commands print, which all tell in one line what is odd; what quantize wrote runs as well."""
+    printed = {}
+    for verb in ALL:
+        code, printed[verb], err = cli(*arguments(verb, path))
+        assert code == 0, f"{verb}: {err}"
+        told = [line for line in err.splitlines() if line.startswith(ODD)]
+        assert len(told) == 1 and all(text in told[0] for text in expected), f"{verb}: {err}"
+        assert err.count("\n") == 1 or verb != "tokenize", err
+    made = path.with_suffix(".out")
+    assert cli("run", made, "-p", "Hi", "-n", "1", "--temp", "0")[0] == 0
+    return printed
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata(odd: Wrong, cli, case: str):
+    changes, expected = METADATA[case]
+    require_runs(cli, odd.write(changes), expected)
+
+
+@pytest.mark.parametrize("names", [["v.blk.0.attn_q.weight"], ["mm.0.weight", "v.patch_embd.weight"], ["a.conv.bias"],
+                                   ["mtp.layers.0.weight", "a.x"]])  # fmt: skip
+def test_tensors_of_other_parts(odd: Wrong, cli, names: list[str]):
+    """As in Ollama's store; a new file has them as they are."""
+    path = odd.write(tensors=dict.fromkeys(names, ONES))
+    kinds = " and ".join(sorted({str(part_of(name)) for name in names}))
+    printed = require_runs(cli, path, f"{len(names)} tensors of {kinds}, which are not used ({names[0]})")
+    assert printed["run"] == cli(*arguments("run", odd.valid))[1]
+    made = GGUFFile.open(path.with_suffix(".out"))
+    assert all(made.tensors[name].format.name == "F32" for name in names)
+    assert made.tensors["blk.0.attn_q.weight"].format.name == "Q8_0"
+
+
+@pytest.mark.parametrize("name", ["v", "w.blk.0.attn_q.weight", "mtpx.weight", "audio.weight", "blk.0.v.weight"])
+def test_tensors_of_no_other_part(odd: Wrong, cli, name: str):
+    code, _, err = cli("run", odd.write(tensors={name: ONES}), "-p", "Hi", "-n", "1")
+    assert code == 3 and f"tensor {name}" in err
+
+
+@pytest.mark.parametrize("count", [1, 20, 33, 1000, 100_000])
+def test_bytes_behind_the_last_tensor(odd: Wrong, cli, count: int):
+    path = odd.write()
+    path.write_bytes(path.read_bytes() + bytes([7]) * count)
+    printed = require_runs(cli, path, f"{count} bytes behind the last tensor")
+    assert printed["run"] == cli(*arguments("run", odd.valid))[1]
+    assert not GGUFFile.open(path.with_suffix(".out")).oddities.lines()
+
+
+def test_what_is_ignored_is_not_written_again(odd: Wrong, cli):
+    changes = T("padding_token_id", 999) | L("vocab_size", 7) | T("add_eos_token", True) | T("eos_token_id", GONE)
+    path = odd.write(changes | {"general.version": 3})
+    require_runs(cli, path, "padding", "vocab_size", "add_eos_token", "general.version")
+    metadata = GGUFFile.open(path.with_suffix(".out")).metadata
+    assert not {"tokenizer.ggml.padding_token_id", "llama.vocab_size", "tokenizer.ggml.add_eos_token"} & set(metadata)
+    assert metadata["general.version"] == 3
+
+
+def test_the_line_is_told_at_every_start(odd: Wrong, cli):
+    """Also where what was checked once is remembered."""
+    path = odd.write(T("merges", [*MERGES, "h h"]) | T("mask_token_id", 300))
+    for _ in range(2):
+        require_runs(cli, path, "no token (hh)", "mask_token_id")
+
+
+def test_values_of_another_length_than_keys(odd: Wrong, cli):
+    """The reference computes the same as the compiled kernels, and a short value is what a cut matrix gives."""
+    keys, values = WIDTH // HEADS, 8
+    tensors: dict[str, Any] = {}
+    for layer in range(LAYERS):
+        value, out = (odd.tensors[f"blk.{layer}.attn_{name}.weight"] for name in ("v", "output"))
+        tensors[f"blk.{layer}.attn_v.weight"] = value.reshape(KV_HEADS, keys, -1)[:, :values].reshape(-1, WIDTH)
+        tensors[f"blk.{layer}.attn_output.weight"] = (
+            out.reshape(WIDTH, HEADS, keys)[:, :, :values].reshape(WIDTH, -1).copy()
+        )
+    padded = {name: padded_like(tensors[name], name, odd.tensors[name].shape, keys, values) for name in tensors}
+    lengths = L("attention.key_length", keys) | L("attention.value_length", values)
+    ids = list(range(3, 40))
+    with localllm.open(odd.write(tensors=padded)) as model:
+        expected = model.logits(ids)
+    path = odd.write(lengths, tensors)
+    with localllm.open(path) as model:
+        assert np.abs(model.logits(ids) - expected).max() < 1e-3
+    with localllm.open(path, backend="reference") as model:
+        assert np.abs(model.logits(ids) - expected).max() < 1e-3
+    require_runs(cli, path, f"keys of {keys} numbers and values of {values}, in a llama model")
+
+
+def padded_like(weights: np.ndarray, name: str, shape: tuple[int, ...], keys: int, values: int) -> np.ndarray:
+    """The matrix with zeros for the numbers that a value lacks."""
+    whole = np.zeros(shape, np.float32)
+    if "attn_v" in name:
+        whole.reshape(KV_HEADS, keys, -1)[:, :values] = weights.reshape(KV_HEADS, values, -1)
+    else:
+        whole.reshape(shape[0], HEADS, keys)[:, :, :values] = weights.reshape(shape[0], HEADS, values)
+    return whole
+
+
+# ---- from Python and over HTTP, and what stays refused
+
+
+def test_from_python(odd: Wrong):
+    with localllm.open(odd.write(T("mask_token_id", 300))) as model:
+        assert [line for line in model.warnings if "mask_token_id is 300" in line]
+
+
+def test_inspect_as_json(odd: Wrong, cli):
+    path = odd.write(T("mask_token_id", 300))
+    (line,) = json.loads(cli("inspect", path, "--json")[1])["warnings"]
+    assert "mask_token_id is 300, of 268 tokens: ignored" in line
+    assert json.loads(cli("inspect", odd.valid, "--json")[1])["warnings"] == []
+
+
+def test_a_table_that_goes_on_is_no_data_behind(odd: Wrong, cli):
+    """With one row less than there are, all weights would be read from a wrong place."""
+    data = odd.valid.read_bytes()
+    (count,) = struct.unpack_from("<Q", data, 8)
+    for lost in range(1, 4):
+        odd.path.write_bytes(data[:8] + struct.pack("<Q", count - lost) + data[16:])
+        code, _, err = cli("inspect", odd.path)
+        assert code == 3 and "tensor count: the data of" in err
+
+
+def test_the_line_does_not_grow_without_end():
+    oddities = Oddities()
+    for number in range(10):
+        oddities.note(f"thing {number}")
+        oddities.note("thing 0")
+    (line,) = oddities.lines()
+    assert line.endswith("; thing 5; and 4 more") and line.count(";") == MOST
+    assert Oddities().lines() == []
+
+
+# ---- which of two tokens a text becomes
+
+
+def vocabulary_of(pieces: list[tuple[str, int]], **more: Any) -> Any:
+    tokens = [*PIECES[:259], *(piece for piece, _ in pieces)]
+    types = np.array([3] * 3 + [1] * 256 + [kind for _, kind in pieces], np.int32)
+    keys = {"model": "gpt2", "pre": "llama-bpe", "tokens": tokens, "merges": [], "token_type": types, **more}
+    return read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+
+
+@pytest.mark.parametrize(("kinds", "chosen"), [
+    ([NORMAL, NORMAL], 0), ([UNUSED, NORMAL], 1), ([CONTROL, NORMAL, UNUSED], 1), ([CONTROL, UNUSED], 1),
+    ([CONTROL, USER_DEFINED, NORMAL], 1), ([CONTROL, CONTROL], None),
+])  # fmt: skip
+def test_the_plainest_token_of_a_text(kinds: list[int], chosen: int | None):
+    found = vocabulary_of([("<same>", kind) for kind in kinds])
+    assert found.ids.get("<same>") == (None if chosen is None else 259 + chosen)
+    assert [found.pieces[259 + place] for place in range(len(kinds))] == ["<same>"] * len(kinds)
+
+
+def test_all_tokens_of_an_end_end_an_answer():
+    found = vocabulary_of([("<end_of_turn>", NORMAL), ("<end_of_turn>", CONTROL), ("</s>", NORMAL), ("</s>", CONTROL)])
+    assert {259, 260, 262} <= found.end_ids and 261 not in found.end_ids
+    assert found.ids["</s>"] == 261 and "<end_of_turn>" not in found.ids
+
+
+def test_a_text_between_marks_of_two_tokens(odd: Wrong, cli):
+    """A control token of the text of a plain one: only where special tokens are what they say."""
+    path = odd.write(T("tokens", [*PIECES[:-1], "hello"]) | T("token_type", with_item(TYPES, 267, CONTROL)))
+    tokenizer = localllm.open(path).tokenizer
+    assert tokenizer.encode("hello") == [PIECES.index("hello")] and tokenizer.encode("hello", special=True) == [267]
+
+
+def test_bytes_written_twice():
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<0x41>"]
+    types = np.array([2, 3, 3, *[BYTE] * 256, NORMAL, NORMAL], np.int32)
+    keys = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(261, np.float32)}
+    found = read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    assert found.ids["<0x41>"] == 3 + 0x41
+
+
+def test_an_end_beyond_the_tokens_is_as_none():
+    """SentencePiece's usual one counts then, as without the key."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    types = np.array([2, 3, 3, *[BYTE] * 256, NORMAL], np.int32)
+    keys = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(260, np.float32)}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    assert read_vocabulary(metadata | T("eos_token_id", 5000)).eos_id == 2
+    assert read_vocabulary(metadata | T("eos_token_id", -1)).eos_id is None
+    with pytest.raises(ModelError, match="eos_token_id should be a number from 0 to 259"):
+        read_vocabulary(metadata | T("eos_token_id", -2))
