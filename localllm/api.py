@@ -50,10 +50,9 @@ class Model:
 
     Attributes:
         path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".
-        file_type: what the file calls its mix of formats, as "Q4_K_M".
-        name: what the file calls it, or "".  file: the file itself, mapped.
+        file_type: what the file calls its formats, as "Q4_K_M".  name: what it calls itself, or "".
+        file: the file itself, mapped.  tokenizer: its Tokenizer.  engine: what computes.  session: its conversation.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
-        tokenizer: its Tokenizer.  engine: what computes.  session: the conversation with it.
         prefixes: what is kept of long prompts from process to process, or None.  sight: by which it sees images.
         written: what was written before, which guesses come from, or None.
         warnings: lines that the user should see.

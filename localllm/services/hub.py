@@ -1,8 +1,8 @@
 """The Hugging Face hub: what is in a repository, and the bytes of its files, however often the connection breaks.
 
-HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored) and HF_HUB_OFFLINE hold as in all programs that use
-huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its own download compares no
-checksums and has folders of its own beside the files: localllm.services.pull writes them instead.
+HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the variables that name proxies hold as
+in all programs that use huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its
+own download compares no checksums and has folders of its own beside the files: services.pull writes them instead.
 
 Importing huggingface_hub takes 0.2 s: only what needs the network does.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.frozen import frozen
+from localllm.services.proxies import require_known_proxies
 
 TRIES = 6  # in a row without a new byte, before it is given up
 FIRST_TRIES = 3  # to be told what there is: without a network, nobody wants to wait for long
@@ -60,6 +61,7 @@ class Repository:
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
         """Raises ModelError if there is none, or none for this user, LocalllmError if the hub cannot be reached."""
         self.name, self._on_break = name, on_break
+        require_known_proxies()
         self._commit, self.files = self._patiently(self._listed)
 
     def _listed(self) -> tuple[str, dict[str, RemoteFile]]:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
+from localllm.services.proxies import http_proxy_for
 
 CONNECT, READ = 20.0, 600.0  # seconds for a connection, and without a byte of an answer
 MOST = 64 << 20  # bytes of a response, or of a line of one
@@ -97,9 +98,15 @@ class Endpoint:
         return response
 
     def _connection(self) -> HTTPConnection:
-        parts = urlsplit(self.url)
+        """To the server, or to the proxy that the environment names. Raises LocalllmError for one of another kind."""
+        parts, proxy = urlsplit(self.url), http_proxy_for(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=CONNECT)
+        if proxy is None:
+            return kind(parts.hostname or "", parts.port, timeout=CONNECT)
+        connection = kind(proxy.host, proxy.port, timeout=CONNECT)
+        if kind is HTTPSConnection:
+            connection.set_tunnel(parts.hostname or "", parts.port or 443, {"Host": parts.netloc, **proxy.headers})
+        return connection
 
     def _response(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> HTTPResponse:
         headers = {"Accept": "application/json, text/event-stream", "User-Agent": "localllm"}
@@ -107,11 +114,14 @@ class Endpoint:
             headers["Content-Type"] = "application/json"
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
+        address, proxy = urlsplit(self.url).path + path, http_proxy_for(self.url)
+        if proxy and self.url.startswith("http:"):  # it is told the whole address
+            address, headers = self.url + path, headers | proxy.headers
 
         def ask() -> HTTPResponse:
             connection.connect()
             connection.sock.settimeout(self.seconds)
-            connection.request(method, urlsplit(self.url).path + path, body, headers)
+            connection.request(method, address, body, headers)
             return connection.getresponse()
 
         return self._sure(ask)
@@ -124,7 +134,9 @@ class Endpoint:
             raise EndpointError(f"{self.url} does not answer: nothing came for {self.seconds:g} seconds") from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise EndpointError(f"{self.url} cannot be asked: {reason}") from None
+            proxy = http_proxy_for(self.url)
+            through = f" through {proxy.variable}, {proxy.url}" if proxy else ""
+            raise EndpointError(f"{self.url} cannot be asked{through}: {reason}") from None
 
     def _json(self, response: HTTPResponse, is_error: bool = False) -> Any:
         data = self._sure(lambda: response.read(MOST))

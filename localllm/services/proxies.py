@@ -1,0 +1,109 @@
+"""Proxies, as HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY in the environment name them, in any case."""
+
+import base64
+from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment
+
+from localllm.errors import LocalllmError
+from localllm.frozen import frozen
+
+SOCKS = ("socks5", "socks5h")  # what the extra `socks` brings
+
+
+@frozen
+class Proxy:
+    """Who passes requests on.
+
+    Attributes:
+        variable: of the environment.  url: without a password.  headers: by which it knows the user.
+    """
+
+    variable: str
+    scheme: str
+    host: str
+    port: int
+    headers: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @classmethod
+    def of(cls, variable: str, text: str) -> "Proxy":
+        """Raises LocalllmError for what is no address."""
+        try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
+            host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 1080)
+        except ValueError:
+            host = None
+        if not host:
+            raise LocalllmError(f"{variable} should be the address of a proxy, as http://10.0.0.1:3128")
+        headers = {}
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Proxy-Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+        return cls(variable, parts.scheme, host, port, headers)
+
+
+def proxies() -> dict[str, Proxy]:
+    """By "http", "https" and "all". Raises LocalllmError."""
+    known = getproxies_environment()
+    return {
+        kind: Proxy.of(f"{kind.upper()}_PROXY", known[kind]) for kind in ("http", "https", "all") if known.get(kind)
+    }
+
+
+def http_proxy_for(url: str) -> Proxy | None:
+    """The one to ask for an address, None if it is asked itself, as this computer always is.
+
+    Raises LocalllmError for one that does not speak HTTP.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if is_loopback(host) or is_excepted(host, parts.port):
+        return None
+    known = proxies()
+    proxy = known.get(parts.scheme) or known.get("all")
+    if proxy and proxy.scheme != "http":
+        raise LocalllmError(
+            f"{proxy.variable} is {proxy.url}: a server is asked through proxies of http:// only; "
+            f"NO_PROXY={host} asks it without one"
+        )
+    return proxy
+
+
+def require_known_proxies() -> None:
+    """Raises LocalllmError for one that HTTP clients cannot use, with what to do."""
+    for proxy in proxies().values():
+        if proxy.scheme in SOCKS and find_spec("socksio") is None:
+            raise LocalllmError(
+                f"{proxy.variable} is {proxy.url}, which needs socksio: pip install 'localllm[socks]', or unset it"
+            )
+        if proxy.scheme not in ("http", "https", *SOCKS):
+            raise LocalllmError(f"{proxy.variable} is {proxy.url}: a proxy should be of http, https, socks5 or socks5h")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this computer."""
+    name = host.lower().rstrip(".")
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def is_excepted(host: str, port: int | None) -> bool:
+    """Whether NO_PROXY names it: names, what ends so, addresses, networks as 10.0.0.0/8, * for all."""
+    for text in getproxies_environment().get("no", "").split(","):
+        name = text.strip().lower().lstrip(".")
+        try:
+            if "/" in name and ip_address(host) in ip_network(name, strict=False):
+                return True
+        except ValueError:  # a name
+            continue
+        if name and (name == "*" or name in (host, f"{host}:{port}") or host.endswith(f".{name}")):
+            return True
+    return False
