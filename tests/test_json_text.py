@@ -123,6 +123,30 @@ def test_every_interface(told: Served, whitespace: bool):
     assert reply.json["output"][0]["content"][0]["text"] == expected
 
 
+STOPS = ["days", "}", "\n", "R"]
+
+
+def test_stop_strings_are_for_free_texts(told: Served, path: Path, cli):
+    """An answer with a form ends where that does; one beside tools ends at them as ever."""
+    for more in ({}, {"stream": True}):
+        reply = told.chat("json", response_format=FORM, stop=STOPS, **more)
+        choices = [event["choices"][0] for event in reply.events] if more else reply.json["choices"]
+        texts = [choice.get("delta", choice.get("message")).get("content") or "" for choice in choices]
+        assert ("".join(texts), choices[-1]["finish_reason"]) == (COMPACT, "stop")
+    for form in ({"grammar": 'root ::= "New" " Rome"'}, {"regex": "New Rome"}):
+        choice = told.chat("json", stop=STOPS, **form).json["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("New Rome", "stop")
+    asked = [{"role": "user", "content": "json"}]
+    body = {"messages": asked, "max_tokens": 200, "stop_sequences": STOPS}
+    reply = told.post("/v1/messages", {**body, "output_config": {"format": {"type": "json_schema", "schema": PLACE}}})
+    assert (reply.json["content"][0]["text"], reply.json["stop_reason"]) == (COMPACT, "end_turn")
+    assert told.post("/v1/messages", body).json["stop_sequence"] == "\n"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": PLACE}}]
+    assert told.chat("json", tools=tools, stop=STOPS).json["choices"][0]["message"]["content"] == "{"
+    code, out, err = cli("run", path, "-p", "x", "--stop", "e", "-j", '{"enum": ["yes"]}')
+    assert (code, out, err) == (0, '"yes"\n', "")
+
+
 @pytest.mark.parametrize("whitespace", [False, True])
 def test_arguments_of_tools(told: Served, whitespace: bool):
     expected, more = (INDENTED, {"json_whitespace": True}) if whitespace else (COMPACT, {})

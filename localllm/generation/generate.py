@@ -44,7 +44,7 @@ class GenerationOptions:
     """How long an answer may be and how its tokens are chosen."""
 
     max_tokens: int | None = None  # None: until the model ends or the context is full
-    stop: Sequence[str] = ()  # strings that end the answer and are not part of it
+    stop: Sequence[str] = ()  # strings that end a free answer and are not part of it; a constraint has its own end
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
     # Where guesses come from: the text ("ngram"), the model's own layer besides ("mtp", or "auto" if it has one), a
@@ -68,8 +68,6 @@ class GenerationOptions:
             raise UsageError("a model's own guesses (mtp) know no text whose beginning is forgotten (shift)")
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
-        if self.constraint and self.stop:
-            raise UsageError(f"a stop string would cut the answer short, which its {self.constraint.kind} forbids")
         if isinstance(self.stop, str | bytes):
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Iterable):
@@ -122,7 +120,8 @@ class Task:
             from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
 
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
-        transcript = Transcript(self.decoder, self.options.stop, self.thinking, calls, self.options.constraint)
+        form = self.options.constraint
+        transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
         if calls is None:
             return Guide(transcript, self.thinking, matcher)
         if calls.must:

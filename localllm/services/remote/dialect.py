@@ -61,7 +61,7 @@ class Form:
 
 def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, Any]:
     """The fields of a request. Raises UsageError for what this server cannot do, by its name."""
-    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop else {}
+    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form == Form() else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
     for each in fields(options.sampling):
