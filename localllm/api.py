@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from localllm.generation.batch import Batch
 
 OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
+JSON = ("json_whitespace", "additional_properties")  # how it is written
 CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
 
 
@@ -427,11 +428,11 @@ def options(
     sampling = {name: plain(value) for name, value in sampling.items()}
     others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
     given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
-    whitespace = sampling.pop("json_whitespace", False)
+    style = {name: sampling.pop(name) for name in JSON if name in sampling}
     if given:
         from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
 
-        others["constraint"] = constraint_of(**given, json_whitespace=whitespace)
+        others["constraint"] = constraint_of(**given, **style)
     unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")

@@ -487,7 +487,8 @@ def test_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (Shape, {"json_whitespace": False}, Shape.given, {"schema": None, "grammar": None, "regex": None}),
+    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.given,
+     {"schema": None, "grammar": None, "regex": None, "additional_properties": False}),
     (Thoughts, {"think": "auto"}, Thoughts.given, {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, ImageGroup.seeing, {"mmproj": None, "pan_and_scan": False}),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.opened(None), None),
@@ -517,7 +518,8 @@ def test_a_form_is_one_of_three():
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="do not go together"):
             Shape(**two).constraint()
-    assert Shape(json_schema='{"a": 1}', regex="x").given() == {"schema": {"a": 1}, "grammar": None, "regex": "x"}
+    told = {"schema": {"a": 1}, "grammar": None, "regex": "x", "additional_properties": False}
+    assert Shape(json_schema='{"a": 1}', regex="x").given() == told
 
 
 def test_texts_and_files_of_them(tmp_path: Path):

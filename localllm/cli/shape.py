@@ -44,6 +44,10 @@ class Shape:
     json_whitespace: Annotated[
         bool, option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
     ] = False
+    additional_properties: Annotated[
+        bool,
+        option("--additional-properties", help="Let objects have others than a schema's where it does not say."),
+    ] = False
 
     def constraint(self) -> "Constraint | None":
         """What they say, checked. Raises UsageError."""
@@ -56,13 +60,18 @@ class Shape:
             names = (f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"{' and '.join(names)} do not go together")
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
-        return constraint_of(schema, grammar, self.regex, self.json_whitespace)
+        return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
     def given(self) -> dict[str, Any]:
         """What they say, as the user has: schema, grammar and regex. Raises UsageError."""
         schema = text_of("json_schema", self.json_schema, "{")
         grammar = text_of("grammar", self.grammar, "::=")
-        return {"schema": None if schema is None else json.loads(schema), "grammar": grammar, "regex": self.regex}
+        return {
+            "schema": None if schema is None else json.loads(schema),
+            "grammar": grammar,
+            "regex": self.regex,
+            "additional_properties": self.additional_properties,
+        }
 
 
 def text_of(name: str, given: str | None, sign: str) -> str | None:

@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.call_format import HARMONY, ID, CallFormat
 from localllm.generation.call_reader import CallReader, is_text
+from localllm.generation.closed_schemas import closed
 from localllm.generation.json_calls import JsonCallReader
 from localllm.generation.schemas import WHITE_SPACE, exact
 from localllm.generation.thinking import SIGN
@@ -33,7 +34,8 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        parameters: a JSON schema of an object.  strict: refuse schemas that a grammar cannot hold to the letter.
+        parameters: a JSON schema of an object; of one without properties if it names none.
+        strict: refuse schemas that a grammar cannot hold to the letter.
     """
 
     name: str
@@ -45,8 +47,7 @@ class Tool:
         """Raises UsageError."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"tools: {self.name[:60]!r} is no name: letters, digits, _, . and - can be in it")
-        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
-            raise UsageError(f"tools: the parameters of {self.name} should be a schema of an object")
+        object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
     def told(self) -> dict[str, Any]:
         """As templates know it."""
@@ -63,6 +64,7 @@ class ToolUse:
         parallel: whether it may make several calls.
         json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
         json_whitespace: keep the white space between the parts of arguments.
+        additional_properties: let objects among them have others where a schema does not say.
     """
 
     tools: Sequence[Tool]
@@ -70,6 +72,7 @@ class ToolUse:
     parallel: bool = True
     json_calls: bool = True
     json_whitespace: bool = False
+    additional_properties: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -161,14 +164,14 @@ class Calls:
         """With what llguidance is told: to the letter if it can be, else as far as it goes. Raises UsageError."""
         from localllm.generation.constraints import Constraint
 
-        schema = dict(tool.parameters) or dict(NOTHING)
+        schema, is_open = dict(tool.parameters), self.use.additional_properties
         try:
-            Constraint.of_schema(schema)
-            return {**exact(schema), "x-guidance": {**_OPTIONS, "lenient": False}}
+            Constraint.of_schema(schema, additional_properties=is_open)
+            return {**exact(schema, is_open), "x-guidance": {**_OPTIONS, "lenient": False}}
         except UsageError as error:
             if tool.strict:
                 raise UsageError(f"tools: {tool.name}: {error}") from None
-        return {**schema, "x-guidance": {**_OPTIONS, "lenient": True}}
+        return {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
 
     # ---- the grammar, in llguidance's dialect of Lark
 
@@ -258,6 +261,23 @@ class Calls:
 
 
 _OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
+
+
+_SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
+
+
+def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """Parameters as a schema of an object; of one without any if they name none. Raises UsageError."""
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+    schema = {word: value for word, value in (parameters or {}).items() if value is not None}
+    kind = schema.get("type", "object")
+    kinds = [str(each).lower() for each in (kind if isinstance(kind, list) else [kind])]
+    if "object" not in kinds:
+        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+    if not any(schema.get(word) for word in _SPEAK):
+        schema = {"properties": {}}
+    return {**schema, "type": "object"}
 
 
 def regex(text: str) -> str:

@@ -73,16 +73,17 @@ class Constraint:
         return matcher
 
     @classmethod
-    def of_schema(cls, schema: Any, whitespace: bool = False) -> "Constraint":
+    def of_schema(cls, schema: Any, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
         """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models.
 
         whitespace: keep what the model writes of it between the parts of JSON; else the text is compact.
+        additional_properties: let objects have others where the schema does not say; a class's never do.
         """
         from llguidance import LLMatcher
 
         options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
         try:
-            given = exact(_schema_of(schema))
+            given = exact(_schema_of(schema), additional_properties and not hasattr(schema, "model_json_schema"))
             grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
             return cls("schema", grammar, not whitespace)
         except ValueError as error:
@@ -131,15 +132,19 @@ def in_ascii(regex: str) -> str:
 
 
 def constraint_of(
-    schema: Any = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False
+    schema: Any = None,
+    grammar: str | None = None,
+    regex: str | None = None,
+    json_whitespace: bool = False,
+    additional_properties: bool = False,
 ) -> Constraint | None:
-    """The one that is given, or None; json_whitespace: see Constraint.of_schema. Raises UsageError."""
+    """The one that is given, or None; the rest as of Constraint.of_schema. Raises UsageError."""
     given = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} do not go together")
     if schema is not None:
-        return Constraint.of_schema(schema, json_whitespace)
+        return Constraint.of_schema(schema, json_whitespace, additional_properties)
     if grammar is not None:
         return Constraint.of_grammar(grammar)
     return None if regex is None else Constraint.of_regex(regex)

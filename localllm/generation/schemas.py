@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localllm.errors import UsageError
+from localllm.generation.closed_schemas import closed
+from localllm.generation.json_pointers import resolved
 
 Schema = dict[str, Any]
 
@@ -16,14 +18,16 @@ WHITE_SPACE = r"( |\n{1,2}[ \t]{0,64})?"
 _LEAST = 1e-9  # a bound is moved by so much, relative to it
 
 
-def exact(schema: Schema) -> Schema:
+def exact(schema: Schema, is_open: bool = False) -> Schema:
     """A schema whose answers by llguidance (1.9) are all valid by the given one. Raises UsageError.
 
+    is_open: let objects have other properties where additionalProperties does not say; else they are closed.
     Bounds: for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound
     becomes an inclusive one beside it, which leaves out next to nothing; so do all where schemas are merged (allOf, a
     $ref with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether
     the minimum is excluded; a list of items is draft 7's, which only its $schema tells.
     """
+    schema = schema if is_open else closed(schema)
     parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
     if not is_old and any(isinstance(part.get("items"), list) for part in parts):
@@ -109,17 +113,3 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int = 20) -> Iter
     for word in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(word) or ():
             yield from _alternatives(part, root, depth - 1)
-
-
-def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference within a schema leads to, None if that is nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    place: Any = root
-    for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list) and step.isdecimal():
-            place = place[int(step)] if int(step) < len(place) else None
-        else:
-            place = place.get(step) if isinstance(place, Mapping) else None
-    return place

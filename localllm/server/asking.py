@@ -80,6 +80,7 @@ class JsonOptions(TypedDict):
     """How JSON is written, of answers and of arguments."""
 
     json_whitespace: bool
+    additional_properties: bool
 
 
 class CallOptions(JsonOptions):
@@ -90,7 +91,10 @@ class CallOptions(JsonOptions):
 
 def json_options(body: Body) -> JsonOptions:
     """Raises UsageError."""
-    return {"json_whitespace": body.flag("json_whitespace")}
+    return {
+        "json_whitespace": body.flag("json_whitespace"),
+        "additional_properties": body.flag("additional_properties"),
+    }
 
 
 def call_options(body: Body) -> CallOptions:

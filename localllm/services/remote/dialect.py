@@ -6,6 +6,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.generation.closed_schemas import closed
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.thinking import EFFORTS
@@ -52,16 +53,25 @@ OTHER = Dialect("a server of OpenAI's interface", OPENAI, variables=False)
 
 @frozen
 class Form:
-    """What an answer shall look like, as the user has said it: at most one of them."""
+    """What an answer shall look like, as the user has said it: at most one of the first three.
+
+    Attributes:
+        additional_properties: whether objects may have others where the schema does not say.
+    """
 
     schema: Any = None
     grammar: str | None = None
     regex: str | None = None
+    additional_properties: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        return self.schema is None and self.grammar is None and self.regex is None
 
 
 def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, Any]:
     """The fields of a request. Raises UsageError for what this server cannot do, by its name."""
-    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form == Form() else {}
+    request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
     for each in fields(options.sampling):
@@ -89,8 +99,11 @@ def plain(value: Any) -> Any:
 def formed(form: Form, dialect: Dialect) -> dict[str, Any]:
     """The fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
-        inner = {"name": "answer", "schema": form.schema, "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": inner}}
+        is_own = dialect.name == "localllm"
+        schema = form.schema if is_own or form.additional_properties else closed(form.schema)
+        inner = {"name": "answer", "schema": schema, "strict": True}
+        more = {"additional_properties": True} if is_own and form.additional_properties else {}
+        return {"response_format": {"type": "json_schema", "json_schema": inner}, **more}
     for name, value in (("grammar", form.grammar), ("regex", form.regex)):
         if value is None:
             continue

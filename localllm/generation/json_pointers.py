@@ -1,0 +1,19 @@
+"""References within a JSON schema."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+
+def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference within a schema leads to, None if that is nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list) and step.isdecimal():
+            place = place[int(step)] if int(step) < len(place) else None
+        else:
+            place = place.get(step) if isinstance(place, Mapping) else None
+    return place

@@ -1,0 +1,144 @@
+"""Objects of a schema have the properties that it names and no others, unless it says otherwise; tools that name none
+take none.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from served import scripted, serving
+from test_calls import QWEN
+from tiny_model import write_tiny_model
+
+from localllm.errors import UsageError
+from localllm.generation.calls import Tool
+from localllm.generation.closed_schemas import closed
+from localllm.generation.constraints import fits
+from localllm.generation.schemas import exact
+
+A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N"}, "v": {"type": "integer"}}}
+
+
+def takes(schema: dict, value: object, is_open: bool = False) -> bool:
+    return fits(json.dumps(value), {**exact(schema, is_open), "x-guidance": {"lenient": False, "coerce_one_of": False}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (A, [{"a": 1}], [{"a": 1, "x": 2}, {}]),
+        ({"properties": {"a": {}}}, [{}, {"a": {"x": 1}}], [{"x": 1}]),
+        ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),
+        ({"type": "object"}, [{}, {"x": {"y": 1}}], []),
+        ({}, [{"x": 1}, [{"y": 1}], 3], []),
+        ({**A, "additionalProperties": True}, [{"a": 1, "x": 2}], []),
+        ({**A, "additionalProperties": {"type": "string"}}, [{"a": 1, "x": "y"}], [{"a": 1, "x": 2}]),
+        ({**A, "required": ["a", "z"]}, [{"a": 1, "z": [2]}], [{"a": 1}, {"a": 1, "z": 2, "y": 3}]),
+        ({**A, "minProperties": 3}, [{"a": 1, "x": 2, "y": 3}], [{"a": 1}]),
+        ({"patternProperties": {"^x": {"type": "integer"}}}, [{}, {"x1": 2}], [{"y": 2}, {"x": "y"}]),
+        ({"type": "array", "items": A}, [[{"a": 1}]], [[{"a": 1, "x": 2}]]),
+        ({"allOf": [A, B]}, [{"a": 1, "b": 2}], [{"a": 1}, {"a": 1, "b": 2, "x": 1}]),
+        ({"allOf": [A, {**B, "additionalProperties": True}]}, [{"a": 1, "b": 2, "x": 3}], []),
+        ({"anyOf": [A, B]}, [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}]),
+        ({"properties": {"c": {}}, "required": ["c"], "anyOf": [A, B]}, [{"c": 1, "a": 1}, {"c": 1, "b": 1}],
+         [{"c": 1, "a": 1, "b": 1}, {"c": 1, "a": 1, "x": 1}]),
+        ({"$ref": "#/$defs/A", "$defs": {"A": A}}, [{"a": 1}], [{"a": 1, "x": 2}]),
+        ({"$ref": "#/$defs/A", "properties": {"c": {}}, "$defs": {"A": A}}, [{"c": 0, "a": 1}, {"a": 1}],
+         [{"a": 1, "x": 2}]),
+        ({"$ref": "#/$defs/N", "$defs": {"N": NODE}}, [{"next": {"v": 1}, "v": 2}], [{"next": {"x": 1}}, {"x": 1}]),
+        ({"allOf": [{"$ref": "#/$defs/N"}], "$defs": {"N": NODE}}, [{"next": {"v": 1}, "v": 2}], [{"next": {"x": 1}}]),
+    ],
+)  # fmt: skip
+def test_which_properties_objects_have(schema: dict, yes: list, no: list):
+    assert [takes(schema, value) for value in yes] == [True] * len(yes)
+    assert [takes(schema, value) for value in no] == [False] * len(no)
+
+
+def test_an_option_leaves_objects_open():
+    assert takes(A, {"a": 1, "x": 2}, is_open=True) and closed(True) is True
+
+
+class Person:
+    @staticmethod
+    def model_json_schema() -> dict:
+        return A
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context=2048, chat_template=QWEN)
+
+
+TEXT = '{"a":1,"x":2}'
+NOTHING = [None, {}, {"properties": {}}, {"type": "object"}, {"properties": None, "required": None},
+           {"type": "object", "properties": {}, "required": None}, {"type": None, "additionalProperties": False},
+           {"type": "object", "description": "none"}]  # fmt: skip
+CALLED = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+SCRIPT = {"more": TEXT, "call": CALLED % TEXT, "number": CALLED % 100.5}
+ONE = {"a": 1}
+
+
+def test_python(path: Path):
+    model = scripted(str(path), SCRIPT)
+    asked, free = [{"role": "user", "content": "more"}], {"additional_properties": True}
+    assert "".join(model.chat(asked, schema=A, **free)) == TEXT
+    for schema, more in ((A, {}), (Person, {}), (Person, free)):
+        assert json.loads("".join(model.chat(asked, 200, schema=schema, **more))).keys() == {"a"}
+
+
+@pytest.fixture(scope="module")
+def told(path: Path):
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT)}) as served:
+        yield served
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_every_interface(told, is_open: bool):
+    more = {"additional_properties": True} if is_open else {}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": A}}
+    texts = [told.chat("more", response_format=form, max_tokens=200, **more).json["choices"][0]["message"]["content"]]
+    body = {"messages": [{"role": "user", "content": "more"}], "max_tokens": 200}
+    config = {"format": {"type": "json_schema", "schema": A}}
+    texts.append(told.post("/v1/messages", {**body, "output_config": config, **more}).json["content"][0]["text"])
+    text = {"format": {"type": "json_schema", "name": "n", "schema": A}}
+    reply = told.post("/v1/responses", {"input": "more", "text": text, "max_output_tokens": 200, **more}).json
+    texts.append(reply["output"][0]["content"][0]["text"])
+    tools = [{"type": "function", "function": {"name": "f", "parameters": A}}]
+    choice = told.chat("call", tools=tools, **more).json["choices"][0]
+    texts.append(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    for text in texts:
+        assert (text == TEXT) if is_open else (json.loads(text).keys() == {"a"})
+
+
+@pytest.mark.parametrize("parameters", NOTHING)
+@pytest.mark.parametrize("question", ["number", "call"])
+def test_tools_that_name_no_parameters(told, parameters, question: str):
+    """They take an empty object: never a number, never names that the model invents."""
+    function = {"name": "f", "parameters": parameters}
+    choice = told.chat(question, tools=[{"type": "function", "function": function}]).json["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 200}
+    tools = [{"name": "f", "input_schema": parameters}]
+    assert told.post("/v1/messages", {**body, "tools": tools}).json["content"][0]["input"] == {}
+
+
+def test_parameters_without_a_type(told):
+    function = {"name": "f", "parameters": {"properties": A["properties"], "required": ["a"], "type": None}}
+    message = told.chat("call", tools=[{"type": "function", "function": function}]).json["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]).keys() == {"a"}
+
+
+def test_parameters_that_are_no_object():
+    for wrong in ({"type": "array"}, {"type": ["string", "null"]}, [], "x"):
+        with pytest.raises(UsageError, match="the parameters of f should be a schema of an object"):
+            Tool("f", "", wrong)
+    assert Tool("f", "", {"type": ["OBJECT", "null"], "properties": {"a": {}}}).parameters["type"] == "object"
+
+
+def test_run(path: Path, cli):
+    for more, count in (([], {"a"}), (["--additional-properties"], {"a", "b", "c"})):
+        schema = json.dumps({**A, "minProperties": 1, "maxProperties": 3})
+        _, out, _ = cli("run", path, "-p", "x", "-j", schema, "-s", "3", "-n", "400", *more)
+        assert json.loads(out).keys() <= count if not more else "a" in json.loads(out)
