@@ -20,7 +20,6 @@ import localllm
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation import constraints, schemas
 from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
-from localllm.generation.gbnf import lark_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.guide import Guide
 from localllm.generation.sampling import SamplingOptions
@@ -296,19 +295,6 @@ def test_what_a_grammar_produces(tokenizer: Tokenizer, grammar: str, yes: list[s
 def test_grammars_that_are_none(grammar: str, reason: str):
     with pytest.raises(UsageError, match=reason):
         Constraint.of_grammar(grammar)
-
-
-@pytest.mark.parametrize(("grammar", "lark"), [
-    ('root ::= "é"', 'T_0: "é"'), ("root ::=", 'T_0: ""'), ('root ::= "a" | | ("b")*', 'T_0: "a" | "" | (("b"))*'),
-    ('root ::= "a"{2} "b"{ 2 , } "c"{2,5}?', 'T_0: ("a"){2,2} ("b"){2,} (("c"){2,5})?'),
-    ('root ::= a root | a # x\r\na ::= [^a-c-] . "\\""',
-     'r_0: T_1 r_0 | T_1\nT_1: /[^\\x{61}-\\x{63}\\x{2d}-\\x{2d}]/ /(?s:.)/ "\\""'),
-    ('root ::= "\\n\\t\\r\\[\\x41\\U0010FFFF" [+^-]',
-     'T_0: "\\n\\t\\r[A\U0010ffff" /[\\x{2b}-\\x{2b}\\x{5e}-\\x{5e}\\x{2d}-\\x{2d}]/'),
-])  # fmt: skip
-def test_what_becomes_of_a_grammar(grammar: str, lark: str):
-    """Terminals of what has no recursion, rules of the rest."""
-    assert lark_of(grammar) == f"%llguidance {{}}\nstart: {lark[:3]}\n{lark}\n"
 
 
 def test_a_grammar_that_produces_nothing():

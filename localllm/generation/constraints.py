@@ -2,7 +2,8 @@
 are not chosen, so a finished answer is always of that form.
 
 llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, says which tokens of a vocabulary can come
-next, in some ten microseconds. It is imported only when it is needed.
+next, in some ten microseconds, for all but grammars in GBNF, whose language it does not have exactly: its lexer takes the
+longest match. It is imported only when it is needed.
 """
 
 import json
@@ -18,9 +19,11 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.gbnf import lark_of
+from localllm.generation.grammar_matcher import GrammarMatcher
+from localllm.generation.network import network_of
 from localllm.generation.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.thinking import THOUGHT, Thinking
+from localllm.generation.token_trie import TokenTrie, trie_of
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 _SHOWN = 300  # characters of an error
+GRAMMAR = "grammar"  # the kind of one in GBNF, which llguidance has no part in
 TOOLS = "tools"  # the kind of a grammar of calls, whose tokens are a vocabulary's
 _KEPT = 64  # constraints that are ready for another answer
 
@@ -38,7 +42,7 @@ class Constraint:
     """A form that answers can have, checked.
 
     Attributes:
-        kind: "schema", "grammar", "regex" or "tools".  grammar: as llguidance has it.
+        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or as llguidance has it.
         is_compact: whether the white space between the parts of JSON, which a model may write, is left out of the text.
     """
 
@@ -54,9 +58,11 @@ class Constraint:
 
     def __post_init__(self) -> None:
         """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
-        from llguidance import LLTokenizer
+        if self.kind == GRAMMAR:
+            network_of(self.grammar)
+        elif self.kind != TOOLS:
+            from llguidance import LLTokenizer
 
-        if self.kind != TOOLS:
             self.beginning(LLTokenizer("byte"))
 
     def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
@@ -94,9 +100,7 @@ class Constraint:
     @classmethod
     def of_grammar(cls, text: str) -> "Constraint":
         """What a grammar in GBNF, llama.cpp's notation, produces."""
-        from llguidance import LLMatcher
-
-        return cls("grammar", LLMatcher.grammar_from_lark(lark_of(text)))
+        return cls(GRAMMAR, text)
 
     @classmethod
     def of_regex(cls, regex: str) -> "Constraint":
@@ -202,7 +206,7 @@ def _reason(message: str) -> str:
 class Matcher:
     """Follows an answer, token by token, and knows which may come next."""
 
-    def __init__(self, matcher: "LLMatcher", vocab: int, tokenizer: "Tokenizer"):
+    def __init__(self, matcher: "LLMatcher | GrammarMatcher", vocab: int, tokenizer: "Tokenizer"):
         """vocab: how many tokens there are, the tokenizer's and the model's padding."""
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
@@ -285,7 +289,8 @@ class _Known:
 
     def __init__(self) -> None:
         self.vocabularies: dict[str, LLTokenizer] = {}
-        self.beginnings: dict[Constraint, LLMatcher] = {}
+        self.beginnings: dict[Constraint, LLMatcher | GrammarMatcher] = {}
+        self.trie: TokenTrie | None = None
 
 
 _KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
@@ -311,11 +316,22 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     with _LOCK:
         known = _KNOWN.setdefault(tokenizer, _Known())
         if constraint not in known.beginnings:
-            vocabulary = _vocabulary(known, constraint.kind, tokenizer, max(vocab, tokenizer.vocab_size))
+            beginning = _beginning(known, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
             if len(known.beginnings) >= _KEPT:
                 del known.beginnings[next(iter(known.beginnings))]
-            known.beginnings[constraint] = constraint.beginning(vocabulary)
+            known.beginnings[constraint] = beginning
         return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
+
+
+def _beginning(
+    known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int
+) -> "LLMatcher | GrammarMatcher":
+    """Where an answer begins. Raises UsageError."""
+    if constraint.kind != GRAMMAR:
+        return constraint.beginning(_vocabulary(known, constraint.kind, tokenizer, size))
+    if known.trie is None:
+        known.trie = trie_of(tokenizer, size)
+    return GrammarMatcher(constraint.grammar, tokenizer, known.trie)
 
 
 def _vocabulary(known: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":

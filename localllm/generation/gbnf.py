@@ -1,31 +1,85 @@
-"""GBNF, llama.cpp's notation for grammars, to the Lark dialect of llguidance.
+r"""Parser of GBNF, llama.cpp's notation for grammars, into expressions.
 
     root ::= "yes" | "no" reason?     # a rule: texts, [classes], other rules, (groups), * + ? {2} {2,} {2,5}
-    reason ::= ", because " [^\\n]{1,80}
+    reason ::= ", because " [^\n]{1,80}
 
-The notation: grammars/README.md of llama.cpp; Lark's: docs/syntax.md of llguidance. What has no recursion becomes
-terminals, which the lexer follows as regular expressions, and only the rest rules of the parser: that is fast. Between
-terminals of a recursive grammar the lexer takes the longest, as lexers do.
+The notation: grammars/README.md and src/llama-grammar.cpp of llama.cpp. What it takes is taken here and means the same.
+Taken besides: line breaks between the parts of a rule, `_` in names, rules that begin with themselves, and repetitions
+above 2000, which count here.
 """
 
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 
 _TOKENS = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)|(?P<name>[A-Za-z0-9_-]+)|(?P<assign>::=)"""
-    r"""|(?P<text>"(?:[^"\\]|\\.)*")|(?P<class>\[(?:[^\]\\]|\\.)*\])"""
+    r"""|(?P<text>"(?:[^"\\]|\\.)*")|(?P<class>\[(?:[^\]\\]|\\.)*\])|(?P<token>!?<[^>]*>)"""
     r"""|(?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})|(?P<mark>[()|.])""",
     re.DOTALL,
 )
 _CHARACTERS = re.compile(
-    r"""\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\([tnr\\"\[\]])|([^\\])""", re.DOTALL
+    r"""\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\([tnr\\"\[\]-])|([^\\])""", re.DOTALL
 )
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
+_LAST = 0x10FFFF
+_COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+@frozen
+class Characters:
+    """One character of these code points, ranges of both ends."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@frozen
+class VocabularyToken:
+    """One token of a model's vocabulary, `<think>` or `<[1000]>`, or any other than that one.
+
+    Attributes:
+        text: as it is written, with its brackets.
+    """
+
+    text: str
+    is_negated: bool
+    line: int
+
+
+@frozen
+class Reference:
+    """What a rule says."""
+
+    rule: str
+
+
+@frozen
+class Sequence:
+    """These, one after the other."""
+
+    items: "tuple[Expression, ...]"
+
+
+@frozen
+class Choice:
+    """One of these."""
+
+    alternatives: "tuple[Expression, ...]"
+
+
+@frozen
+class Repeat:
+    """An item so many times; most: None without a limit."""
+
+    item: "Expression"
+    least: int
+    most: int | None
+
+
+Expression: TypeAlias = Characters | VocabularyToken | Reference | Sequence | Choice | Repeat
 
 
 @frozen
@@ -37,38 +91,22 @@ class Token:
     line: int
 
 
-@dataclass
-class Expression:
-    """Lark for a part of a rule, and the rules that it refers to."""
-
-    lark: str
-    rules: set[str] = field(default_factory=set)
-
-
-def lark_of(text: str) -> str:
-    """A grammar in GBNF as Lark. Raises UsageError, with the line."""
+def parse_grammar(text: str) -> Mapping[str, Expression]:
+    """Read the rules of a grammar by their names, root among them. Raises UsageError, with the line."""
     if not isinstance(text, str):
         raise UsageError(f"a grammar should be a text, not {text!r}")
-    rules = Parser(text).rules()
+    try:
+        rules = Parser(text.removeprefix("\ufeff")).rules()
+    except RecursionError:
+        raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
     if "root" not in rules:
         raise UsageError("the grammar has no rule named root")
-    recursive = _recursive(rules)
-    names = {name: f"{'r' if name in recursive else 'T'}_{i}" for i, name in enumerate(rules)}
-    lines = [f"{names[name]}: {_named(rule.lark, names)}" for name, rule in rules.items()]
-    return "\n".join(["%llguidance {}", f"start: {names['root']}", *lines, ""])
+    return rules
 
 
-def _named(lark: str, names: dict[str, str]) -> str:
-    """With the rules' names in Lark, which tell terminals from others."""
-    return re.sub("\0([^\0]+)\0", lambda found: names[found[1]], lark)
-
-
-def _recursive(rules: dict[str, Expression]) -> set[str]:
-    """The rules that lead to themselves, or to one that does."""
-    finite: set[str] = set()
-    while found := {name for name, rule in rules.items() if name not in finite and rule.rules <= finite}:
-        finite |= found
-    return rules.keys() - finite
+def wrong(line: int, problem: str) -> UsageError:
+    """Make the error of a grammar's line."""
+    return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
 
 class Parser:
@@ -78,18 +116,21 @@ class Parser:
         self._tokens, self._place = [*_tokens(text)], 0
 
     def rules(self) -> dict[str, Expression]:
-        """All rules by their names. Raises UsageError."""
+        """Read all rules by their names; of two with one name the last counts. Raises UsageError."""
         rules: dict[str, Expression] = {}
-        referred: list[Token] = []
+        references: list[Token] = []
         while self._place < len(self._tokens):
+            if self._next("repeat"):
+                token = self._tokens[self._place]
+                raise wrong(token.line, f"there is nothing before {token.text} that it could repeat")
             name = self._take("name", "a rule's name")
             self._take("assign", "::=")
             before = self._place
             rules[name.text] = self._alternatives()
-            referred += [token for token in self._tokens[before : self._place] if token.kind == "name"]
-        for token in referred:
+            references += [token for token in self._tokens[before : self._place] if token.kind == "name"]
+        for token in references:
             if token.text not in rules:
-                raise _wrong(token.line, f"there is no rule {token.text!r}")
+                raise wrong(token.line, f"there is no rule {token.text!r}")
         return rules
 
     def _alternatives(self) -> Expression:
@@ -97,113 +138,128 @@ class Parser:
         while self._next("mark", "|"):
             self._place += 1
             parts.append(self._sequence())
-        return _joined(parts, " | ")
+        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
 
     def _sequence(self) -> Expression:
         parts = list[Expression]()
         while (part := self._item()) is not None:
             while self._next("repeat"):
-                part = Expression(f"({part.lark}){_count(self._take('repeat').text)}", part.rules)
+                part = Repeat(part, *_count(self._take("repeat")))
             parts.append(part)
-        return _joined(parts, " ") if parts else Expression('""')
+        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def _item(self) -> Expression | None:
-        """A text, class, rule or group; None at the end of a sequence."""
+        """Read a text, class, rule, token or group; None at the end of a sequence."""
         if self._next("name") and not self._next("assign", ahead=1):
-            name = self._take("name").text
-            return Expression(f"\0{name}\0", {name})
+            return Reference(self._take("name").text)
         if self._next("text"):
             token = self._take("text")
-            return Expression(json.dumps("".join(_characters(token, token.text[1:-1])), ensure_ascii=False))
+            codes = map(ord, _characters(token, token.text[1:-1]))
+            return Sequence(tuple(Characters(((code, code),)) for code in codes))
         if self._next("class"):
-            return Expression(_class(self._take("class")))
+            return _class(self._take("class"))
+        if self._next("token"):
+            return _vocabulary_token(self._take("token"))
         if self._next("mark", "."):
             self._place += 1
-            return Expression("/(?s:.)/")
+            return Characters(((0, _LAST),))
         if self._next("mark", "("):
             self._place += 1
             inner = self._alternatives()
             self._take("mark", ")")
-            return Expression(f"({inner.lark})", inner.rules)
+            return inner
         return None
 
     def _next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
-        """Whether such a token comes."""
+        """Tell whether such a token comes."""
         if self._place + ahead >= len(self._tokens):
             return False
         token = self._tokens[self._place + ahead]
         return token.kind == kind and text in (None, token.text)
 
     def _take(self, kind: str, text: str | None = None) -> Token:
-        """The next token, which must be of this kind. Raises UsageError."""
+        """Take the next token, which must be of this kind. Raises UsageError."""
         if not self._next(kind, text if kind == "mark" else None):
-            found = self._tokens[self._place] if self._place < len(self._tokens) else None
-            line = found.line if found else self._tokens[-1].line
-            raise _wrong(line, f"expected {text or kind}, found {repr(found.text[:20]) if found else 'the end'}")
+            token = self._tokens[self._place] if self._place < len(self._tokens) else None
+            line = token.line if token else self._tokens[-1].line
+            raise wrong(line, f"expected {text or kind}, found {repr(token.text[:20]) if token else 'the end'}")
         self._place += 1
         return self._tokens[self._place - 1]
 
 
-def _joined(parts: list[Expression], between: str) -> Expression:
-    return Expression(between.join(part.lark for part in parts), set().union(*(part.rules for part in parts)))
-
-
-def _count(repeat: str) -> str:
-    """* + ? as they are, {2} as {2,2}."""
-    inner = re.sub(r"\s", "", repeat)
-    return f"{{{inner[1:-1]},{inner[1:-1]}}}" if inner[1:-1].isdigit() else inner
+def _count(repeat: Token) -> tuple[int, int | None]:
+    """Read how often at least and at most. Raises UsageError."""
+    if repeat.text in _COUNTS:
+        return _COUNTS[repeat.text]
+    least, comma, most = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
+    if most and int(most) < int(least):
+        raise wrong(repeat.line, f"in {repeat.text} the second number should not be below the first")
+    return int(least), (int(most) if most else None) if comma else int(least)
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    place = 0
+    place, line = 0, 1
     while place < len(text):
-        found = _TOKENS.match(text, place)
-        line = text.count("\n", 0, place) + 1
-        if found is None:
-            raise _wrong(line, f"this cannot be read: {text[place : place + 20].splitlines()[0]!r}")
-        if found.lastgroup != "space":
-            assert found.lastgroup is not None
-            yield Token(found.lastgroup, found[0], line)
-        place = found.end()
+        match = _TOKENS.match(text, place)
+        if match is None:
+            raise wrong(line, f"this cannot be read: {text[place : place + 20].splitlines()[0]!r}")
+        if match.lastgroup != "space":
+            assert match.lastgroup is not None
+            yield Token(match.lastgroup, match[0], line)
+        place, line = match.end(), line + match[0].count("\n")
 
 
 def _characters(token: Token, text: str) -> Iterator[str]:
-    """With escapes resolved."""
+    """Resolve escapes."""
     place = 0
     while place < len(text):
-        found = _CHARACTERS.match(text, place)
-        if found is None:
-            raise _wrong(token.line, f"there is no escape {text[place : place + 2]}")
-        if digits := found[1] or found[2] or found[3]:
+        match = _CHARACTERS.match(text, place)
+        if match is None:
+            raise wrong(token.line, f"there is no escape {text[place : place + 2]}")
+        if digits := match[1] or match[2] or match[3]:
             code = int(digits, 16)
-            if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-                raise _wrong(token.line, f"there is no character {found[0]}")
+            if code > _LAST or 0xD800 <= code < 0xE000:
+                raise wrong(token.line, f"there is no character {match[0]}")
             yield chr(code)
         else:
-            yield found[5] or _ESCAPES.get(found[4], found[4])
-        place = found.end()
+            yield match[5] or _ESCAPES.get(match[4], match[4])
+        place = match.end()
 
 
-def _class(token: Token) -> str:
-    """A class of characters as a regular expression."""
+def _class(token: Token) -> Characters:
+    """Read a class of characters. Raises UsageError."""
     body = token.text[1:-1]
-    negated = body.startswith("^")
-    body = body[negated:]
-    parts, place = list[str](), 0
-    pieces = [(found.start(), found[0]) for found in _CHARACTERS.finditer(body)]
+    is_negated = body.startswith("^")
+    body = body[is_negated:]
+    ranges, place = list[tuple[int, int]](), 0
     characters = [*_characters(token, body)]
+    pieces = [match[0] for match in _CHARACTERS.finditer(body)]
     while place < len(characters):
-        if place + 2 < len(characters) and pieces[place + 1][1] == "-":
-            first, last, place = characters[place], characters[place + 2], place + 3
+        first = last = characters[place]
+        if place + 2 < len(characters) and pieces[place + 1] == "-":
+            last, place = characters[place + 2], place + 2
             if first > last:
-                raise _wrong(token.line, f"the range {first}-{last} runs backwards")
-        else:
-            first, last, place = characters[place], characters[place], place + 1
-        parts.append(f"\\x{{{ord(first):x}}}-\\x{{{ord(last):x}}}")
-    if not parts:
-        raise _wrong(token.line, "a class of characters is empty")
-    return f"/[{'^' if negated else ''}{''.join(parts)}]/"
+                raise wrong(token.line, f"the range {first}-{last} runs backwards")
+        ranges.append((ord(first), ord(last)))
+        place += 1
+    if not ranges:
+        raise wrong(token.line, "a class of characters is empty")
+    return Characters(_complement(ranges) if is_negated else tuple(ranges))
 
 
-def _wrong(line: int, problem: str) -> UsageError:
-    return UsageError(f"the grammar is invalid in line {line}: {problem}")
+def _complement(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """List the ranges of all other characters."""
+    others, start = list[tuple[int, int]](), 0
+    for first, last in sorted(ranges):
+        if start < first:
+            others.append((start, first - 1))
+        start = max(start, last + 1)
+    return (*others, (start, _LAST)) if start <= _LAST else tuple(others)
+
+
+def _vocabulary_token(token: Token) -> VocabularyToken:
+    """Read <text>, <[number]>, or one of them behind a !. Raises UsageError."""
+    text = token.text.removeprefix("!")
+    if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
+        raise wrong(token.line, f"{text} should be a token's number, like <[1000]>")
+    return VocabularyToken(text, token.text.startswith("!"), token.line)

@@ -1,0 +1,345 @@
+"""The exact language of a grammar, byte by byte: a pushdown automaton whose configurations become rows of a table.
+
+A configuration has all ways to read the text so far at once. Ways that entered a rule at the same place share what is
+behind that rule, as in Earley's algorithm (1970) and in graph-structured stacks (Tomita, 1986), so ambiguity costs no
+more than its square and rules may begin with themselves. A call at a rule's end leaves nothing on the stack. Equal
+configurations are one, so that a long text within quotes, say, needs few, and what comes of each byte is worked out once.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from localllm.generation.network import Closure, Network
+from localllm.generation.token_trie import TokenTrie
+from localllm.generation.utf8 import DEAD, READ
+from localllm.system.processes import after_fork
+
+Way: TypeAlias = "tuple[int, Closure, Entry | None]"  # within a character or 0, what comes next, how the rule was entered
+Configuration: TypeAlias = frozenset[Way]
+
+BEHIND_ROOT = -1  # a state
+_ROWS = 20_000  # of the table, which then begins anew: some megabytes
+_MASKS = 512  # kept, of 19 KB for 151 thousand tokens
+_WALKS = 64  # kept, of up to a megabyte
+_FORCED = 200  # bytes that are looked for
+_TOP = np.zeros(1, np.int32)  # the trie's node of the empty text
+_LOCK = threading.Lock()
+
+
+def _unlock() -> None:
+    """Let go, in a process that was forked, where whoever held the lock is missing."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+after_fork(_unlock)
+
+
+class Entry:
+    """Rules that were entered at one place of a text, and what comes behind them. Compared by identity.
+
+    Attributes:
+        callers: what is behind each rule.  rules: all that began there.  returns: what Automaton knows of them.
+    """
+
+    __slots__ = ("callers", "returns", "rules")
+
+    def __init__(self, calls: "frozenset[_Call]", rules: frozenset[int]):
+        self.rules = rules
+        self.callers: dict[int, list[tuple[Closure, Entry | None]]] = {}
+        for rule, closure, entry in calls:
+            self.callers.setdefault(rule, []).append((closure, entry))
+        self.returns: dict[int, tuple[Way, ...]] = {}
+
+
+_Call: TypeAlias = tuple[int, Closure, Entry | None]  # a rule, and what is behind it
+_Read: TypeAlias = tuple[int, Closure, Entry | None]  # a character's state or a token's number, and what is behind it
+
+
+class Automaton:
+    """What a grammar lets come, with a vocabulary.
+
+    Attributes:
+        beginning: the configuration before anything was read.
+    """
+
+    def __init__(self, network: Network, trie: TokenTrie, token_ids: list[int]):
+        """token_ids: of the network's vocabulary tokens."""
+        self._network, self._trie, self._token_ids = network, trie, token_ids
+        self._classify_bytes()
+        root, end = Closure(-1, (), False), Closure(-1, (), False)
+        root.enters = ((network.root, BEHIND_ROOT),)
+        self._root, self._end = (0, root, None), (0, end, None)
+        begins = network.start(network.root).goes_on
+        self.beginning: Configuration = frozenset([self._root] * begins + [self._end] * network.root_is_empty)
+        self._clear()
+
+    def _classify_bytes(self) -> None:
+        """Bytes that no character's state tells apart share a column of the table."""
+        states = self._network.characters.steps
+        following = np.zeros((256, len(states)), np.int32)
+        for state, steps in enumerate(states):
+            following[list(steps), state] = list(steps.values())
+        kinds, class_of = np.unique(following, axis=0, return_inverse=True)
+        self._class_of = class_of.reshape(256).astype(np.int32)
+        self._steps = [[(kind, int(kinds[kind, state])) for kind in np.flatnonzero(kinds[:, state] != DEAD).tolist()]
+                       for state in range(len(states))]  # fmt: skip
+        self._columns = len(kinds)
+        self._node_class = self._class_of[self._trie.byte]
+
+    def _clear(self) -> None:
+        """Forget all that was worked out. Row 0 is for what cannot be read."""
+        self._table = np.zeros((256, self._columns), np.int32)
+        self._is_known, self._is_end = np.zeros(256, bool), np.zeros(256, bool)
+        self._configurations: list[Configuration] = [frozenset()]
+        self._rows: dict[Configuration, int] = {frozenset(): 0}
+        self._is_known[0] = True
+        self._entries: dict[frozenset[_Call], Entry] = {}
+        self._alone: dict[int, Entry] = {}  # of rules that nothing is behind
+        self._masks: dict[Configuration, bytes] = {}
+        self._walks: dict[Configuration, tuple[np.ndarray, np.ndarray]] = {}
+
+    # ---- for a matcher
+
+    def can_end(self, configuration: Configuration) -> bool:
+        """Tell whether the text is a whole one."""
+        return self._end in configuration
+
+    def must_end(self, configuration: Configuration) -> bool:
+        """Tell whether nothing but the end can come."""
+        return configuration == {self._end}
+
+    def mask(self, configuration: Configuration) -> bytes:
+        """Find the tokens that can come, those that end an answer among them: a bit for each, the lowest first."""
+        with _LOCK:
+            if configuration not in self._masks:
+                if len(self._configurations) > _ROWS:
+                    self._clear()
+                _make_room(self._masks, _MASKS)
+                self._masks[configuration] = self._mask(configuration).tobytes()
+            return self._masks[configuration]
+
+    def read(self, configuration: Configuration, token: int) -> Configuration:
+        """Read a token: what can come then, nothing if it could not come."""
+        with _LOCK:
+            row = self._row(configuration) if self._trie.texts[token] else 0
+            for byte in self._trie.texts[token]:
+                row = self._next(row, self._class_of[byte])
+            behind = [self._land(closure, entry) for number, closure, entry in self._tokens(configuration)
+                      if self._is_meant(number, token)]  # fmt: skip
+            return self._configurations[row].union(*behind)
+
+    def forced(self, configuration: Configuration) -> bytes:
+        """Give the bytes that must come next, and whatever comes behind them if nothing else can."""
+        forced = bytearray()
+        with _LOCK:
+            while len(forced) < _FORCED and self._end not in configuration and not self._tokens(configuration):
+                row = self._row(configuration)
+                self._learn(row)
+                columns = np.flatnonzero(self._table[row])
+                codes = np.flatnonzero(self._class_of == columns[0]) if len(columns) == 1 else ()
+                if len(codes) != 1:
+                    break
+                forced.append(int(codes[0]))
+                configuration = self._configurations[self._table[row, columns[0]]]
+        return bytes(forced)
+
+    # ---- masks
+
+    def _mask(self, configuration: Configuration) -> np.ndarray:
+        """Unite what the ways let come. What one does within its rule is the same wherever that was entered."""
+        allowed = np.zeros(len(self._trie.texts), bool)
+        for number, _, _ in self._tokens(configuration):
+            self._allow(allowed, number)
+        if self._end in configuration:
+            allowed[self._trie.ends] = True
+        packed = np.packbits(allowed, bitorder="little")
+        groups: dict[tuple[int, Entry | None], list[Way]] = {}
+        for way in configuration:
+            groups.setdefault((way[1].rule, way[2]), []).append(way)
+        for (rule, entry), ways in groups.items():
+            if entry is None:
+                packed |= self._walk(_TOP, frozenset(ways))[0]
+            else:
+                tokens, nodes = self._walk_within(rule, ways)
+                packed |= tokens | self._walk(nodes, frozenset(self._returns(rule, entry)))[0]
+        return packed
+
+    def _walk_within(self, rule: int, ways: Iterable[Way]) -> tuple[np.ndarray, np.ndarray]:
+        """Walk as if the text ended with the rule."""
+        if rule not in self._alone:
+            self._alone[rule] = Entry(frozenset([(rule, self._end[1], None)]), frozenset())
+        configuration = frozenset((reader, closure, self._alone[rule]) for reader, closure, _ in ways)
+        if configuration not in self._walks:
+            _make_room(self._walks, _WALKS)
+            self._walks[configuration] = self._walk(_TOP, configuration)
+        return self._walks[configuration]
+
+    def _walk(self, nodes: np.ndarray, configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
+        """Follow all tokens at once from nodes of the trie, where the configuration is, from one depth to the next.
+
+        Returns: the tokens that can come, bits; the nodes below which there are more tokens, and the text can end.
+        """
+        trie = self._trie
+        can_come = np.zeros(len(trie.byte), bool)
+        rows = np.full(len(nodes), self._row(configuration), np.int32)
+        ends = [_TOP[:0]]
+        while len(nodes):
+            for row in np.flatnonzero(np.bincount(rows[~self._is_known[rows]])).tolist():
+                self._learn(row)
+            counts = trie.counts[nodes]
+            places = np.repeat(trie.first[nodes] - (np.cumsum(counts, dtype=np.int32) - counts), counts)
+            nodes = places + np.arange(len(places), dtype=np.int32)
+            rows = self._table.ravel()[np.repeat(rows * self._columns, counts) + self._node_class[nodes]]
+            is_alive = rows != 0
+            can_come[nodes[is_alive]] = True
+            is_alive &= trie.counts[nodes] > 0
+            nodes, rows = nodes[is_alive], rows[is_alive]
+            ends.append(nodes[self._is_end[rows]])
+        return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
+
+    def _allow(self, allowed: np.ndarray, number: int) -> None:
+        """Let the tokens come that one of the grammar's vocabulary tokens means."""
+        token = self._token_ids[number]
+        if self._network.vocabulary_tokens[number].is_negated:
+            was_allowed = allowed[token]
+            allowed |= self._trie.is_token
+            allowed[token] = was_allowed
+        else:
+            allowed[token] = True
+
+    def _is_meant(self, number: int, token: int) -> bool:
+        return (self._token_ids[number] == token) != self._network.vocabulary_tokens[number].is_negated
+
+    # ---- the table
+
+    def _row(self, configuration: Configuration) -> int:
+        """Give the configuration's row, perhaps a new one."""
+        row = self._rows.setdefault(configuration, len(self._configurations))
+        if row == len(self._configurations):
+            self._configurations.append(configuration)
+            if row == len(self._table):
+                self._table, self._is_known, self._is_end = (
+                    np.concatenate([each, np.zeros_like(each)]) for each in (self._table, self._is_known, self._is_end)
+                )
+            self._is_end[row] = self._end in configuration
+        return row
+
+    def _next(self, row: int, column: int) -> int:
+        self._learn(row)
+        return int(self._table[row, column])
+
+    def _learn(self, row: int) -> None:
+        """Work out what comes of each kind of bytes."""
+        if self._is_known[row]:
+            return
+        self._is_known[row] = True
+        reads, _ = self._expanded(self._configurations[row])
+        by_column: dict[int, list[tuple[int, int]]] = {}
+        for number, (reader, _, _) in enumerate(reads):
+            for column, following in self._steps[reader]:
+                by_column.setdefault(column, []).append((number, following))
+        known: dict[tuple[tuple[int, int], ...], int] = {}  # letters of a word have the same
+        for column, steps in by_column.items():
+            key = tuple(steps)
+            if key not in known:
+                known[key] = self._row(self._stepped(reads, key))
+            self._table[row, column] = known[key]
+
+    def _stepped(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
+        """Collect the ways behind a byte: characters that it ends, and others that go on."""
+        ways: set[Way] = set()
+        for number, following in steps:
+            _, closure, entry = reads[number]
+            if following == READ:
+                ways.update(self._land(closure, entry))
+            else:
+                ways.add((following, closure, entry))
+        return frozenset(ways)
+
+    # ---- configurations
+
+    def _expanded(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
+        """Collect what can be read, characters and tokens of the vocabulary, with what is behind it."""
+        network = self._network
+        reads: dict[_Read, None] = {}
+        tokens: dict[_Read, None] = {}
+        calls: set[_Call] = set()
+
+        def begin(closure: Closure, entry: Entry | None) -> None:
+            reads.update({(reader, network.closure(state), entry): None for reader, state in closure.reads})
+            tokens.update({(number, network.closure(state), entry): None for number, state in closure.tokens})
+
+        for reader, closure, entry in configuration:
+            if reader:
+                reads[reader, closure, entry] = None
+            else:
+                begin(closure, entry)
+                for rule, state in closure.enters:
+                    calls.update(self._calls(rule, state, entry))
+        if calls:
+            entry = self._entry(frozenset(calls))
+            for rule in entry.rules:
+                begin(network.start(rule), entry)
+        return [*reads], [*tokens]
+
+    def _tokens(self, configuration: Configuration) -> "list[_Read]":
+        return self._expanded(configuration)[1] if self._network.vocabulary_tokens else []
+
+    def _calls(self, rule: int, state: int, entry: Entry | None) -> Iterator[_Call]:
+        """Enter a rule: what is behind it. Where that is its caller's end, it is what is behind the caller."""
+        if state == BEHIND_ROOT:
+            yield rule, self._end[1], None
+            return
+        closure = self._network.closure(state)
+        if closure.goes_on or entry is None:
+            yield rule, closure, entry
+        else:
+            for _, behind, below in self._returns(closure.rule, entry):
+                yield rule, behind, below
+
+    def _entry(self, calls: "frozenset[_Call]") -> Entry:
+        """Give the one for these calls."""
+        if calls not in self._entries:
+            rules = frozenset[int]().union(*(self._network.entered_with(rule) for rule, _, _ in calls))
+            self._entries[calls] = Entry(calls, rules)
+        return self._entries[calls]
+
+    def _land(self, closure: Closure, entry: Entry | None) -> Iterable[Way]:
+        """Collect the ways that go on from here, or behind the rule if this may be its end."""
+        if closure.goes_on:
+            yield 0, closure, entry
+        if closure.ends and entry is not None:
+            yield from self._returns(closure.rule, entry)
+
+    def _returns(self, rule: int, entry: Entry) -> tuple[Way, ...]:
+        """Collect the ways that go on behind a rule, and behind those that end with it."""
+        if rule not in entry.returns:
+            ways: dict[Way, None] = {}
+            reached, todo = {(rule, entry)}, [(rule, entry)]
+            while todo:
+                for closure, below in self._callers(*todo.pop()):
+                    if closure.goes_on or closure is self._end[1]:
+                        ways[0, closure, below] = None
+                    if closure.ends and below is not None and (closure.rule, below) not in reached:
+                        reached.add((closure.rule, below))
+                        todo.append((closure.rule, below))
+            entry.returns[rule] = tuple(ways)
+        return entry.returns[rule]
+
+    def _callers(self, rule: int, entry: Entry) -> Iterator[tuple[Closure, Entry | None]]:
+        """List what is behind a rule: for those from outside, and for rules that begin with it at the same place."""
+        yield from entry.callers.get(rule, ())
+        for caller in entry.rules:
+            for entered, state in self._network.start(caller).enters:
+                if entered == rule:
+                    yield self._network.closure(state), entry
+
+
+def _make_room(cache: dict, size: int) -> None:
+    """Forget the oldest, if there are so many."""
+    if len(cache) >= size:
+        del cache[next(iter(cache))]

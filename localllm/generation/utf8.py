@@ -1,0 +1,66 @@
+"""Automata that read one character of a set, byte by byte of UTF-8."""
+
+from collections.abc import Iterable
+from functools import cache
+
+Ranges = tuple[tuple[int, int], ...]
+DEAD, READ = 0, 1  # states: the character is none of the set, or was read whole
+_LENGTHS = ((0, 0x7F, 0x00), (0x80, 0x7FF, 0xC0), (0x800, 0xFFFF, 0xE0), (0x10000, 0x10FFFF, 0xF0))
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+class Utf8Automata:
+    """States that all sets share: `steps[state]` has the next one by the byte, where it isn't DEAD."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[int, int]] = [{}, {}]
+        self._states: dict[tuple[int, Ranges], int] = {}
+        self.start_of = cache(self._start_of)  # of ranges
+
+    def _start_of(self, ranges: Ranges) -> int:
+        """Make the state in which a character of these ranges begins; DEAD for none."""
+        steps: dict[int, int] = {}
+        merged = _without_surrogates(ranges)
+        for more, (low, high, lead) in enumerate(_LENGTHS):
+            inside = _cut(merged, low, high)
+            steps |= self._split(inside, more, lead)
+        return self._add(steps)
+
+    def _split(self, ranges: Ranges, more: int, lead: int) -> dict[int, int]:
+        """Take the first of 1 + more bytes off: the next state by that byte, which is `lead` and the highest bits."""
+        size, steps = 64**more, dict[int, int]()
+        for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
+            rest = tuple((a - block * size, b - block * size)
+                         for a, b in _cut(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
+            steps[lead + block] = self._rest(more, rest)
+        return steps
+
+    def _rest(self, more: int, ranges: Ranges) -> int:
+        """Make the state in which so many bytes are missing."""
+        if more == 0:
+            return READ
+        if (more, ranges) not in self._states:
+            self._states[more, ranges] = self._add(self._split(ranges, more - 1, 0x80))
+        return self._states[more, ranges]
+
+    def _add(self, steps: dict[int, int]) -> int:
+        if not steps:
+            return DEAD
+        self.steps.append(steps)
+        return len(self.steps) - 1
+
+
+def _cut(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
+    """Keep what lies within."""
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
+
+
+def _without_surrogates(ranges: Ranges) -> Ranges:
+    """Sort and merge, and leave out what UTF-8 has no bytes for."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], last)
+        else:
+            merged.append((first, last))
+    return _cut(merged, 0, _SURROGATES[0] - 1) + _cut(merged, _SURROGATES[1] + 1, 0x10FFFF)
