@@ -1,6 +1,6 @@
-"""What a grammar in GBNF means, once more and plainly: its sentences drawn at random, and Earley's algorithm over characters.
+"""What a grammar in GBNF means, once more and plainly: sentences at random, and Earley's algorithm over characters.
 
-Nothing here is shared with localllm: the notation is read, and repetitions are written out as rules, as llama.cpp does it.
+Nothing here is shared with localllm. The notation is read, and repetitions are written out as rules, as by llama.cpp.
 """
 
 import random
@@ -21,7 +21,13 @@ class Terminal:
 
     def meets(self, low: int, high: int) -> bool:
         """Whether it has a character from low to high that is no surrogate."""
-        edges = {low, high, *(edge + step for pair in self.ranges for edge in pair for step in (-1, 0, 1)), 0xD7FF, 0xE000}
+        edges = {
+            low,
+            high,
+            *(edge + step for pair in self.ranges for edge in pair for step in (-1, 0, 1)),
+            0xD7FF,
+            0xE000,
+        }
         return any(self.has(code) for code in edges if low <= code <= high and not 0xD800 <= code <= 0xDFFF)
 
 
@@ -232,7 +238,9 @@ class Chart:
         for place, char in enumerate(text):
             if 0xDC80 <= ord(char) <= 0xDCFF:
                 rest = text[place:].encode(errors="surrogateescape")
-                is_fine = any(terminal.meets(low, high) for low, high in begun(rest) for terminal in self.terminals().values())
+                is_fine = any(
+                    terminal.meets(low, high) for low, high in begun(rest) for terminal in self.terminals().values()
+                )
                 break
             if not self.push(char):
                 is_fine = False

@@ -1,20 +1,24 @@
 """Grammars in GBNF: the language is exactly llama.cpp's, character by character. The oracle is gbnf_oracle.py."""
 
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_engine import FakeEngine
 from gbnf_oracle import Chart, Grammar
 from tiny_model import write_tiny_model
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation import grammar_automaton
 from localllm.generation.constraints import Constraint, Matcher, matcher_of
-from localllm.generation.grammar_matcher import GrammarMatcher
-from localllm.generation.network import MOST_STATES, network_of
-from localllm.generation.token_trie import TokenTrie
+from localllm.generation.generate import GenerationOptions
+from localllm.generation.network import MOST_STATES
+from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sequences import Sequences
+from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
 GRAMMARS = {
@@ -47,16 +51,20 @@ GRAMMARS = {
         move ::= (piece | [a-h] ("x" [a-h])? [1-8] ("=" [NBQR])? | "O-O" "-O"?) [+#]?
         piece ::= [KNBRQ] [a-h]? [1-8]? "x"? [a-h] [1-8]""",
     "list": 'root ::= item+\nitem ::= "- " [^\\r\\n\\x0b\\x0c\\x85\\u2028\\u2029]+ "\\n"',
-    "nested lists": 'root ::= list{2}\nlist ::= "<" (list | [^<>]){0,3} ">" blank\nblank ::= (" "? blank-two){1}\nblank-two ::= "\\n"*',
-    "letters of the world": r"root ::= [à-ÿα-ωぁ-ゟ😀-😎]+ [^\x00-\x7F]{0,2} ([\u4e00-\u9fff] | [\U0001F300-\U0001F5FF])? [^a-zé漢]",
+    "nested lists": 'root ::= list{2}\nlist ::= "<" (list | [^<>]){0,3} ">" blank\n'
+        'blank ::= (" "? blank-two){1}\nblank-two ::= "\\n"*',
+    "letters of the world": r"root ::= [à-ÿα-ωぁ-ゟ😀-😎]+ [^\x00-\x7F]{0,2} "
+        r"([\u4e00-\u9fff] | [\U0001F300-\U0001F5FF])? [^a-zé漢]",
     "anything": r'root ::= . "x" .{2,4} "."',
     "ambiguous": 'root ::= root root | "a" root "b" | "a" | ("a" | "ab")*',
     "one way or another": 'root ::= "a" root "b" | "a" root "c" | "x" | even\neven ::= ("xx" even)?',
     "palindromes": 'root ::= [ab]? | "a" root "a" | "b" root "b"',
     "begins with itself": 'root ::= root "+" term | term\nterm ::= term "*" [0-9] | [0-9] | "(" root ")"',
-    "begins with another that begins with it": 'root ::= one "r" | "x"\none ::= none two "o"\ntwo ::= root "t" | "y"\nnone ::= " "?',
+    "begins with another that begins with it": 'root ::= one "r" | "x"\none ::= none two "o"\ntwo ::= root "t" | "y"\n'
+        'none ::= " "?',
     "ends with itself": 'root ::= [a-c] root | [c-f] tail | "."\ntail ::= "-" root | root?',
-    "counts": 'root ::= ("ab"{2,3} "c"{0} ("d" | "de"){0,40} [0-9]{30,} ("x" ("y" | "z"{2}){0,3} ){ 2 , 5 }){1,2} "!"{0,0}',
+    "counts": 'root ::= ("ab"{2,3} "c"{0} ("d" | "de"){0,40} [0-9]{30,} '
+        '("x" ("y" | "z"{2}){0,3} ){ 2 , 5 }){1,2} "!"{0,0}',
     "loops of nothing": 'root ::= (("a"? | ()) ("b"* "c"?)*)* "." (""? "d"){0,2}',
     "prefixes of each other": 'root ::= word (" " word)*\nword ::= "in" | "int" | "integer" | "int" [a-z]+ | [a-z]',
     "escapes": r'root ::= "\"\\\[\]\t\x41\u00e9\U0001F600" [\]\[\\"^a\-z-]+ [-+] [+--] [^^] "é\n"',
@@ -74,7 +82,9 @@ class Vocabulary:
             for _ in range(8):
                 start = rng.randrange(len(data) + 1)
                 texts[data[start : start + rng.randint(2, 9)]] = None
-        texts |= dict.fromkeys([b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80", b"\xe2\x82\xe2", b"\xf0\x9f\x98\x80\xf0\x9f"])
+        texts |= dict.fromkeys(
+            [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80", b"\xe2\x82\xe2", b"\xf0\x9f\x98\x80\xf0\x9f"]
+        )
         self.texts = [b"", b"<end>", *(text for text in texts if text), b"", b"a", b"ab"]
         self.vocab_size, self.end_ids, self.mark_ids = len(self.texts), [0, 1], {0, 1}
 
@@ -108,6 +118,12 @@ def is_taken(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
             return False
         matcher.accept(token)
     return bool(matcher.allowed()[ends].all())
+
+
+def is_sentence(grammar: str, text: str) -> bool:
+    """Ask the oracle."""
+    chart = Chart(Grammar(grammar))
+    return all(map(chart.push, text)) and chart.is_whole
 
 
 @pytest.fixture(params=GRAMMARS)
@@ -144,24 +160,243 @@ def test_what_may_come_is_what_the_oracle_lets_come(case):
         rest = b"" if len(rest) == len(sentence[place : place + 1].encode()) else rest
         for token in case.vocabulary.cut(sentence[:place].encode() + rest, case.rng):
             matcher.accept(token)
-        expected = [bool(text) and token > 1 and chart.takes(rest + text) for token, text in enumerate(case.vocabulary.texts)]
+        expected = [
+            bool(text) and token > 1 and chart.takes(rest + text) for token, text in enumerate(case.vocabulary.texts)
+        ]
         expected[0] = expected[1] = chart.is_whole and not rest
         differing = np.flatnonzero(matcher.allowed() != expected)
         assert not differing.size, (sentence[:place], rest, [case.vocabulary.texts[token] for token in differing])
 
 
 def test_what_is_no_sentence_is_refused(case):
-    """Sentences with a character too many, too few, another, or two of them exchanged; the oracle says which still are."""
+    """Sentences with a character too many, too few, another, or two exchanged; the oracle says which still are."""
     refused = 0
     for sentence in case.sentences:
         for _ in range(4):
-            place, other = case.rng.randint(0, len(sentence)), case.rng.choice([*sentence, *"aé(\n \"0b"])
+            place, other = case.rng.randint(0, len(sentence)), case.rng.choice([*sentence, *'aé(\n "0b'])
             kind = case.rng.randrange(4)
-            changed = sentence[:place] + ("", other, other, sentence[place + 1 : place + 2])[kind] + (
-                sentence[place : place + 1] + sentence[place + 2 :] if kind == 3 else sentence[place + (kind != 1) :])
-            chart = Chart(case.oracle)
-            is_one = all(map(chart.push, changed)) and chart.is_whole
+            changed = (
+                sentence[:place]
+                + ("", other, other, sentence[place + 1 : place + 2])[kind]
+                + (
+                    sentence[place : place + 1] + sentence[place + 2 :]
+                    if kind == 3
+                    else sentence[place + (kind != 1) :]
+                )
+            )
+            is_one = is_sentence(case.grammar, changed)
             refused += not is_one
             tokens = case.vocabulary.cut(changed.encode(), case.rng)
             assert is_taken(begin(case.grammar, case.vocabulary), tokens, [0, 1]) == is_one, changed
     assert refused > 10, "otherwise this shows little"
+
+
+# ---- from a command line
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+def test_an_answer_of_sums_ends(shared: Path, tmp_path: Path, cli):
+    """Blanks at the end of a rule don't swallow the line break that has to follow, so it doesn't run on."""
+    grammar = GRAMMARS["sums"].replace(")+ ", "){1,3} ").replace(r"[ \t\n]*", r"[ \n]{0,2}")
+    (tmp_path / "sums.gbnf").write_text("\ufeff" + grammar, encoding="utf-8")
+    model = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
+    for prompt in ("Write an equation.", "What is 2 + 2?"):
+        code, answer, complaint = cli(
+            "run", model, "-p", prompt, "--temp", 0, "-n", 100, "--grammar", tmp_path / "sums.gbnf"
+        )
+        assert (code, complaint) == (0, "")
+        assert is_sentence(grammar, answer) or is_sentence(grammar, answer.removesuffix("\n"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "(" (root | word) ")"\nword ::= [a-z) ]{1,20}',
+        'root ::= value "\\n"\nvalue ::= ("(" value ")" | [a-z]{1,9}) blank\nblank ::= [ \\n]{0,3}',
+        'root ::= "a"{0} "b"{0,0} [c-z]{5}',
+    ],
+)
+def test_a_model_of_noise_says_sentences(tiny: Path, grammar: str, cli):
+    for options in (("--temp", 0), ("--temp", 5, "-s", 3), ("--temp", 5, "-s", 4, "--speculate", "off")):
+        code, answer, complaint = cli("run", tiny, "-p", "Who?", "-n", 400, "--grammar", grammar, *options)
+        assert (code, complaint) == (0, "")
+        assert is_sentence(grammar, answer) or is_sentence(grammar, answer.removesuffix("\n"))
+
+
+@pytest.mark.parametrize(("grammar", "complaint"), [
+    ('root ::= "a" )', r"the grammar is invalid in line 1: expected a rule's name, found '\)'"),
+    ('# one\nroot ::= a\nb ::= "x"', "the grammar is invalid in line 2: there is no rule 'a'"),
+    ("root ::= <[99999]>", "the grammar is invalid in line 1: there is no token 99999: the model's last is [0-9]+"),
+    ("root ::= <about it>", "the grammar is invalid in line 1: <about it> is not one token of the model's vocabulary "
+     "but [0-9]+"),
+])  # fmt: skip
+def test_what_is_wrong_is_said_of_the_user_s_grammar(tiny: Path, grammar: str, complaint: str, cli):
+    code, answer, said = cli("run", tiny, "-p", "Who?", "--grammar", grammar)
+    assert (code, answer) == (2, "") and re.fullmatch(f"[^\n]*{complaint}\n", said)
+
+
+# ---- grammars that are none, and large ones
+
+
+@pytest.mark.parametrize(("grammar", "reason"), [
+    ("root ::= [a-c]{3,2}", r"in line 1: in \{3,2\} the second number should not be below the first"),
+    ('root ::= "a"\n\n* "b"', None),
+    ("root ::=\n * [a]", r"in line 2: there is nothing before \* that it could repeat"),
+    ("root ::= ({2} [a])", r"in line 1: expected \), found '\{2\}'"),
+    ('root ::= "a"{,3}', r"in line 1: this cannot be read"),
+    ('root ::= "a', "in line 1: this cannot be read: '\"a'"), ("root ::= [a", r"in line 1: this cannot be read: '\[a'"),
+    ("root ::= <[1x]> [a]", r"in line 1: <\[1x\]> should be a token's number, like <\[1000\]>"),
+    ("root ::= [a]{300000}", "too large: let it have smaller numbers of repetitions"),
+    ("root ::= " + "(" * 5000 + "[a]" + ")" * 5000, "its groups are nested too deeply"),
+    ('root ::= "a" root', "there is no text that it allows"),
+    ("root ::= [^\\U00000000-\\U0010FFFF]", "there is no text"),
+    ('root ::= "a" | "b" other\nother ::= other', None), ("\ufeffroot ::= [a]", None), ('root ::= "a" # no end', None),
+])  # fmt: skip
+def test_grammars_at_the_border(grammar: str, reason: str | None):
+    if reason is None:
+        matcher = begin(grammar, vocabulary := Vocabulary([]))
+        assert matcher.allowed()[vocabulary.encode_inside("a")].all()
+        return
+    with pytest.raises(UsageError, match=reason):
+        Constraint.of_grammar(grammar)
+
+
+def test_what_leads_nowhere_is_not_begun():
+    vocabulary = Vocabulary([])
+    matcher = begin('root ::= "a" ("b" | "c" other | "d" [^\\U00000000-\\U0010FFFF])\nother ::= "x" other', vocabulary)
+    matcher.accept(vocabulary.encode_inside("a")[0])
+    assert [vocabulary.texts[token] for token in np.flatnonzero(matcher.allowed())] == [b"b"]
+    only_nothing = begin('root ::= nothing nothing?\nnothing ::= "" | () "a"{0}', vocabulary)
+    assert only_nothing.is_complete and np.flatnonzero(only_nothing.allowed()).tolist() == vocabulary.end_ids
+
+
+@pytest.mark.parametrize(("grammar", "text"), [
+    ('root ::= "(" root ")" | "x"', "(" * 3000 + "x" + ")" * 3000), ('root ::= [a-z] root | "."', "a" * 9000 + "."),
+    ('root ::= root [a-z] | "."', "." + "a" * 9000), ("root ::= ([a-z]{1,90} [ ]){3,4000}", "abcde fghi " * 900),
+    ('root ::= root root | "a"', "a" * 60),
+])  # fmt: skip
+def test_long_answers(grammar: str, text: str, monkeypatch):
+    """Also where what was worked out is forgotten on the way."""
+    vocabulary = Vocabulary([text[:30]])
+    monkeypatch.setattr(grammar_automaton, "_ROWS", 500)
+    monkeypatch.setattr(grammar_automaton, "_MASKS", 7)
+    monkeypatch.setattr(grammar_automaton, "_WALKS", 3)
+    matcher = begin(grammar, vocabulary)
+    for place, token in enumerate(vocabulary.encode_inside(text)):
+        assert matcher.allowed()[token], place
+        matcher.accept(token)
+    assert matcher.allowed()[0]
+
+
+def test_answers_of_one_grammar_know_nothing_of_each_other():
+    vocabulary = Vocabulary([])
+    a, b, c = vocabulary.encode_inside("abc")
+    first = begin("root ::= [ab] [bc] [a]?", vocabulary)
+    second = first.copy()
+    first.accept(a)
+    third = first.copy()
+    third.accept(c)
+    assert [each.allowed()[[a, b, c]].tolist() for each in (first, second, third)] == [
+        [False, True, True], [True, True, False], [True, False, False],
+    ]  # fmt: skip
+    first.allowed()[:] = False
+    assert first.allowed()[b]
+
+
+def test_a_token_that_may_not_come():
+    vocabulary = Vocabulary([])
+    matcher = begin("root ::= [a]", vocabulary)
+    with pytest.raises(ConstraintError, match="token 0 is not allowed here"):
+        matcher.accept(0)
+    matcher = begin("root ::= [a]*", vocabulary)
+    matcher.accept(1)
+    assert matcher.is_complete
+    with pytest.raises(ConstraintError):
+        matcher.accept(vocabulary.encode_inside("a")[0])
+
+
+@pytest.mark.parametrize(("grammar", "said", "expected"), [
+    ('root ::= "yes" [a-z]?', "", "ye"), ('root ::= "yes"', "", "yes"), ('root ::= "yes"', "y", "es"),
+    ("root ::= [a]*", "", ""), ('root ::= ("ab" | "ac") root | "x"', "", ""),
+    ('root ::= "aé" | "aè"', "", ""), ('root ::= "é漢" "x"?', "", "é"), ("root ::= [a]{500}", "", "a" * 199),
+])  # fmt: skip
+def test_what_must_come_next(grammar: str, said: str, expected: str):
+    """Without its last token, which could become another with what follows, unless nothing can."""
+    vocabulary = Vocabulary([])
+    matcher = begin(grammar, vocabulary)
+    for token in vocabulary.encode_inside(said):
+        matcher.accept(token)
+    told = b"".join(vocabulary.texts[token] for token in matcher.expected())
+    assert told.decode(errors="ignore") == expected
+
+
+# ---- tokens of the vocabulary
+
+
+@pytest.mark.parametrize(("grammar", "said", "allowed"), [
+    ("root ::= <[300]> [a]", [], {300}), ("root ::= <[300]> [a]", [300], {"a"}),
+    ('root ::= [a]? <[1]> "b"', [], {1, "a"}),
+    ("root ::= <[0]> | <[97]>{2}", [97 + 1], {97 + 1}), ('root ::= !<[300]>* "x"', [], None),
+    ("root ::= [a] !<[300]>", [], {"a"}),
+    ('root ::= item+\nitem ::= <[300]> "b" | "a"', [300, "b"], {300, "a", 0, 1}),
+])  # fmt: skip
+def test_tokens_by_their_numbers(grammar: str, said: list, allowed: set | None):
+    """Of the vocabulary's own, whatever their texts; within another token they don't come."""
+    vocabulary = Vocabulary(["some text of which tokens are made"] * 30)
+    number = {each: vocabulary.encode_inside(each)[0] for each in ("a", "b", "x")}
+    matcher = begin(grammar.replace("97", "98"), vocabulary)
+    for each in said:
+        matcher.accept(number.get(each, each))
+    found = {*np.flatnonzero(matcher.allowed()).tolist()}
+    if allowed is None:
+        assert found == {*range(2, vocabulary.vocab_size)} - {300}
+        return
+    same = {token for each in allowed if isinstance(each, str) for token, text in enumerate(vocabulary.texts)
+            if text == each.encode()}  # fmt: skip
+    assert found == {each for each in allowed if isinstance(each, int)} | same
+
+
+def test_a_grammar_of_thoughts(tmp_path: Path, monkeypatch):
+    """With <think> in it, it has the thought itself; without, thoughts are free."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    monkeypatch.setattr("tiny_model.SPECIAL_TOKENS", special)
+    tokenizer = Tokenizer.from_file(write_tiny_model(tmp_path / "tiny.gguf"))
+    head = "<|im_start|>{{ m.role }}\n"
+    template = f"{{% for m in messages %}}{head}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n"
+    wanted = [
+        token for part in ("<think>", "abcdef", "</think>", "maybe") for token in tokenizer.encode(part, special=True)
+    ]
+
+    def answer(grammar: str) -> tuple[str, str, str]:
+        begun: list[int] = []
+
+        def say(tokens: list[int]) -> int:
+            begun.append(len(tokens))
+            return [*wanted, 2][min(len(tokens) - begun[0], len(wanted))]
+
+        fake = FakeEngine(tokenizer.vocab_size, say)
+        shape = Constraint.of_grammar(grammar)
+        options = GenerationOptions(60, (), SamplingOptions(temperature=0), constraint=shape)
+        answer = Session(Sequences(fake), tokenizer, template).chat([{"role": "user", "content": "Who?"}], options)
+        return "".join(answer), answer.thinking, answer.finish_reason
+
+    thought = "root ::= <think> !</think>{1,9} </think> "
+    assert answer(thought + '("yes" | "no" | [m] [a-z]{4})') == ("maybe", "abcdef", "stop")
+    assert answer(thought.replace("{1,9}", "{1}") + "[a-z]{2}")[1:] == (tokenizer.decode(wanted[1:2]), "stop")
+    assert answer("root ::= [a-z]{5}") == ("maybe", "abcdef", "stop")
+    assert answer("root ::= [x-z]{2}")[1:] == ("abcdef", "stop")
+
+
+def test_the_first_tokens_of_a_large_grammar_do_not_wait():
+    """No measurement, but for what grows beyond bounds: a thousand rules, and as many states as there may be."""
+    rules = "".join(f'r{n} ::= "{n}" (r{n + 1} | [a-z]{{2,9}} r{n + 2}?)\n' for n in range(1000))
+    vocabulary = Vocabulary([])
+    matcher = begin(f'root ::= r0\n{rules}r1000 ::= "x"\nr1001 ::= "y"', vocabulary)
+    for token in vocabulary.encode_inside("".join(map(str, range(1000))) + "x"):
+        matcher.accept(token)
+    assert matcher.allowed()[0]
+    assert begin(f"root ::= [^a]{{0,{MOST_STATES // 2}}}", vocabulary).allowed().sum() > 100

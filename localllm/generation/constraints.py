@@ -2,14 +2,14 @@
 are not chosen, so a finished answer is always of that form.
 
 llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, says which tokens of a vocabulary can come
-next, in some ten microseconds, for all but grammars in GBNF, whose language it does not have exactly: its lexer takes the
-longest match. It is imported only when it is needed.
+next, in some ten microseconds. It is imported only when it is needed. Grammars in GBNF have a matcher of our own
+(grammar_matcher.py), because llguidance's lexer takes the longest match.
 """
 
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ import numpy as np
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.grammar_matcher import GrammarMatcher
-from localllm.generation.network import network_of
+from localllm.generation.network import build_network
 from localllm.generation.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.thinking import THOUGHT, Thinking
-from localllm.generation.token_trie import TokenTrie, trie_of
+from localllm.generation.token_trie import TokenTrie, build_trie
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Constraint:
     def __post_init__(self) -> None:
         """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
         if self.kind == GRAMMAR:
-            network_of(self.grammar)
+            build_network(self.grammar)
         elif self.kind != TOOLS:
             from llguidance import LLTokenizer
 
@@ -237,6 +237,10 @@ class Matcher:
         tokens = self._tokenizer.encode_inside(text)
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
+    def names_any(self, tokens: Container[int]) -> bool:
+        """Tell whether a grammar itself names one of these tokens of the vocabulary."""
+        return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
+
     def unfinished(self, thinking: Thinking) -> np.ndarray:
         """The tokens of a thought before the answer, bool [vocab]: all but those that end everything.
 
@@ -316,21 +320,19 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     with _LOCK:
         known = _KNOWN.setdefault(tokenizer, _Known())
         if constraint not in known.beginnings:
-            beginning = _beginning(known, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
+            beginning = _begin(known, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
             if len(known.beginnings) >= _KEPT:
                 del known.beginnings[next(iter(known.beginnings))]
             known.beginnings[constraint] = beginning
         return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
 
 
-def _beginning(
-    known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int
-) -> "LLMatcher | GrammarMatcher":
+def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
     """Where an answer begins. Raises UsageError."""
     if constraint.kind != GRAMMAR:
         return constraint.beginning(_vocabulary(known, constraint.kind, tokenizer, size))
     if known.trie is None:
-        known.trie = trie_of(tokenizer, size)
+        known.trie = build_trie(tokenizer, size)
     return GrammarMatcher(constraint.grammar, tokenizer, known.trie)
 
 

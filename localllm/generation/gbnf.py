@@ -50,21 +50,21 @@ class VocabularyToken:
 
 
 @frozen
-class Reference:
+class RuleReference:
     """What a rule says."""
 
     rule: str
 
 
 @frozen
-class Sequence:
+class Concatenation:
     """These, one after the other."""
 
     items: "tuple[Expression, ...]"
 
 
 @frozen
-class Choice:
+class Alternatives:
     """One of these."""
 
     alternatives: "tuple[Expression, ...]"
@@ -79,7 +79,7 @@ class Repeat:
     most: int | None
 
 
-Expression: TypeAlias = Characters | VocabularyToken | Reference | Sequence | Choice | Repeat
+Expression: TypeAlias = Characters | VocabularyToken | RuleReference | Concatenation | Alternatives | Repeat
 
 
 @frozen
@@ -96,7 +96,7 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
     if not isinstance(text, str):
         raise UsageError(f"a grammar should be a text, not {text!r}")
     try:
-        rules = Parser(text.removeprefix("\ufeff")).rules()
+        rules = Parser(text.removeprefix("\ufeff")).read_rules()
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
     if "root" not in rules:
@@ -104,7 +104,7 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
     return rules
 
 
-def wrong(line: int, problem: str) -> UsageError:
+def grammar_error(line: int, problem: str) -> UsageError:
     """Make the error of a grammar's line."""
     return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
@@ -113,59 +113,59 @@ class Parser:
     """Reads a grammar by recursive descent."""
 
     def __init__(self, text: str):
-        self._tokens, self._place = [*_tokens(text)], 0
+        self._tokens, self._place = [*_split(text)], 0
 
-    def rules(self) -> dict[str, Expression]:
+    def read_rules(self) -> dict[str, Expression]:
         """Read all rules by their names; of two with one name the last counts. Raises UsageError."""
         rules: dict[str, Expression] = {}
         references: list[Token] = []
         while self._place < len(self._tokens):
             if self._next("repeat"):
                 token = self._tokens[self._place]
-                raise wrong(token.line, f"there is nothing before {token.text} that it could repeat")
+                raise grammar_error(token.line, f"there is nothing before {token.text} that it could repeat")
             name = self._take("name", "a rule's name")
             self._take("assign", "::=")
             before = self._place
-            rules[name.text] = self._alternatives()
+            rules[name.text] = self._read_alternatives()
             references += [token for token in self._tokens[before : self._place] if token.kind == "name"]
         for token in references:
             if token.text not in rules:
-                raise wrong(token.line, f"there is no rule {token.text!r}")
+                raise grammar_error(token.line, f"there is no rule {token.text!r}")
         return rules
 
-    def _alternatives(self) -> Expression:
-        parts = [self._sequence()]
+    def _read_alternatives(self) -> Expression:
+        parts = [self._read_sequence()]
         while self._next("mark", "|"):
             self._place += 1
-            parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+            parts.append(self._read_sequence())
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
-    def _sequence(self) -> Expression:
+    def _read_sequence(self) -> Expression:
         parts = list[Expression]()
-        while (part := self._item()) is not None:
+        while (part := self._read_item()) is not None:
             while self._next("repeat"):
-                part = Repeat(part, *_count(self._take("repeat")))
+                part = Repeat(part, *_read_count(self._take("repeat")))
             parts.append(part)
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
-    def _item(self) -> Expression | None:
+    def _read_item(self) -> Expression | None:
         """Read a text, class, rule, token or group; None at the end of a sequence."""
         if self._next("name") and not self._next("assign", ahead=1):
-            return Reference(self._take("name").text)
+            return RuleReference(self._take("name").text)
         if self._next("text"):
             token = self._take("text")
-            codes = map(ord, _characters(token, token.text[1:-1]))
-            return Sequence(tuple(Characters(((code, code),)) for code in codes))
+            codes = map(ord, _unescape(token, token.text[1:-1]))
+            return Concatenation(tuple(Characters(((code, code),)) for code in codes))
         if self._next("class"):
-            return _class(self._take("class"))
+            return _read_class(self._take("class"))
         if self._next("token"):
-            return _vocabulary_token(self._take("token"))
+            return _read_vocabulary_token(self._take("token"))
         if self._next("mark", "."):
             self._place += 1
             return Characters(((0, _LAST),))
         if self._next("mark", "("):
             self._place += 1
-            inner = self._alternatives()
+            inner = self._read_alternatives()
             self._take("mark", ")")
             return inner
         return None
@@ -182,72 +182,72 @@ class Parser:
         if not self._next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
-            raise wrong(line, f"expected {text or kind}, found {repr(token.text[:20]) if token else 'the end'}")
+            raise grammar_error(line, f"expected {text or kind}, found {repr(token.text[:20]) if token else 'the end'}")
         self._place += 1
         return self._tokens[self._place - 1]
 
 
-def _count(repeat: Token) -> tuple[int, int | None]:
+def _read_count(repeat: Token) -> tuple[int, int | None]:
     """Read how often at least and at most. Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
     least, comma, most = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
     if most and int(most) < int(least):
-        raise wrong(repeat.line, f"in {repeat.text} the second number should not be below the first")
+        raise grammar_error(repeat.line, f"in {repeat.text} the second number should not be below the first")
     return int(least), (int(most) if most else None) if comma else int(least)
 
 
-def _tokens(text: str) -> Iterator[Token]:
+def _split(text: str) -> Iterator[Token]:
     place, line = 0, 1
     while place < len(text):
         match = _TOKENS.match(text, place)
         if match is None:
-            raise wrong(line, f"this cannot be read: {text[place : place + 20].splitlines()[0]!r}")
+            raise grammar_error(line, f"this cannot be read: {text[place : place + 20].splitlines()[0]!r}")
         if match.lastgroup != "space":
             assert match.lastgroup is not None
             yield Token(match.lastgroup, match[0], line)
         place, line = match.end(), line + match[0].count("\n")
 
 
-def _characters(token: Token, text: str) -> Iterator[str]:
+def _unescape(token: Token, text: str) -> Iterator[str]:
     """Resolve escapes."""
     place = 0
     while place < len(text):
         match = _CHARACTERS.match(text, place)
         if match is None:
-            raise wrong(token.line, f"there is no escape {text[place : place + 2]}")
+            raise grammar_error(token.line, f"there is no escape {text[place : place + 2]}")
         if digits := match[1] or match[2] or match[3]:
             code = int(digits, 16)
             if code > _LAST or 0xD800 <= code < 0xE000:
-                raise wrong(token.line, f"there is no character {match[0]}")
+                raise grammar_error(token.line, f"there is no character {match[0]}")
             yield chr(code)
         else:
             yield match[5] or _ESCAPES.get(match[4], match[4])
         place = match.end()
 
 
-def _class(token: Token) -> Characters:
+def _read_class(token: Token) -> Characters:
     """Read a class of characters. Raises UsageError."""
     body = token.text[1:-1]
     is_negated = body.startswith("^")
     body = body[is_negated:]
     ranges, place = list[tuple[int, int]](), 0
-    characters = [*_characters(token, body)]
+    characters = [*_unescape(token, body)]
     pieces = [match[0] for match in _CHARACTERS.finditer(body)]
     while place < len(characters):
         first = last = characters[place]
         if place + 2 < len(characters) and pieces[place + 1] == "-":
             last, place = characters[place + 2], place + 2
             if first > last:
-                raise wrong(token.line, f"the range {first}-{last} runs backwards")
+                raise grammar_error(token.line, f"the range {first}-{last} runs backwards")
         ranges.append((ord(first), ord(last)))
         place += 1
     if not ranges:
-        raise wrong(token.line, "a class of characters is empty")
-    return Characters(_complement(ranges) if is_negated else tuple(ranges))
+        raise grammar_error(token.line, "a class of characters is empty")
+    return Characters(_invert(ranges) if is_negated else tuple(ranges))
 
 
-def _complement(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """List the ranges of all other characters."""
     others, start = list[tuple[int, int]](), 0
     for first, last in sorted(ranges):
@@ -257,9 +257,9 @@ def _complement(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return (*others, (start, _LAST)) if start <= _LAST else tuple(others)
 
 
-def _vocabulary_token(token: Token) -> VocabularyToken:
+def _read_vocabulary_token(token: Token) -> VocabularyToken:
     """Read <text>, <[number]>, or one of them behind a !. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
-        raise wrong(token.line, f"{text} should be a token's number, like <[1000]>")
+        raise grammar_error(token.line, f"{text} should be a token's number, like <[1000]>")
     return VocabularyToken(text, token.text.startswith("!"), token.line)

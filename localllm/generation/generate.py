@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field
+from dataclasses import field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -123,6 +123,8 @@ class Task:
         form = self.options.constraint
         transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
         if calls is None:
+            if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
+                return Guide(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
             return Guide(transcript, self.thinking, matcher)
         if calls.must:
             return Guide(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)

@@ -3,12 +3,12 @@
 A configuration has all ways to read the text so far at once. Ways that entered a rule at the same place share what is
 behind that rule, as in Earley's algorithm (1970) and in graph-structured stacks (Tomita, 1986), so ambiguity costs no
 more than its square and rules may begin with themselves. A call at a rule's end leaves nothing on the stack. Equal
-configurations are one, so that a long text within quotes, say, needs few, and what comes of each byte is worked out once.
+configurations are one, so that a long text within quotes needs few, and what comes of a byte is worked out once.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from localllm.generation.token_trie import TokenTrie
 from localllm.generation.utf8 import DEAD, READ
 from localllm.system.processes import after_fork
 
-Way: TypeAlias = "tuple[int, Closure, Entry | None]"  # within a character or 0, what comes next, how the rule was entered
+# Where within a character or 0, what comes next, and how the rule was entered.
+Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
 Configuration: TypeAlias = frozenset[Way]
 
 BEHIND_ROOT = -1  # a state
@@ -38,7 +39,7 @@ def _unlock() -> None:
 after_fork(_unlock)
 
 
-class Entry:
+class RuleEntry:
     """Rules that were entered at one place of a text, and what comes behind them. Compared by identity.
 
     Attributes:
@@ -49,14 +50,14 @@ class Entry:
 
     def __init__(self, calls: "frozenset[_Call]", rules: frozenset[int]):
         self.rules = rules
-        self.callers: dict[int, list[tuple[Closure, Entry | None]]] = {}
+        self.callers: dict[int, list[tuple[Closure, RuleEntry | None]]] = {}
         for rule, closure, entry in calls:
             self.callers.setdefault(rule, []).append((closure, entry))
         self.returns: dict[int, tuple[Way, ...]] = {}
 
 
-_Call: TypeAlias = tuple[int, Closure, Entry | None]  # a rule, and what is behind it
-_Read: TypeAlias = tuple[int, Closure, Entry | None]  # a character's state or a token's number, and what is behind it
+_Call: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a rule, and what is behind it
+_Read: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a character's state or a token's number, and what is behind
 
 
 class Automaton:
@@ -73,7 +74,7 @@ class Automaton:
         root, end = Closure(-1, (), False), Closure(-1, (), False)
         root.enters = ((network.root, BEHIND_ROOT),)
         self._root, self._end = (0, root, None), (0, end, None)
-        begins = network.start(network.root).goes_on
+        begins = network.find_start(network.root).goes_on
         self.beginning: Configuration = frozenset([self._root] * begins + [self._end] * network.root_is_empty)
         self._clear()
 
@@ -88,7 +89,7 @@ class Automaton:
         self._steps = [[(kind, int(kinds[kind, state])) for kind in np.flatnonzero(kinds[:, state] != DEAD).tolist()]
                        for state in range(len(states))]  # fmt: skip
         self._columns = len(kinds)
-        self._node_class = self._class_of[self._trie.byte]
+        self._merged = self._trie.merge(self._class_of)
 
     def _clear(self) -> None:
         """Forget all that was worked out. Row 0 is for what cannot be read."""
@@ -97,8 +98,8 @@ class Automaton:
         self._configurations: list[Configuration] = [frozenset()]
         self._rows: dict[Configuration, int] = {frozenset(): 0}
         self._is_known[0] = True
-        self._entries: dict[frozenset[_Call], Entry] = {}
-        self._alone: dict[int, Entry] = {}  # of rules that nothing is behind
+        self._entries: dict[frozenset[_Call], RuleEntry] = {}
+        self._alone: dict[int, RuleEntry] = {}  # of rules that nothing is behind
         self._masks: dict[Configuration, bytes] = {}
         self._walks: dict[Configuration, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -112,88 +113,86 @@ class Automaton:
         """Tell whether nothing but the end can come."""
         return configuration == {self._end}
 
-    def mask(self, configuration: Configuration) -> bytes:
+    def compute_mask(self, configuration: Configuration) -> bytes:
         """Find the tokens that can come, those that end an answer among them: a bit for each, the lowest first."""
         with _LOCK:
-            if configuration not in self._masks:
-                if len(self._configurations) > _ROWS:
-                    self._clear()
-                _make_room(self._masks, _MASKS)
-                self._masks[configuration] = self._mask(configuration).tobytes()
-            return self._masks[configuration]
+            if len(self._configurations) > _ROWS:
+                self._clear()
+            return _recall(self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes())
 
     def read(self, configuration: Configuration, token: int) -> Configuration:
         """Read a token: what can come then, nothing if it could not come."""
         with _LOCK:
-            row = self._row(configuration) if self._trie.texts[token] else 0
+            row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
-                row = self._next(row, self._class_of[byte])
-            behind = [self._land(closure, entry) for number, closure, entry in self._tokens(configuration)
+                row = self._follow(row, self._class_of[byte])
+            behind = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
                       if self._is_meant(number, token)]  # fmt: skip
             return self._configurations[row].union(*behind)
 
-    def forced(self, configuration: Configuration) -> bytes:
-        """Give the bytes that must come next, and whatever comes behind them if nothing else can."""
+    def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
+        """Find the bytes that must come next, some 200 at most, and whether the answer must end behind them."""
         forced = bytearray()
         with _LOCK:
-            while len(forced) < _FORCED and self._end not in configuration and not self._tokens(configuration):
-                row = self._row(configuration)
+            while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
+                row = self._get_row(configuration)
                 self._learn(row)
                 columns = np.flatnonzero(self._table[row])
-                codes = np.flatnonzero(self._class_of == columns[0]) if len(columns) == 1 else ()
+                codes = np.flatnonzero(np.isin(self._class_of, columns))
                 if len(codes) != 1:
                     break
                 forced.append(int(codes[0]))
                 configuration = self._configurations[self._table[row, columns[0]]]
-        return bytes(forced)
+        return bytes(forced), self.must_end(configuration)
 
     # ---- masks
 
-    def _mask(self, configuration: Configuration) -> np.ndarray:
+    def _compute_mask(self, configuration: Configuration) -> np.ndarray:
         """Unite what the ways let come. What one does within its rule is the same wherever that was entered."""
         allowed = np.zeros(len(self._trie.texts), bool)
-        for number, _, _ in self._tokens(configuration):
+        for number, _, _ in self._expand_tokens(configuration):
             self._allow(allowed, number)
         if self._end in configuration:
             allowed[self._trie.ends] = True
         packed = np.packbits(allowed, bitorder="little")
-        groups: dict[tuple[int, Entry | None], list[Way]] = {}
+        groups: dict[tuple[int, RuleEntry | None], list[Way]] = {}
         for way in configuration:
             groups.setdefault((way[1].rule, way[2]), []).append(way)
+        places, rows = [_TOP[:0]], [_TOP[:0]]
         for (rule, entry), ways in groups.items():
-            if entry is None:
-                packed |= self._walk(_TOP, frozenset(ways))[0]
-            else:
+            nodes, behind = _TOP, frozenset(ways)
+            if entry is not None:
                 tokens, nodes = self._walk_within(rule, ways)
-                packed |= tokens | self._walk(nodes, frozenset(self._returns(rule, entry)))[0]
-        return packed
+                packed |= tokens
+                behind = frozenset(self._find_returns(rule, entry))
+            places.append(nodes)
+            rows.append(np.full(len(nodes), self._get_row(behind), np.int32))
+        return packed | self._walk(np.concatenate(places), np.concatenate(rows))[0]
 
     def _walk_within(self, rule: int, ways: Iterable[Way]) -> tuple[np.ndarray, np.ndarray]:
-        """Walk as if the text ended with the rule."""
+        """Walk from the empty text, as if the answer ended with the rule."""
         if rule not in self._alone:
-            self._alone[rule] = Entry(frozenset([(rule, self._end[1], None)]), frozenset())
+            self._alone[rule] = RuleEntry(frozenset([(rule, self._end[1], None)]), frozenset())
         configuration = frozenset((reader, closure, self._alone[rule]) for reader, closure, _ in ways)
-        if configuration not in self._walks:
-            _make_room(self._walks, _WALKS)
-            self._walks[configuration] = self._walk(_TOP, configuration)
-        return self._walks[configuration]
+        row = np.array([self._get_row(configuration)], np.int32)
+        return _recall(self._walks, configuration, _WALKS, lambda: self._walk(_TOP, row))
 
-    def _walk(self, nodes: np.ndarray, configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
-        """Follow all tokens at once from nodes of the trie, where the configuration is, from one depth to the next.
+    def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Follow all tokens at once from nodes of the trie and the rows there, from one depth to the next.
 
         Returns: the tokens that can come, bits; the nodes below which there are more tokens, and the text can end.
         """
-        trie = self._trie
-        can_come = np.zeros(len(trie.byte), bool)
-        rows = np.full(len(nodes), self._row(configuration), np.int32)
+        trie = self._merged
+        can_come = np.zeros(len(trie.column), bool)
         ends = [_TOP[:0]]
         while len(nodes):
             for row in np.flatnonzero(np.bincount(rows[~self._is_known[rows]])).tolist():
                 self._learn(row)
             counts = trie.counts[nodes]
-            places = np.repeat(trie.first[nodes] - (np.cumsum(counts, dtype=np.int32) - counts), counts)
-            nodes = places + np.arange(len(places), dtype=np.int32)
-            rows = self._table.ravel()[np.repeat(rows * self._columns, counts) + self._node_class[nodes]]
+            shifts = trie.first[nodes] - (np.cumsum(counts, dtype=np.int32) - counts)
+            nodes = np.repeat(shifts, counts)
+            nodes += np.arange(len(nodes), dtype=np.int32)
+            rows = self._table.ravel()[np.repeat(rows * self._columns, counts) + trie.column[nodes]]
             is_alive = rows != 0
             can_come[nodes[is_alive]] = True
             is_alive &= trie.counts[nodes] > 0
@@ -216,7 +215,7 @@ class Automaton:
 
     # ---- the table
 
-    def _row(self, configuration: Configuration) -> int:
+    def _get_row(self, configuration: Configuration) -> int:
         """Give the configuration's row, perhaps a new one."""
         row = self._rows.setdefault(configuration, len(self._configurations))
         if row == len(self._configurations):
@@ -228,7 +227,7 @@ class Automaton:
             self._is_end[row] = self._end in configuration
         return row
 
-    def _next(self, row: int, column: int) -> int:
+    def _follow(self, row: int, column: int) -> int:
         self._learn(row)
         return int(self._table[row, column])
 
@@ -237,7 +236,7 @@ class Automaton:
         if self._is_known[row]:
             return
         self._is_known[row] = True
-        reads, _ = self._expanded(self._configurations[row])
+        reads, _ = self._expand(self._configurations[row])
         by_column: dict[int, list[tuple[int, int]]] = {}
         for number, (reader, _, _) in enumerate(reads):
             for column, following in self._steps[reader]:
@@ -246,10 +245,10 @@ class Automaton:
         for column, steps in by_column.items():
             key = tuple(steps)
             if key not in known:
-                known[key] = self._row(self._stepped(reads, key))
+                known[key] = self._get_row(self._step(reads, key))
             self._table[row, column] = known[key]
 
-    def _stepped(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
+    def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
         """Collect the ways behind a byte: characters that it ends, and others that go on."""
         ways: set[Way] = set()
         for number, following in steps:
@@ -262,16 +261,16 @@ class Automaton:
 
     # ---- configurations
 
-    def _expanded(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
+    def _expand(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
         """Collect what can be read, characters and tokens of the vocabulary, with what is behind it."""
         network = self._network
         reads: dict[_Read, None] = {}
         tokens: dict[_Read, None] = {}
         calls: set[_Call] = set()
 
-        def begin(closure: Closure, entry: Entry | None) -> None:
-            reads.update({(reader, network.closure(state), entry): None for reader, state in closure.reads})
-            tokens.update({(number, network.closure(state), entry): None for number, state in closure.tokens})
+        def begin(closure: Closure, entry: RuleEntry | None) -> None:
+            reads.update({(reader, network.find_closure(state), entry): None for reader, state in closure.reads})
+            tokens.update({(number, network.find_closure(state), entry): None for number, state in closure.tokens})
 
         for reader, closure, entry in configuration:
             if reader:
@@ -279,49 +278,49 @@ class Automaton:
             else:
                 begin(closure, entry)
                 for rule, state in closure.enters:
-                    calls.update(self._calls(rule, state, entry))
+                    calls.update(self._enter(rule, state, entry))
         if calls:
-            entry = self._entry(frozenset(calls))
+            entry = self._get_entry(frozenset(calls))
             for rule in entry.rules:
-                begin(network.start(rule), entry)
+                begin(network.find_start(rule), entry)
         return [*reads], [*tokens]
 
-    def _tokens(self, configuration: Configuration) -> "list[_Read]":
-        return self._expanded(configuration)[1] if self._network.vocabulary_tokens else []
+    def _expand_tokens(self, configuration: Configuration) -> "list[_Read]":
+        return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
-    def _calls(self, rule: int, state: int, entry: Entry | None) -> Iterator[_Call]:
+    def _enter(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
         """Enter a rule: what is behind it. Where that is its caller's end, it is what is behind the caller."""
         if state == BEHIND_ROOT:
             yield rule, self._end[1], None
             return
-        closure = self._network.closure(state)
+        closure = self._network.find_closure(state)
         if closure.goes_on or entry is None:
             yield rule, closure, entry
         else:
-            for _, behind, below in self._returns(closure.rule, entry):
+            for _, behind, below in self._find_returns(closure.rule, entry):
                 yield rule, behind, below
 
-    def _entry(self, calls: "frozenset[_Call]") -> Entry:
+    def _get_entry(self, calls: "frozenset[_Call]") -> RuleEntry:
         """Give the one for these calls."""
         if calls not in self._entries:
-            rules = frozenset[int]().union(*(self._network.entered_with(rule) for rule, _, _ in calls))
-            self._entries[calls] = Entry(calls, rules)
+            rules = frozenset[int]().union(*(self._network.find_entered(rule) for rule, _, _ in calls))
+            self._entries[calls] = RuleEntry(calls, rules)
         return self._entries[calls]
 
-    def _land(self, closure: Closure, entry: Entry | None) -> Iterable[Way]:
+    def _land(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
         """Collect the ways that go on from here, or behind the rule if this may be its end."""
         if closure.goes_on:
             yield 0, closure, entry
         if closure.ends and entry is not None:
-            yield from self._returns(closure.rule, entry)
+            yield from self._find_returns(closure.rule, entry)
 
-    def _returns(self, rule: int, entry: Entry) -> tuple[Way, ...]:
+    def _find_returns(self, rule: int, entry: RuleEntry) -> tuple[Way, ...]:
         """Collect the ways that go on behind a rule, and behind those that end with it."""
         if rule not in entry.returns:
             ways: dict[Way, None] = {}
             reached, todo = {(rule, entry)}, [(rule, entry)]
             while todo:
-                for closure, below in self._callers(*todo.pop()):
+                for closure, below in self._find_callers(*todo.pop()):
                     if closure.goes_on or closure is self._end[1]:
                         ways[0, closure, below] = None
                     if closure.ends and below is not None and (closure.rule, below) not in reached:
@@ -330,16 +329,22 @@ class Automaton:
             entry.returns[rule] = tuple(ways)
         return entry.returns[rule]
 
-    def _callers(self, rule: int, entry: Entry) -> Iterator[tuple[Closure, Entry | None]]:
+    def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:
         """List what is behind a rule: for those from outside, and for rules that begin with it at the same place."""
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:
-            for entered, state in self._network.start(caller).enters:
+            for entered, state in self._network.find_start(caller).enters:
                 if entered == rule:
-                    yield self._network.closure(state), entry
+                    yield self._network.find_closure(state), entry
 
 
-def _make_room(cache: dict, size: int) -> None:
-    """Forget the oldest, if there are so many."""
+_Value = TypeVar("_Value")
+
+
+def _recall(cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]) -> _Value:
+    """Compute a value unless it is known, and forget the one that was asked for least recently."""
+    value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
         del cache[next(iter(cache))]
+    cache[key] = value
+    return value

@@ -1,11 +1,12 @@
 """Follows an answer that a grammar in GBNF constrains. The methods are those of llguidance's LLMatcher."""
 
+from collections.abc import Container
 from copy import copy
 from typing import TYPE_CHECKING
 
-from localllm.generation.gbnf import VocabularyToken, wrong
+from localllm.generation.gbnf import VocabularyToken, grammar_error
 from localllm.generation.grammar_automaton import Automaton
-from localllm.generation.network import network_of
+from localllm.generation.network import build_network
 from localllm.generation.token_trie import TokenTrie
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ class GrammarMatcher:
 
     def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
         """Nothing was said yet. Raises UsageError for a grammar that is none, or not one for this vocabulary."""
-        network = network_of(grammar)
-        ids = [_token_id(token, tokenizer) for token in network.vocabulary_tokens]
-        self._automaton, self._tokenizer = Automaton(network, trie, ids), tokenizer
+        network = build_network(grammar)
+        self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
+        self._automaton, self._tokenizer = Automaton(network, trie, self._named), tokenizer
         self._ends = sorted(tokenizer.end_ids)
         self._configuration = self._automaton.beginning
         self._has_ended, self._error = False, ""
@@ -30,7 +31,7 @@ class GrammarMatcher:
 
     def compute_bitmask(self) -> bytes:
         """Find the tokens that may come, those that end the answer among them: a bit for each, the lowest first."""
-        return self._automaton.mask(self._configuration)
+        return self._automaton.compute_mask(self._configuration)
 
     def consume_token(self, token: int) -> bool:
         """Let a token come; if it may not, that is an error."""
@@ -57,8 +58,13 @@ class GrammarMatcher:
 
     def compute_ff_tokens(self) -> list[int]:
         """Encode the text that must come next, without a last token that may become another with what follows."""
-        forced = self._automaton.forced(self._configuration).decode(errors="ignore")
-        return self._tokenizer.encode_inside(forced)[:-1] if forced else []
+        forced, is_last = self._automaton.find_forced(self._configuration)
+        tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
+        return tokens if is_last else tokens[:-1]
+
+    def names_any(self, tokens: Container[int]) -> bool:
+        """Tell whether the grammar itself names one of these tokens of the vocabulary."""
+        return any(token in tokens for token in self._named)
 
     def is_error(self) -> bool:
         """Tell whether something came that may not."""
@@ -69,15 +75,17 @@ class GrammarMatcher:
         return self._error
 
 
-def _token_id(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
+def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
     """Find a token of the vocabulary. Raises UsageError."""
     if token.text.startswith("<["):
         number = int(token.text[2:-2])
         if number >= tokenizer.vocab_size:
-            raise wrong(token.line, f"there is no token {number}: the model's last is {tokenizer.vocab_size - 1}")
+            raise grammar_error(
+                token.line, f"there is no token {number}: the model's last is {tokenizer.vocab_size - 1}"
+            )
         return number
     special = tokenizer.special_id(token.text)
     ids = tokenizer.encode_inside(token.text) if special is None else [special]
     if len(ids) != 1:
-        raise wrong(token.line, f"{token.text} is not one token of the model's vocabulary but {len(ids)}")
+        raise grammar_error(token.line, f"{token.text} is not one token of the model's vocabulary but {len(ids)}")
     return ids[0]

@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeAlias
 
 from localllm.errors import UsageError
 from localllm.generation.gbnf import (
+    Alternatives,
     Characters,
-    Choice,
+    Concatenation,
     Expression,
-    Reference,
     Repeat,
-    Sequence,
+    RuleReference,
     VocabularyToken,
     parse_grammar,
 )
@@ -91,8 +91,8 @@ class Network:
         self.root = self._names["root"]
         self._keep_useful()
         self._shared: dict[tuple[int, frozenset[Arc], bool], Closure] = {}
-        self.closure = cache(self._closure)  # of a state
-        self.entered_with = cache(self._entered_with)  # of a rule
+        self.find_closure = cache(self._find_closure)  # of a state
+        self.find_entered = cache(self._find_entered)  # of a rule
 
     # ---- building
 
@@ -102,18 +102,18 @@ class Network:
 
     def _build_rule(self, rule: int) -> None:
         self._rule = rule
-        self.starts.append(self._state())
+        self.starts.append(self._add_state())
         self._ends.append(self._build(self._pending[rule], self.starts[rule]))
 
-    def _state(self) -> int:
+    def _add_state(self) -> int:
         if len(self._arcs) >= MOST_STATES:
             raise UsageError("the grammar is too large: let it have smaller numbers of repetitions")
         self._arcs.append([])
         self._rule_of.append(self._rule)
         return len(self._arcs) - 1
 
-    def _arc(self, start: int, kind: Kind, what: int, end: int | None = None) -> int:
-        end = self._state() if end is None else end
+    def _add_arc(self, start: int, kind: Kind, what: int, end: int | None = None) -> int:
+        end = self._add_state() if end is None else end
         self._arcs[start].append(Arc(kind, what, end))
         return end
 
@@ -121,44 +121,44 @@ class Network:
         """Add what an expression reads from a state on: the state behind it. No arc leads back to `start`."""
         match expression:
             case Characters(ranges=ranges):
-                return self._arc(start, Kind.READ, self.characters.start_of(ranges))
+                return self._add_arc(start, Kind.READ, self.characters.start_of(ranges))
             case VocabularyToken():
                 self.vocabulary_tokens.append(expression)
-                return self._arc(start, Kind.TOKEN, len(self.vocabulary_tokens) - 1)
-            case Reference(rule=rule):
-                return self._arc(start, Kind.ENTER, self._names[rule])
-            case Sequence(items=items):
+                return self._add_arc(start, Kind.TOKEN, len(self.vocabulary_tokens) - 1)
+            case RuleReference(rule=rule):
+                return self._add_arc(start, Kind.ENTER, self._names[rule])
+            case Concatenation(items=items):
                 for item in items:
                     start = self._build(item, start)
                 return start
-            case Choice(alternatives=alternatives):
-                end = self._state()
+            case Alternatives(alternatives=alternatives):
+                end = self._add_state()
                 for alternative in alternatives:
-                    self._arc(self._build(alternative, start), Kind.SKIP, 0, end)
+                    self._add_arc(self._build(alternative, start), Kind.SKIP, 0, end)
                 return end
             case Repeat():
-                return self._repeat(expression, start)
+                return self._build_repeat(expression, start)
 
-    def _repeat(self, repeat: Repeat, start: int) -> int:
+    def _build_repeat(self, repeat: Repeat, start: int) -> int:
         """Add an item several times; one of many parts becomes a rule, so that it is there once."""
         item, least, most = repeat.item, repeat.least, repeat.most
         copies = most if most is not None else least + 1
-        is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | Reference)
+        is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | RuleReference)
 
         def once(at: int) -> int:
-            return self._arc(at, Kind.ENTER, self._number_of(item)) if is_rule else self._build(item, at)
+            return self._add_arc(at, Kind.ENTER, self._number_of(item)) if is_rule else self._build(item, at)
 
         for _ in range(least):
             start = once(start)
         if most is None:
-            loop = self._arc(start, Kind.SKIP, 0)
-            self._arc(once(loop), Kind.SKIP, 0, loop)
+            loop = self._add_arc(start, Kind.SKIP, 0)
+            self._add_arc(once(loop), Kind.SKIP, 0, loop)
             return loop
-        end = self._state()
+        end = self._add_state()
         for _ in range(most - least):
-            self._arc(start, Kind.SKIP, 0, end)
+            self._add_arc(start, Kind.SKIP, 0, end)
             start = once(start)
-        return self._arc(start, Kind.SKIP, 0, end)
+        return self._add_arc(start, Kind.SKIP, 0, end)
 
     # ---- leaving out what leads nowhere
 
@@ -168,27 +168,27 @@ class Network:
         Raises UsageError if no text is left.
         """
         rules = range(len(self.starts))
-        finite = _grown(rules, lambda rule, known: self._ends[rule] in self._reached(
+        finite = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
             rule, lambda arc: arc.what in known if arc.kind is Kind.ENTER else arc.kind is Kind.SKIP or arc.what != DEAD
             or arc.kind is Kind.TOKEN))  # fmt: skip
         if self.root not in finite:
             raise UsageError("the grammar cannot be used: there is no text that it allows")
         self._drop(lambda arc: arc.kind is Kind.ENTER and arc.what not in finite)
         self._drop(lambda arc: arc.kind is Kind.READ and arc.what == DEAD)
-        ending = self._can_end()
+        ending = self._find_ending()
         self._drop(lambda arc: arc.target not in ending)
-        empty = _grown(rules, lambda rule, known: self._ends[rule] in self._reached(
+        empty = _grow(rules, lambda rule, known: self._ends[rule] in self._reach(
             rule, lambda arc: arc.kind is Kind.SKIP or (arc.kind is Kind.ENTER and arc.what in known)))  # fmt: skip
-        says = _grown(rules, lambda rule, known: any(
+        says = _grow(rules, lambda rule, known: any(
             arc.kind in (Kind.READ, Kind.TOKEN) or (arc.kind is Kind.ENTER and arc.what in known)
-            for state in self._reached(rule, lambda arc: True) for arc in self._arcs[state]))  # fmt: skip
+            for state in self._reach(rule, lambda arc: True) for arc in self._arcs[state]))  # fmt: skip
         for state, arcs in enumerate(self._arcs):
             entered = [arc for arc in arcs if arc.kind is Kind.ENTER]
             skips = [Arc(Kind.SKIP, 0, arc.target) for arc in entered if arc.what in empty]
             self._arcs[state] = [arc for arc in arcs if arc.kind is not Kind.ENTER or arc.what in says] + skips
         self.root_is_empty = self.root in empty
 
-    def _reached(self, rule: int, usable: "_Usable") -> set[int]:
+    def _reach(self, rule: int, usable: "_Usable") -> set[int]:
         """Collect the states of a rule that usable arcs lead to from its start."""
         reached, todo = {self.starts[rule]}, [self.starts[rule]]
         while todo:
@@ -198,7 +198,7 @@ class Network:
                     todo.append(arc.target)
         return reached
 
-    def _can_end(self) -> set[int]:
+    def _find_ending(self) -> set[int]:
         """Collect the states from which their rule's end is reached."""
         sources: list[list[int]] = [[] for _ in self._arcs]
         for state, arcs in enumerate(self._arcs):
@@ -217,7 +217,7 @@ class Network:
 
     # ---- what comes next
 
-    def _closure(self, state: int) -> Closure:
+    def _find_closure(self, state: int) -> Closure:
         """Collect what comes next in a state; states of a rule with the same have one closure."""
         reached, todo = {state}, [state]
         arcs: set[Arc] = set()
@@ -235,21 +235,21 @@ class Network:
             self._shared[key] = Closure(rule, arcs, ends)
         return self._shared[key]
 
-    def start(self, rule: int) -> Closure:
+    def find_start(self, rule: int) -> Closure:
         """Give what comes first in a rule."""
-        return self.closure(self.starts[rule])
+        return self.find_closure(self.starts[rule])
 
-    def _entered_with(self, rule: int) -> frozenset[int]:
+    def _find_entered(self, rule: int) -> frozenset[int]:
         """Collect the rules that begin wherever a rule begins: itself, what it can begin with, and so on."""
         entered, todo = {rule}, [rule]
         while todo:
-            more = {each for each, _ in self.start(todo.pop()).enters} - entered
+            more = {each for each, _ in self.find_start(todo.pop()).enters} - entered
             entered |= more
             todo += more
         return frozenset(entered)
 
 
-def _grown(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set[int]:
+def _grow(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> set[int]:
     """Collect the rules that belong to a set if others do: the smallest such set."""
     known: set[int] = set()
     others = [*rules][::-1]  # what a rule refers to often stands behind it
@@ -264,7 +264,7 @@ def _grown(rules: Iterable[int], belongs: Callable[[int, set[int]], bool]) -> se
 
 
 @lru_cache(_KEPT)
-def network_of(grammar: str) -> Network:
+def build_network(grammar: str) -> Network:
     """Make the network of a grammar in GBNF. Raises UsageError."""
     rules = parse_grammar(grammar)
     try:

@@ -1,20 +1,21 @@
-"""The texts of a vocabulary's tokens as a trie, in arrays: all tokens are looked at together, one byte after the other."""
+"""The texts of a vocabulary's tokens as a trie, in arrays: all tokens are looked at together, byte after byte."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
 class TokenTrie:
-    """What tokens begin with. Nodes are numbered by their depth, 0 is the empty text, and children stand together.
+    """What tokens begin with. Nodes are numbered by their depth, 0 is the empty text.
 
     Attributes:
-        texts: of each token, b"" for those that are no text.  byte: uint8 [nodes], the last.  first, counts: int32
-        [nodes], the first child, and how many there are.  node_of: int32 [tokens].  is_token: bool [tokens], those
-        that can be part of an answer, text or not.  ends: those that end it.
+        texts: of each token, b"" for those that are no text.  is_token: bool [tokens], those that can be part of an
+        answer, text or not.  ends: those that end it.
     """
 
     def __init__(self, texts: list[bytes], is_token: np.ndarray, ends: list[int]):
@@ -24,26 +25,62 @@ class TokenTrie:
         lengths = np.array([len(texts[token]) for token in order])
         starts = np.cumsum(lengths) - lengths
         text = np.frombuffer(b"".join(texts[token] for token in order), np.uint8)
-        self.node_of = np.zeros(len(texts), np.int32)
-        tokens, node = np.array(order), np.zeros(len(texts), np.int32)
-        levels, parents, nodes, depth = [np.zeros(1, np.uint8)], [np.zeros(0, np.int32)], 1, 0
+        self._node_of = np.zeros(len(texts), np.int32)  # of tokens
+        self._levels: list[tuple[np.ndarray, np.ndarray]] = []  # of depths from 1: the nodes' parents, and last bytes
+        tokens, node, nodes, depth = np.array(order), np.zeros(len(texts), np.int32), 1, 0
         while (longer := lengths > depth).any():
             tokens, lengths, starts, node = tokens[longer], lengths[longer], starts[longer], node[longer]
             byte = text[starts + depth]
             is_new = np.ones(len(tokens), bool)
             is_new[1:] = (node[1:] != node[:-1]) | (byte[1:] != byte[:-1])
-            levels.append(byte[is_new])
-            parents.append(node[is_new])
+            self._levels.append((node[is_new], byte[is_new]))
             node = (nodes - 1 + np.cumsum(is_new)).astype(np.int32)
-            nodes, depth = nodes + len(levels[-1]), depth + 1
+            nodes, depth = nodes + len(self._levels[-1][0]), depth + 1
             ended = lengths == depth
-            self.node_of[tokens[ended]] = node[ended]
-        self.byte = np.concatenate(levels)
-        self.counts = np.bincount(np.concatenate(parents), minlength=nodes).astype(np.int32)
-        self.first = (1 + np.cumsum(self.counts) - self.counts).astype(np.int32)
+            self._node_of[tokens[ended]] = node[ended]
+        self._nodes = nodes
+
+    def merge(self, class_of: np.ndarray) -> "MergedTrie":
+        """Make the trie of the bytes' classes, int32 [256]: it is several times as small, and takes 15 ms."""
+        classes = int(class_of.max()) + 1
+        merged = np.zeros(self._nodes, np.int32)
+        parents, columns = [_NONE], [np.zeros(1, np.int32)]
+        before, node, nodes = 0, 1, 1  # merged nodes above the last level, nodes, and merged ones
+        for parent, byte in self._levels:
+            key = (merged[parent] - before) * classes + class_of[byte]
+            is_used = np.zeros((nodes - before) * classes, bool)
+            is_used[key] = True
+            used = np.flatnonzero(is_used).astype(np.int32)
+            number = np.empty(len(is_used), np.int32)
+            number[used] = np.arange(nodes, nodes + len(used))
+            merged[node : node + len(parent)] = number[key]
+            parents.append(used // classes + before)
+            columns.append(used % classes)
+            before, node, nodes = nodes, node + len(parent), nodes + len(used)
+        counts = np.bincount(np.concatenate(parents), minlength=nodes).astype(np.int32)
+        first = (1 + np.cumsum(counts) - counts).astype(np.int32)
+        return MergedTrie(np.concatenate(columns), first, counts, merged[self._node_of])
 
 
-def trie_of(tokenizer: "Tokenizer", size: int) -> TokenTrie:
+_NONE = np.zeros(0, np.int32)
+
+
+@frozen
+class MergedTrie:
+    """A trie whose nodes' children stand together.
+
+    Attributes:
+        column: int32 [nodes], the class of the last byte.  first, counts: int32 [nodes], the first child, and how many
+        there are.  node_of: int32 [tokens].
+    """
+
+    column: np.ndarray
+    first: np.ndarray
+    counts: np.ndarray
+    node_of: np.ndarray
+
+
+def build_trie(tokenizer: "Tokenizer", size: int) -> TokenTrie:
     """Make the trie of a tokenizer; what marks parts, and padding up to `size` tokens, are no text."""
     marks = tokenizer.mark_ids | set(tokenizer.end_ids)
     texts = [b"" if token in marks else tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]

@@ -15,12 +15,12 @@ class Utf8Automata:
     def __init__(self) -> None:
         self.steps: list[dict[int, int]] = [{}, {}]
         self._states: dict[tuple[int, Ranges], int] = {}
-        self.start_of = cache(self._start_of)  # of ranges
+        self.start_of = cache(self._add_start)  # of ranges
 
-    def _start_of(self, ranges: Ranges) -> int:
+    def _add_start(self, ranges: Ranges) -> int:
         """Make the state in which a character of these ranges begins; DEAD for none."""
         steps: dict[int, int] = {}
-        merged = _without_surrogates(ranges)
+        merged = _normalize(ranges)
         for more, (low, high, lead) in enumerate(_LENGTHS):
             inside = _cut(merged, low, high)
             steps |= self._split(inside, more, lead)
@@ -32,10 +32,10 @@ class Utf8Automata:
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
             rest = tuple((a - block * size, b - block * size)
                          for a, b in _cut(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
-            steps[lead + block] = self._rest(more, rest)
+            steps[lead + block] = self._add_rest(more, rest)
         return steps
 
-    def _rest(self, more: int, ranges: Ranges) -> int:
+    def _add_rest(self, more: int, ranges: Ranges) -> int:
         """Make the state in which so many bytes are missing."""
         if more == 0:
             return READ
@@ -55,7 +55,7 @@ def _cut(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
     return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
 
 
-def _without_surrogates(ranges: Ranges) -> Ranges:
+def _normalize(ranges: Ranges) -> Ranges:
     """Sort and merge, and leave out what UTF-8 has no bytes for."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
