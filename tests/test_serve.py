@@ -251,10 +251,9 @@ def test_nonsense_is_told(told: Served, fields: dict, param: str | None):
 
 
 def test_an_unknown_model_and_an_unknown_address(told: Served):
-    error = told.chat("x", model="gpt-99").json["error"]
-    assert error["code"] == "model_not_found" and "scripted" in error["message"]
-    assert told.get("/v1/nothing").status == 404
-    assert told.get("/v1/chat/completions").status == 405
+    missing = told.get("/v1/models/gpt-99")
+    assert missing.status == 404 and missing.json["error"]["code"] == "model_not_found"
+    assert "scripted" in missing.json["error"]["message"]
     assert told.get("/v1/models/scripted").json["id"] == "scripted"
 
 

@@ -213,7 +213,7 @@ def test_who_does_not_read(path: str):
 @pytest.mark.parametrize(
     "address",
     ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/v1/models/../../etc/passwd",
-     "//etc/passwd", "/v1/models/%00", "/page.html/../../app.py", "/static/app.py", "/v1//models"],
+     "//etc/passwd", "/v1/models/%00", "/page.html/../../app.py", "/static/app.py"],
 )  # fmt: skip
 def test_paths(told: Served, address: str):
     reply = told.get(address)

@@ -883,7 +883,7 @@ def passed(rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]) -> 
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": "/left", "headers": [*headers]}
-    asyncio.run(Guard(app, rules)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(Guard(app, rules, str)(scope, None, send))  # type: ignore[arg-type]
     starts = [message for message in sent if message["type"] == "http.response.start"]
     found = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
     return [message["status"] for message in starts], found, len(asked)

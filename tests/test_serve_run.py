@@ -18,7 +18,7 @@ from localllm.server.run import Setup
 USUAL = {
     "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
-    "folders": [], "open_model": None,
+    "folders": [], "open_model": None, "strict_names": False,
 }  # fmt: skip
 
 
@@ -31,6 +31,7 @@ USUAL = {
           "answer_seconds": 2.5}),
         ("--on-overflow drop-turns --media-path FOLDER --allow-host a --allow-host b --allow-origin https://c",
          {"drops_turns": True, "folders": ["FOLDER"], "hosts": ["a", "b"], "origins": ["https://c"]}),
+        ("--strict-model-names", {"strict_names": True}),
         ("--on-overflow error --socket s", {"socket": "s"}),
         ("--host 0.0.0.0 --api-key-file KEYS", {"host": "0.0.0.0", "keys": ["12345678", "abcdefgh"]}),
     ],
@@ -105,8 +106,8 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     found, told = ran()
     assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
     assert told.addresses == ["http://127.0.0.1:99"] and told.tcp_socket == ("127.0.0.1", 5)
-    paths, open_model, metrics, memory, parallel = told.Shelf
-    assert (paths, open_model, memory, parallel) == ({"m": "/m.gguf"}, len, 77, None)
+    paths, open_model, metrics, memory, parallel, is_strict = told.Shelf
+    assert (paths, open_model, memory, parallel, is_strict) == ({"m": "/m.gguf"}, len, 77, None, False)
     service, rules = told.application
     assert (service.shelf, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
     app, limits, ending = told.listener
@@ -118,10 +119,10 @@ def test_a_server_from_its_beginning_to_its_end(ran):
 def test_what_a_server_is_told_reaches_its_parts(ran):
     found, told = ran(
         host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
-        answer_seconds=1.5, drops_turns=True, folders=["f"],
+        answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True,
     )  # fmt: skip
     assert told.addresses == ["http://[::1]:99"] and told.tcp_socket == ("::1", 5) and ("listen", 9) in found.did
-    assert told.Shelf[3:] == (5, 3) and told.listener[2].grace == 2.5
+    assert told.Shelf[3:] == (5, 3, True) and told.listener[2].grace == 2.5
     service, rules = told.application
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "h"], ["o"], ["k"])
     limits = service.limits

@@ -59,6 +59,14 @@ class Place:
         option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask, https://....  [repeatable]"),
     ] = None
 
+    strict_model_names: Annotated[
+        bool,
+        option(
+            "--strict-model-names",
+            help="Refuse requests that name another model, which a single one answers, too.",
+        ),
+    ] = False
+
 
 @group
 class Share:
@@ -149,7 +157,7 @@ def serve(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), tuple(place.allow_origin or ()),
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
-        tuple(share.media_path or ()),
+        tuple(share.media_path or ()), place.strict_model_names,
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.errors import LocalllmError
+from localllm.server.addresses import canonical, matches, nothing_at
 from localllm.server.anthropic_messages import count_tokens, messages
 from localllm.server.guard import Guard, Rules
 from localllm.server.openai_chat import chat_completions, models, one_model
@@ -80,6 +81,9 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
 )
 
 
+PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
+
+
 def application(service: Service, rules: Rules) -> ASGIApp:
     """What uvicorn runs."""
     routes = [
@@ -88,7 +92,7 @@ def application(service: Service, rules: Rules) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: partial(no_such, service)})
     app.router.redirect_slashes = False
-    return Guard(app, rules)
+    return Guard(app, rules, lambda path: canonical(path, PATHS))
 
 
 async def answered(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
@@ -110,7 +114,14 @@ async def answered(service: Service, path: str, endpoint: Endpoint, request: Req
 
 async def no_such(service: Service, request: Request, error: Exception) -> Response:
     """An address that does not exist, or another method."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
+    status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     service.metrics.answered["other", status] += 1
-    message = {404: "there is nothing at this address", 405: "this address knows another method"}
-    return failed(RefusedError(status, message.get(status, "refused")), shape_of(request.url.path))
+    methods = ", ".join(method for method, known, _ in ADDRESSES if matches(path, known))
+    refused = {
+        404: RefusedError(404, nothing_at(path, PATHS), "unknown_url"),
+        405: RefusedError(405, f"{path[:100]} takes {methods}, not {request.method}", "method_not_supported"),
+    }.get(status) or RefusedError(status, "refused")
+    response = failed(refused, shape_of(path))
+    if status == 405:
+        response.headers["Allow"] = methods
+    return response

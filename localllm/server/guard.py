@@ -7,7 +7,7 @@ JSON under its own Content-Type without asking first.
 
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any
 
@@ -66,12 +66,14 @@ class Rules:
 class Guard:
     """ASGI: lets through what the rules allow, gives every response its headers, and ends what nobody waits for."""
 
-    def __init__(self, app: ASGIApp, rules: Rules):
-        self._app, self._rules = app, rules
+    def __init__(self, app: ASGIApp, rules: Rules, canonical: Callable[[str], str]):
+        """canonical: what address is meant by a path, by which rules and the app judge."""
+        self._app, self._rules, self._canonical = app, rules, canonical
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        scope = {**scope, "path": self._canonical(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         origin = headers.get("origin", "")
         more = (

@@ -224,5 +224,5 @@ async def models(service: Service, request: Request) -> Response:
 
 async def one_model(service: Service, request: Request) -> Response:
     """One of them."""
-    book = service.shelf.book(request.path_params["name"])
+    book = service.shelf.named(request.path_params["name"])
     return json_response({"id": book.name, "object": "model", "created": book.created, "owned_by": "localllm"})

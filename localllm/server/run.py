@@ -35,6 +35,7 @@ class Setup:
         memory: the most bytes of open models, None for what is free now.  parallel: answers of a model at once.
         grace: seconds for answers to end.  keys, hosts, origins: as of Rules.
         body, connections, answer_seconds, drops_turns, folders: as of Limits.
+        strict_names: whether a single model answers to its own name only.
     """
 
     paths: Mapping[str, str]
@@ -53,6 +54,7 @@ class Setup:
     answer_seconds: float | None
     drops_turns: bool
     folders: Sequence[str]
+    strict_names: bool = False
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -82,7 +84,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             deadline.start()
 
         memory = available_memory() if setup.memory is None else setup.memory
-        shelf = Shelf(setup.paths, setup.open_model, metrics, memory, setup.parallel)
+        shelf = Shelf(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
         ending = Ending(setup.grace, stop_answers, warn)
         server = listener(application(Service(shelf, metrics, limits), rules), limits, ending)
         if len(setup.paths) == 1:

@@ -75,21 +75,26 @@ class Shelf:
         metrics: Metrics,
         memory: int | None = None,
         parallel: int | None = None,
+        is_strict: bool = False,
     ):
         """paths: of files, by name.  open_model: opens one.  memory: the most bytes of all together, None for any.
 
-        parallel: the most answers of one model at once.
+        parallel: the most answers of one model at once.  is_strict: whether a single model answers to its name only.
         """
         self.books = {name: Book(name, path) for name, path in paths.items()}
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
+        self._is_strict = is_strict
         self._changing = asyncio.Condition()  # held by who opens or closes one
         self._waits = 0  # requests that need room
         self._notice: asyncio.Task[None] | None = None
 
     def book(self, name: str | None) -> Book:
+        """Who answers to a name: the first if there is none, and the only one to any. Raises UnknownModelError."""
+        is_any = not name or (len(self.books) == 1 and not self._is_strict)
+        return next(iter(self.books.values())) if is_any else self.named(name or "")
+
+    def named(self, name: str) -> Book:
         """Raises UnknownModelError."""
-        if name is None:
-            return next(iter(self.books.values()))
         if name not in self.books:
             there = ", ".join(self.books)
             raise UnknownModelError(f"there is no model {name[:100]!r} here; there are: {there}")

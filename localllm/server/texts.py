@@ -13,6 +13,7 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.server.asking import MEANINGLESS
 from localllm.server.fields import Body
+from localllm.server.ids import new_id
 from localllm.server.openai_chat import ignored
 from localllm.server.service import Service
 from localllm.server.wire import json_response, read_json, unless_gone
@@ -44,19 +45,26 @@ async def embeddings(service: Service, request: Request) -> Response:
 async def rerank(service: Service, request: Request) -> Response:
     """Texts by how well they answer a query, the best first."""
     body = Body(await read_json(request, service.limits))
-    query, documents = body.needed_text("query"), body.needed_items("documents")
+    query, documents = body.needed_text("query"), body.items("texts") or body.needed_items("documents")
     texts = texts_of([one.get("text") if isinstance(one, dict) else one for one in documents], "documents")
-    top, shows = body.whole("top_n", 1), body.flag("return_documents")
+    top = body.whole("top_n", 1) or body.whole("top_k", 1)
+    shows = body.flag("return_documents") or body.flag("return_text")
+    for name in MEANINGLESS:
+        body.get(name)
     async with service.shelf.use(body.text("model")) as worker:
         model, name = worker.model, service.shelf.book(body.text("model")).name
         scores = await unless_gone(request.receive, in_turn(lambda: model.rerank(query, texts)))
+        encode = model.tokenizer.encode
+        count = await asyncio.to_thread(lambda: sum(len(encode(query)) + len(encode(text)) for text in texts))
     order = np.argsort(-scores, kind="stable")[:top].tolist()
     results = [
         {"index": index, "relevance_score": float(scores[index])}
         | ({"document": {"text": texts[index]}} if shows else {})
         for index in order
     ]
-    return json_response({"model": name, "results": results}, headers=ignored(body))
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    answer = {"id": new_id("rerank-"), "object": "list", "model": name, "results": results, "usage": usage}
+    return json_response(answer, headers=ignored(body))
 
 
 async def in_turn(work: Callable[[], T]) -> T:

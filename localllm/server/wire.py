@@ -45,10 +45,10 @@ class TimeUpError(LocalllmError):
 
 
 class RefusedError(LocalllmError):
-    """A request that is refused before anything is asked of a model."""
+    """A request that is refused before anything is asked of a model; code: OpenAI's name of the reason."""
 
-    def __init__(self, status: int, message: str):
-        self.status = status
+    def __init__(self, status: int, message: str, code: str | None = None):
+        self.status, self.code = status, code
         super().__init__(message)
 
 
@@ -73,6 +73,8 @@ def openai_error(error: BaseException) -> dict[str, Any]:
     status = status_of(error)
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
     code = {401: "invalid_api_key", 404: "model_not_found", 503: "overloaded"}.get(status)
+    if isinstance(error, RefusedError) and error.code:
+        code = error.code
     if isinstance(error, ContextError):
         code = "context_length_exceeded"
     usual = "invalid_request_error" if status < 500 else "server_error"
