@@ -71,8 +71,7 @@ class Model:
     ):
         """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
-        self.file_type = file.type_name
-        name = file.metadata.get("general.name")
+        self.file_type, name = file.type_name, file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
         self.context, self.trained_context = engine.context, engine.hyperparameters.context
         self.tokenizer, self.engine = tokenizer, engine

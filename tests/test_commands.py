@@ -42,7 +42,7 @@ USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", 
 def test_how_a_model_is_opened(name: str, tiny: str, monkeypatch):
     from localllm.server import run as server
 
-    monkeypatch.setattr(server, "run", lambda setup, stack, ready: setup.open_model(setup.paths["tiny"]))
+    monkeypatch.setattr(server, "run", lambda setup, *told: setup.open_model(setup.paths["tiny"]))
     monkeypatch.setattr("os.path.abspath", lambda path: path)
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
     for line, expected in {"": {}, **OPENS[name]}.items():
@@ -395,7 +395,7 @@ REFUSED = {
     "run M -p x --image - --image -": "--image -: stdin has one image, or is closed",
     "chat M --image -": "--image -: what is piped to chat is the question; `run` takes an image from there",
     "run -p x --api-key-file KEYS": "--api-key-file is for --endpoint, which is missing",
-    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY is empty: it should have the key",
+    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY has no key: it should have one in every line",
     "map": "MODEL is missing: A GGUF file, or a name: see `localllm list`.",
     "map M": "there is no input: name a file, or pipe one to stdin",
     "map M NONE": "cannot read NONE: No such file or directory",
