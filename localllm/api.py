@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from localllm.generation.batch import Batch
 
 OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
-JSON = ("json_whitespace", "additional_properties")  # how it is written
 CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
+JSON = ("json_whitespace", "additional_properties")
 
 
 class Model:
@@ -432,8 +432,7 @@ def options(
         from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
 
         others["constraint"] = constraint_of(**given, **style)
-    unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
-    if unknown:
+    if unknown := sampling.keys() - SamplingOptions.__dataclass_fields__.keys():
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
     return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)
 

@@ -18,6 +18,7 @@ from localllm.generation.closed_schemas import closed
 from localllm.generation.json_calls import JsonCallReader
 from localllm.generation.schemas import WHITE_SPACE, exact
 from localllm.generation.thinking import SIGN
+from localllm.generation.written_schemas import written
 
 if TYPE_CHECKING:
     from localllm.generation.constraints import Matcher
@@ -171,6 +172,7 @@ class Calls:
         except UsageError as error:
             if tool.strict:
                 raise UsageError(f"tools: {tool.name}: {error}") from None
+        schema = written(schema)
         return {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
 
     # ---- the grammar, in llguidance's dialect of Lark

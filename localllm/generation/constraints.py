@@ -183,6 +183,10 @@ def _schema_of(schema: Any) -> dict[str, Any]:
             schema = json.loads(schema)
         except ValueError as error:
             raise UsageError(f"the schema is no JSON: {error}") from None
+    if schema is True:
+        return {}
+    if schema is False:
+        raise UsageError("the schema cannot be used: false allows nothing")
     if not isinstance(schema, Mapping):
         raise UsageError(f"a JSON schema should be an object, not {str(schema)[:80]!r}")
     return dict(schema)
@@ -192,6 +196,10 @@ def _reason(message: str) -> str:
     """An error's message in one line."""
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
+    if outside := re.match(r"Resource '([^']*)'", message):
+        return f"{outside[1][:_SHOWN]} is another document, which cannot be looked at: put what it says into the schema"
+    if number := re.match(r"Value is not JSON serializable: (-?\d+)", message):
+        return f"{number[1][:40]} is beyond 64 bits"
     if message.startswith("oneOf constraints"):
         return "oneOf is supported for schemas that obviously exclude each other only"
     if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):

@@ -6,6 +6,7 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.generation.closed_schemas import closed
 from localllm.generation.json_pointers import resolved
+from localllm.generation.written_schemas import written
 
 Schema = dict[str, Any]
 
@@ -27,6 +28,7 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
     $ref with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether
     the minimum is excluded; a list of items is draft 7's, which only its $schema tells.
     """
+    schema = written(schema)
     schema = schema if is_open else closed(schema)
     parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))

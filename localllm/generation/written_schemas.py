@@ -1,0 +1,159 @@
+"""JSON schemas as generators write them, in the words that llguidance has: annotations go, numbers fit 64 bits."""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from itertools import combinations
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.generation.json_pointers import resolved
+
+Schema = Mapping[str, Any]
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+# Formats that an answer can be held to; JSON Schema has all others for annotations.
+FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_NOTES = ("default", "examples", "example")  # values that no answer has to have
+_SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf", "not", "if",
+            "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # and where tighter ones are
+_SAFE, _MOST = 2**53, 2**63 - 1024  # whole numbers that floats tell apart; the largest float of a bound
+_LARGEST_SET = 6  # values, of which each subset is an alternative
+
+
+def written(schema: Any) -> Any:
+    """A schema in plain words, of the same meaning or a narrower one. Raises UsageError for what has none."""
+    return _written(schema, schema if isinstance(schema, Mapping) else {})
+
+
+def _written(schema: Any, root: Schema) -> Any:
+    if isinstance(schema, list):
+        return [_written(part, root) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = dict[str, Any]()
+    for word, value in schema.items():
+        if word in _BY_NAME and isinstance(value, Mapping):
+            changed[word] = {name: _written(part, root) for name, part in value.items()}
+        elif word in _SCHEMAS:
+            changed[word] = _written(value, root)
+        elif word == "const" or (word == "enum" and value is not None):
+            changed[word] = _exact(value, word)
+        elif value is not None and word not in _NOTES:
+            changed[word] = value
+    _simplify(changed)
+    _bound(changed)
+    return _with_distinct_items(_with_named_properties(changed, root), root)
+
+
+def _simplify(schema: dict[str, Any]) -> None:
+    """Types in small letters, and no formats that say nothing."""
+    for word in [*_BY_NAME, *_SCHEMAS]:
+        if word in schema and schema[word] is None:
+            del schema[word]
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        lower = [kind.lower() if isinstance(kind, str) and kind.lower() in TYPES else kind for kind in _listed(kinds)]
+        schema["type"] = lower if isinstance(kinds, list) else lower[0]
+    if "format" in schema and schema["format"] not in FORMATS:
+        del schema["format"]
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _bound(schema: dict[str, Any]) -> None:
+    """With bounds that are floats to the last digit. Raises UsageError for one that leaves nothing within 64 bits."""
+    for word, inwards in _BOUNDS.items():
+        bound = schema.get(word)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) <= _SAFE:
+            continue
+        if bound * inwards >= _MOST:
+            raise UsageError(f"the schema cannot be used: {word} is beyond 64 bits")
+        if bound * inwards <= -_MOST:
+            schema[word] = -inwards * _MOST  # leaves out what is further away
+        elif isinstance(bound, int) and (near := float(bound)) != bound:
+            outside = (int(near) - bound) * inwards < 0
+            schema[word] = int(math.nextafter(near, inwards * math.inf) if outside else near)
+
+
+def _exact(value: Any, word: str) -> Any:
+    """A value with large numbers as floats. Raises UsageError for one that would become another number.
+
+    llguidance (1.9) makes floats of all numbers, and falls over the one that is least in 64 bits.
+    """
+    if isinstance(value, Mapping):
+        return {name: _exact(part, word) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_exact(part, word) for part in value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= _SAFE:
+        return value
+    near = float(value) if abs(value) < 10**308 else math.inf
+    if math.isinf(near) or near == -(2.0**63) or Decimal(repr(near)) != value:
+        raise UsageError(f"the schema cannot be used: {word} has a number that is not exact in 64 bits, {value}")
+    return near
+
+
+def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
+    """Without propertyNames, where they are a list or a pattern and no property has a name of its own."""
+    names = schema.get("propertyNames")
+    while isinstance(names, Mapping) and "$ref" in names:
+        names = resolved(names["$ref"], root)
+    if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
+        return schema
+    rest = {word: value for word, value in schema.items() if word != "propertyNames"}
+    values, about = rest.get("additionalProperties", {}), {"title", "description", "type"}
+    listed = names.get("enum", [names["const"]] if "const" in names else None)
+    if isinstance(listed, list) and names.keys() <= {"enum", "const", *about}:
+        named = {name: values for name in listed if isinstance(name, str)}
+        return {**rest, "properties": named, "additionalProperties": False}
+    if isinstance(names.get("pattern"), str) and names.keys() <= {"pattern", *about}:
+        return {**rest, "patternProperties": {names["pattern"]: values}, "additionalProperties": False}
+    return rest if names.keys() <= about and names.get("type", "string") == "string" else schema
+
+
+def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
+    """Without uniqueItems, where there are few values: any of them, in the schema's order."""
+    if schema.get("uniqueItems") is not True:
+        return schema
+    rest = {word: value for word, value in schema.items() if word != "uniqueItems"}
+    least, most = schema.get("minItems", 0), schema.get("maxItems", _LARGEST_SET)
+    if most in (0, 1):
+        return rest
+    values = _values(schema.get("items"), root)
+    if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema:
+        return schema
+    kept = {word: value for word, value in rest.items() if word not in ("items", "minItems", "maxItems", "type")}
+    counts = range(least, min(most, len(values)) + 1)
+    choices = [list(chosen) for count in counts for chosen in combinations(values, count)]
+    if not choices:
+        raise UsageError("the schema cannot be used: uniqueItems leaves fewer values than minItems asks for")
+    arrays = [
+        {
+            "type": "array",
+            "prefixItems": [{"const": value} for value in chosen],
+            "items": False,
+            "minItems": len(chosen),
+        }
+        for chosen in choices
+    ]
+    return {**kept, "anyOf": arrays} if "anyOf" not in kept else schema
+
+
+def _values(items: Any, root: Schema) -> list[Any] | None:
+    """All values that a schema allows, each once, if it says them."""
+    while isinstance(items, Mapping) and "$ref" in items:
+        items = resolved(items["$ref"], root)
+    if not isinstance(items, Mapping):
+        return None
+    if "const" in items:
+        return [items["const"]]
+    if isinstance(items.get("enum"), list):
+        told = [(type(value).__name__, str(value)) for value in items["enum"]]
+        return [value for place, value in enumerate(items["enum"]) if told[place] not in told[:place]]
+    return [True, False] if items.get("type") == "boolean" else None
