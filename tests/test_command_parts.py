@@ -973,6 +973,7 @@ def test_files_are_neither_replaced_nor_made_larger_unless_that_is_said(tmp_path
         (102, False, new, False), (102, True, str(there), False), (999, True, str(there), True),
     ):  # fmt: skip
         require_consent(plan, target, nbytes, 100, is_named, force)
+    require_consent(plan, new, 10**12, None, False, False)  # of a folder, which has no size
     with pytest.raises(UsageError, match=r"there\.gguf: this file exists"):
         require_consent(plan, str(there), 102, 100, False, False)
     with pytest.raises(UsageError, match="would be larger than the old one: 103 B, from 100 B; --force writes it all"):

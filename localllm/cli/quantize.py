@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localllm.services.quantize import OnProgress
     from localllm.services.quantize_plan import QuantizePlan, QuantizeRequest, Recipe
 
-ADDED = 1.02  # times as large is not larger: in a checkpoint the vocabulary is a file of its own
+ADDED = 1.02  # times as large is not larger: metadata may grow
 
 
 def several(name: str, metavar: str, help: str) -> Any:
@@ -166,7 +166,7 @@ def quantize(
 
         request = with_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
-    before = plan.nbytes_before
+    before = None if os.path.isdir(path) else plan.nbytes_before  # the tensors of a folder are not all that it has
     if is_by_need:
         asked = sizing(file_size, bits, texts is not None)
         if not dry_run:
@@ -182,16 +182,18 @@ def quantize(
         execute(plan, target, request, threads, force)
 
 
-def require_consent(plan: "QuantizePlan", target: str, nbytes: int, before: int, is_named: bool, force: bool) -> None:
+def require_consent(
+    plan: "QuantizePlan", target: str, nbytes: int, before: int | None, is_named: bool, force: bool
+) -> None:
     """Raises UsageError if files are there that nobody named, or would become larger than those they are made of.
 
-    nbytes, before: of the new files and of the old tensors.  is_named: whether files may be replaced.
+    nbytes, before: of the new files and of the old tensors, None for any.  is_named: whether files may be replaced.
     """
     from localllm.services import quantize as service
 
     if not is_named:
         service.require_new(plan.paths(target))
-    if nbytes > ADDED * before and not force:
+    if before is not None and nbytes > ADDED * before and not force:
         sizes = f"{size(nbytes)}, from {size(before)}"
         raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
 
