@@ -71,7 +71,6 @@ LOGITS: dict[str, tuple[dict[str, Any], str, int, list[float]]] = {
         [-0.09436, -0.15243, 0.50374, 1.29619, 0.96627, 0.12812],
     ),
     "linear": (scaled("linear", factor=4.0), "F32", 1, [0.26952, 0.30433, 0.57197, 1.26448, 1.02336, -0.50496]),
-    "dynamic": (scaled("dynamic", factor=4.0), "F32", 1, [-0.44137, 0.25852, 0.17065, 1.61614, 0.72142, 0.83689]),
     "yarn": (scaled("yarn", **YARN), "F32", 1, [-0.60622, 0.814, 0.77255, 1.58655, 0.87069, 0.10898]),
     "yarn, magnitude": (
         scaled("yarn", attention_factor=1.3, **YARN),

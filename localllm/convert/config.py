@@ -15,9 +15,18 @@ LARGEST = 1e38  # number
 class Config:
     """The values of a JSON object. Every method raises ModelError, with the name, for one that it should not have."""
 
-    def __init__(self, content: Mapping[str, Any], path: Path, warnings: list[str] | None = None):
-        self.content, self.path = content, path
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        path: Path,
+        warnings: list[str] | None = None,
+        asked: set[str] | None = None,
+        prefix: str = "",
+    ):
+        """asked: gets the names that somebody asks for.  prefix: of names in it, where it is within another."""
+        self.content, self.path, self.prefix = content, path, prefix
         self.warnings = [] if warnings is None else warnings  # one line each, for the user
+        self.asked = set[str]() if asked is None else asked
 
     @classmethod
     def of(cls, folder: Path) -> "Config":
@@ -39,11 +48,15 @@ class Config:
         content = {**defaults, **self.content, **self.section("text_config").content}
         if "tie_word_embeddings" in self.content:  # of which the outer one counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
-        return Config(content, self.path, self.warnings)
+        return self.replaced(content)
 
     def plus(self, **more: Any) -> "Config":
         """The same, as if it said these things, too."""
-        return Config({**self.content, **more}, self.path, self.warnings)
+        return self.replaced({**self.content, **more})
+
+    def replaced(self, content: Mapping[str, Any]) -> "Config":
+        """The same object with this in it."""
+        return Config(content, self.path, self.warnings, self.asked, self.prefix)
 
     def section(self, name: str) -> "Config":
         """An object in it; an empty one if there is none."""
@@ -52,13 +65,14 @@ class Config:
             content = {}
         if not isinstance(content, dict):
             raise self.refusal(f"{name}: expected an object")
-        return Config(content, self.path, self.warnings)
+        return Config(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
     def refusal(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value as it is, of any type; null is as good as none."""
+        self.asked.add(self.prefix + name)
         value = self.content.get(name)
         return default if value is None else value
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import gguf
 
+SAMPLING = "general.sampling."  # which sampling.py reads
+
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Name, size, license, languages, ... out of the model card and the folder's name, by the gguf package's rules.
@@ -30,7 +32,7 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     except Exception:  # the card is free text, and the package trips over some of it
         return named
     values = {key: value.value for key, value in writer.kv_data[0].items() if key != gguf.Keys.General.ARCHITECTURE}
-    return named | {key: value for key, value in values.items() if is_plain(value)}
+    return named | {key: value for key, value in values.items() if is_plain(value) and not key.startswith(SAMPLING)}
 
 
 def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:

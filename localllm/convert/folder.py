@@ -14,8 +14,11 @@ from localllm.convert.description import description
 from localllm.convert.families import family_of
 from localllm.convert.families.bert import RANK
 from localllm.convert.families.layers import PACKED, TURNED
+from localllm.convert.files import read_json
 from localllm.convert.modules import left_out, pooling_type, projections, prompts
+from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import kept
+from localllm.convert.unused_keys import unused_of_config
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
@@ -65,7 +68,9 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         sizes = zip(("out", "in"), matrix.shape, strict=True)
         h = h.plus({}, **{f"{name}_feat_{side}": size for side, size in sizes})
     vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
-    metadata = {"general.architecture": family.arch, **description(folder, {t.name: t.shape for t in tensors})}
+    sampling, more = sampling_metadata(read_json(folder / "generation_config.json") or {})
+    metadata = {"general.architecture": family.arch, **sampling}
+    metadata |= description(folder, {t.name: t.shape for t in tensors})
     if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
         h = h.plus(pooling_type=pooling)
     metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
@@ -74,7 +79,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    warnings = [*config.warnings, *warnings, *left_out(folder)]
+    warnings = [*config.warnings, *unused_of_config(config), *more, *warnings, *left_out(folder)]
     return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings)
 
 

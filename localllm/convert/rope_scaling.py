@@ -9,7 +9,8 @@ import numpy as np
 from localllm.convert.config import Config
 from localllm.files.gguf_header import shown
 
-PLAIN = ("default", "dynamic")  # dynamic scaling begins beyond the context that the model has
+PLAIN = "default"
+BEYOND = "dynamic"  # stretches only what is longer than the context that the model has: GGUF has no word for it
 SECTIONS = "mrope"  # of pairs, for several positions
 
 
@@ -29,7 +30,7 @@ def rope_parameters(config: Config) -> Config:
     if "full_attention" in section.content:
         section = section.section("full_attention")
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    return Config({**{name: config.get(name) for name in names}, **section.content}, config.path, config.warnings)
+    return section.replaced({**{name: config.get(name) for name in names}, **section.content})
 
 
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
@@ -44,7 +45,11 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
     kind = rope.get("rope_type", rope.get("type", "default"))
     if SECTIONS in kinds:
         found.metadata["dimension_sections"] = sections(rope, dims)
-    if kind in PLAIN or (kind == SECTIONS and kind in kinds):
+    if kind == PLAIN or (kind == SECTIONS and kind in kinds):
+        return found
+    if kind == BEYOND and kind in kinds:
+        said = f"rope scaling {kind} by {rope.number('factor', 1.0)}"
+        config.warnings.append(f"{said} is left out: beyond {context} tokens answers get worse")
         return found
     if not isinstance(kind, str) or kind not in kinds:
         raise config.refusal(f"rope scaling {shown(str(kind))} is not supported")

@@ -8,7 +8,10 @@ import numpy as np
 
 from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.tokens import Tokens, read_tokens
+from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
 from localllm.errors import ModelError
+from localllm.files.gguf_header import shown
+from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.vocabulary import read_vocabulary
 
@@ -48,9 +51,7 @@ class VocabularySettings:
         found: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
-            found |= {
-                token: None for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)
-            }
+            found |= dict.fromkeys(filter(is_id, as_list(value)))
         return list(found)
 
     def template(self) -> dict[str, str | None] | None:
@@ -82,11 +83,42 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         metadata |= more_ends(metadata, settings)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    warnings = [*tokens.warnings]
+    warnings = [*tokens.warnings, *odd_settings(settings)]
+    warnings += unused_of("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
         warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}")
     return metadata, warnings
+
+
+def odd_settings(settings: VocabularySettings) -> list[str]:
+    """Warnings of values of a kind that says nothing: numbers as texts, say."""
+    named = {"config.json": settings.model, "generation_config.json": settings.generation}
+    odd = [
+        f"{file}: {name}_token_id is no number"
+        for file, content in named.items()
+        for name in SPECIAL
+        if not all(is_id(one) for one in as_list(content.get(f"{name}_token_id")))
+    ]
+    kinds: dict[str, Any] = {
+        "add_bos_token": bool,
+        "add_eos_token": bool,
+        "add_prefix_space": bool,
+        "chat_template": (str, list),
+    }
+    kinds |= {f"{name}_token": (str, dict) for name in OF_ENCODERS}
+    for name, kind in kinds.items():
+        if (value := settings.config.get(name)) is not None and not isinstance(value, kind):
+            odd.append(f"tokenizer_config.json: {name} is {shown(str(value), 40)}")
+    return [f"{problem}: left out" for problem in odd]
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def token_lists(tokens: Tokens) -> dict[str, Any]:
@@ -139,9 +171,11 @@ def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int
 def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, int]:
     """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
-    GGUF has places for two. Raises ModelError if the vocabulary is not valid.
+    GGUF has places for two. Raises ModelError if the vocabulary is not valid, or if something about it is odd.
     """
-    vocabulary = read_vocabulary(metadata)
+    vocabulary = read_vocabulary(metadata, oddities := Oddities())
+    if lines := oddities.lines():
+        raise ModelError(lines[0].removeprefix("the file is odd, but it is clear what it means: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
     ends = [token for token in ends if token not in vocabulary.end_ids]
     return {f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), ends, strict=False)}

@@ -129,7 +129,7 @@ FAMILIES = {
     "HYV4ForCausalLM": latent.HY_V4,
     "Idefics3ForConditionalGeneration": llama.IDEFICS3,
     "InternLM2ForCausalLM": published.INTERNLM2,
-    "InternLM3ForCausalLM": llama.LLAMA,
+    "InternLM3ForCausalLM": llama.INTERNLM3,
     "InternVLForConditionalGeneration": qwen.QWEN3,
     "IQuestCoderForCausalLM": llama.LLAMA,
     "Jais2ForCausalLM": layer_norms.JAIS2,

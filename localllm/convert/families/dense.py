@@ -108,9 +108,10 @@ CHATGLM = replace(GLM4, arch="chatglm", layer={**ATTENTION, **FUSED_FEED_FORWARD
 def hunyuan(config: Config) -> CheckpointFacts:
     """Norms of heads behind their rotation."""
     rope = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
-    h = decoder(config)
     if rope.get("type", rope.get("rope_type")) != "dynamic":
-        return h
+        return decoder(config)
+    base = {"rope_theta": rope_parameters(config).number("rope_theta", 10000.0)}
+    h = decoder(config.plus(rope_parameters=base, rope_scaling=None))
     alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
     if rope.number("factor", 1.0) != 1:
         raise config.refusal("rope scaling dynamic by a factor is not supported")

@@ -7,7 +7,7 @@ from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, ROTATED
 from localllm.convert.family import Family, MadeOf
 from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, warn_of_window
-from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.rope_scaling import BEYOND, rope_parameters
 from localllm.convert.tensors import spread
 
 LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
@@ -18,6 +18,11 @@ def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> Checkpoi
     h = decoder(config, scalings=scalings)
     warn_of_window(config)
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+def internlm3(config: Config) -> CheckpointFacts:
+    """InternLM 3, whose scaling begins where its context ends."""
+    return llama(config, (*LLAMA_SCALING, BEYOND))
 
 
 def mistral3(config: Config) -> CheckpointFacts:
@@ -64,6 +69,7 @@ def granitemoe(config: Config) -> CheckpointFacts:
 
 
 LLAMA = Family("llama", {**ATTENTION, **GATED, **NORMS_BEFORE}, llama, rotated=ROTATED)
+INTERNLM3 = replace(LLAMA, read=internlm3)
 MISTRAL3 = replace(LLAMA, arch="mistral3", read=mistral3, sees=True)
 IDEFICS3 = replace(LLAMA, sees=True, defaults={"num_attention_heads": 32})
 MIXTRAL = replace(

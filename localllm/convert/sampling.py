@@ -1,0 +1,54 @@
+"""What a checkpoint recommends for sampling: generation_config.json as the general.sampling.* keys of a GGUF file."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.unused_keys import OF_GENERATION, unused_of
+from localllm.files.gguf_header import shown
+
+FILE = "generation_config.json"
+FLOAT32, INT32 = np.float32, np.int32
+# By names there: keys and types of GGUF, as llama.cpp's converter writes them.
+KEYS: dict[str, tuple[str, type]] = {
+    "top_k": ("top_k", INT32),
+    "top_p": ("top_p", FLOAT32),
+    "min_p": ("min_p", FLOAT32),
+    "xtc_probability": ("xtc_probability", FLOAT32),
+    "xtc_threshold": ("xtc_threshold", FLOAT32),
+    "temperature": ("temp", FLOAT32),
+    "penalty_last_n": ("penalty_last_n", INT32),
+    "repetition_penalty": ("penalty_repeat", FLOAT32),
+    "penalty_repeat": ("penalty_repeat", FLOAT32),  # which goes before the other
+    "mirostat": ("mirostat", INT32),
+    "mirostat_tau": ("mirostat_tau", FLOAT32),
+    "mirostat_eta": ("mirostat_eta", FLOAT32),
+}
+SEQUENCE = "sequence"  # of samplers: a text
+
+
+def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The keys, and warnings of values that are no numbers and of settings that GGUF has no key for."""
+    metadata: dict[str, Any] = {}
+    warnings: list[str] = []
+    if isinstance(content.get(SEQUENCE), str):
+        metadata["general.sampling.sequence"] = content[SEQUENCE]
+    for name, (key, kind) in KEYS.items():
+        value = content.get(name)
+        if value is None:
+            continue
+        if is_of(kind, value):
+            metadata[f"general.sampling.{key}"] = kind(value)
+        else:
+            expected = "a whole number" if kind is INT32 else "a number"
+            warnings.append(f"{FILE}: {name} should be {expected}, is {shown(str(value), 40)}: left out")
+    return metadata, warnings + unused_of(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
+
+
+def is_of(kind: type, value: Any) -> bool:
+    """Whether a JSON value is a number that the type holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return abs(value) < 1e38 if kind is FLOAT32 else value == int(value) and abs(value) < 1 << 31
