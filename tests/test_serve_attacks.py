@@ -12,7 +12,8 @@ from served import Served, scripted, serving
 from test_serve import SCRIPT, until
 from tiny_model import write_tiny_model
 
-from localllm.server.guard import Rules
+from localllm.errors import UsageError
+from localllm.server.guard import Rules, origin_of
 from localllm.server.listening import HEAD_BYTES, Patient
 from localllm.server.wire import Limits, nesting, parsed
 
@@ -88,6 +89,41 @@ def test_its_own_page_and_a_named_one(told: Served):
     reply = told.ask("OPTIONS", "/v1/chat/completions", None, friend)
     assert reply.status == 204 and reply.headers["access-control-allow-origin"] == "https://friend.example"
     assert told.post("/v1/chat/completions", ASKED, Origin="https://friend.example").status == 200
+
+
+def test_official_clients_in_browsers(told: Served):
+    """Their preflights name dozens of headers; the page can read ours."""
+    friend = "https://friend.example"
+    sdk = ("x-stainless-lang, X-Stainless-Retry-Count,anthropic-beta, anthropic-dangerous-direct-browser-access, "
+           "openai-organization, user-agent, authorization, bad header, x\x7fy")  # fmt: skip
+    asked = {"Origin": friend, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": sdk}
+    reply = told.ask("OPTIONS", "/v1/messages", None, asked)
+    allowed = reply.headers["access-control-allow-headers"].split(", ")
+    wanted = {"x-stainless-lang", "x-stainless-retry-count", "anthropic-beta", "openai-organization", "user-agent",
+              "anthropic-dangerous-direct-browser-access", "authorization", "content-type", "x-api-key"}  # fmt: skip
+    assert reply.status == 204 and wanted <= {*allowed} and not any(" " in name for name in allowed)
+    assert len(allowed) == len({*allowed})
+    reply = told.post("/v1/chat/completions", {**ASKED, "crystal_ball": 1}, Origin=friend)
+    assert "X-Localllm-Ignored" in reply.headers["access-control-expose-headers"]
+    assert reply.status == 200 and reply.headers["access-control-allow-origin"] == friend
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("https://a.example/", "https://a.example"), ("https://a.example", "https://a.example"),
+        ("HTTPS://A.Example:443/", "https://a.example"), ("http://a:80", "http://a"), ("http://a:8080", "http://a:8080"),
+        ("http://[::1]:5173/", "http://[::1]:5173"), ("chrome-extension://abc", "chrome-extension://abc"),
+        ("app://obsidian.md", "app://obsidian.md"), ("null", "null"), ("a.example", None), ("*", None), ("", None),
+        ("https://a.example/page", None), ("https://a.example?x", None),
+    ],
+)  # fmt: skip
+def test_sites_that_may_ask(text: str, origin: str | None):
+    if origin is None:
+        with pytest.raises(UsageError, match=r"^an origin is a scheme and a host, as https://example.com, not "):
+            origin_of(text)
+    else:
+        assert origin_of(text) == origin
 
 
 @pytest.mark.parametrize(

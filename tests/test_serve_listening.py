@@ -1,5 +1,6 @@
 """localllm serve as a listener: connections that are quick, an end that is told, clients that speak something else."""
 
+import errno
 import json
 import re
 import signal
@@ -18,7 +19,9 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import builtin_model
-from localllm.server.listening import Patient
+from localllm.errors import LocalllmError
+from localllm.server import listening, wire
+from localllm.server.listening import Patient, tcp_socket, twin
 
 
 @pytest.fixture
@@ -145,3 +148,111 @@ def test_the_second_signal_waits_for_no_thread():
         assert reply.status == 503 and b"the server is stopping" in reply.read()
         assert process.wait(30) == 130 and time.monotonic() - begin < 20
         assert len(process.stderr.read().splitlines()) == 1
+
+
+def raw(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(data)
+        got = b""
+        while piece := client.recv(65536):
+            got += piece
+    return got
+
+
+@pytest.mark.slow
+def test_clients_that_speak_something_else():
+    """Who offers HTTP/2 or WebSockets is answered in HTTP/1.1; who speaks TLS is refused; all without a word."""
+    hello = bytes.fromhex("16030100c8010000c40303") + bytes(200)
+    with started() as (process, port):
+        for offer in (b"h2c", b"websocket"):
+            head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: " + offer
+            assert raw(port, head + b"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert raw(port, hello).startswith(b"HTTP/1.1 400")
+        process.send_signal(signal.SIGTERM)
+        assert (process.wait(30), process.stderr.read()) == (0, b"")
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as place:
+            place.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_ipv6(), reason="this computer has no IPv6")
+def test_localhost_is_both_addresses():
+    with started() as (process, port):
+        for host in ("127.0.0.1", "::1"):
+            connection = HTTPConnection(host, port, timeout=30)
+            connection.request("GET", "/health", headers={"Host": f"localhost:{port}"})
+            assert connection.getresponse().read().startswith(b'{"status":"ok"')
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EADDRINUSE])
+def test_where_there_is_no_ipv6(number: int, monkeypatch: pytest.MonkeyPatch):
+    def refuse(host: str, port: int) -> None:
+        try:
+            raise OSError(number, "no")
+        except OSError:
+            raise LocalllmError("no") from None
+
+    with tcp_socket("127.0.0.1", 0) as place:
+        monkeypatch.setattr(listening, "tcp_socket", refuse)
+        if number == errno.EADDRINUSE:
+            with pytest.raises(LocalllmError):
+                twin(place)
+        else:
+            assert twin(place) is None
+
+
+class Reader:
+    """Events of a stream as they come."""
+
+    def __init__(self, served: Served, path: str, body: dict):
+        self._connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+        self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        self._reply = self._connection.getresponse()
+
+    def line(self) -> str:
+        return self._reply.readline().decode().rstrip("\n")
+
+
+def test_a_message_begins_before_its_prompt_is_read(told: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "QUIET", 0.05)
+    told.chat("x")
+    engine = told.model().engine
+    engine.gate.clear()
+    reader = Reader(told, "/v1/messages", {**BEGUN["/v1/messages"], "max_tokens": 9, "stream": True})
+    assert reader.line() == "event: message_start"
+    assert json.loads(reader.line()[6:])["message"]["usage"]["input_tokens"] > 0
+    for _ in range(3):
+        assert [reader.line() for _ in range(3)] == ["", "event: ping", 'data: {"type":"ping"}']
+    engine.gate.set()
+    rest = [reader.line() for _ in range(200)]
+    assert "event: content_block_start" in rest and "event: message_stop" in rest
+
+
+@pytest.mark.parametrize("address", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_signs_of_life_are_no_events(told: Served, address: str, monkeypatch: pytest.MonkeyPatch):
+    """A reader that takes an empty line for the end of an event, and knows no comments."""
+    monkeypatch.setattr(wire, "QUIET", 0.05)
+    told.chat("x")
+    engine = told.model().engine
+    engine.gate.clear()
+    reader = Reader(told, address, {**BEGUN[address], "stream": True})
+    time.sleep(0.5)
+    engine.gate.set()
+    lines = [reader.line() for _ in range(300)]
+    assert lines.count(": still here") >= 5
+    pieces, count = [], 0  # how many lines of data each empty line ends
+    for line in lines:
+        count += line.startswith("data: ")
+        if not line and (count or not pieces):
+            pieces.append(count)
+            count = 0
+    assert pieces and {*pieces} == {1}

@@ -684,7 +684,8 @@ def test_streams_tell_what_broke(words: tuple[str, ...]):
     ):  # fmt: skip
         broken: Any = Broken(*words)
         *before, last = lines_of(streamed(broken))
-        assert last == end and bool(before) == bool(words) and broken.closed == 1
+        said = [each for each in before if each.get("type") not in ("message_start", "ping")]  # at once
+        assert last == end and bool(said) == bool(words) and broken.closed == 1
     broken = Broken(*words)
     found = lines_of(streamed_response(broken))
     assert [each["sequence_number"] for each in found] == [*range(len(found))] and broken.closed == 1
@@ -902,7 +903,7 @@ def test_what_a_guard_adds():
     assert headers["referrer-policy"] == "no-referrer" and "vary" not in headers
     statuses, headers, asked = passed(Rules(origins=["https://friend"]), "OPTIONS", host, friend)
     assert (statuses, asked, headers["access-control-allow-origin"]) == ([204], 0, "https://friend")
-    assert headers["vary"] == "Origin" and headers["cross-origin-resource-policy"] == "cross-origin"
+    assert headers["vary"].startswith("Origin,") and headers["cross-origin-resource-policy"] == "cross-origin"
     assert (
         "DELETE" in headers["access-control-allow-methods"] and "x-api-key" in headers["access-control-allow-headers"]
     )
@@ -974,7 +975,7 @@ def test_who_waits_hears_something(monkeypatch):
         yield b"a"
 
     bodies = [each["body"] for each in sent_by(EventStream(late(), Limits(), {}), heard=heard)[1:]]
-    assert set(bodies[:-2]) == {b": still here\n\n"} and bodies[-2:] == [b"a", b""]
+    assert set(bodies[:-2]) == {b": still here\n"} and bodies[-2:] == [b"a", b""]
 
 
 def test_streams_that_nobody_reads_are_closed():

@@ -88,6 +88,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         stand_in("tcp_socket", found)
         stand_in("unix_socket", found)
+        stand_in("twin", None)
         stand_in("Shelf", found)
         stand_in("listener", found)
         stand_in("application", "the application")

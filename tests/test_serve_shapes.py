@@ -256,13 +256,15 @@ def test_a_message_in_pieces(served: Served):
     reply = served.post("/v1/messages", body)
     names = re.findall(r"^event: (.*)$", reply.body.decode(), re.MULTILINE)
     assert names == [event["type"] for event in reply.events]
-    begun, *events, delta, stop = together(reply.events)
+    begun, ping, *events, delta, stop = together(reply.events)
+    assert ping == {"type": "ping"}
     used = begun["message"].pop("usage")
     assert begun == {"type": "message_start", "message": {
         **MESSAGE, "content": [], "stop_reason": None, "stop_sequence": None}}  # fmt: skip
     last = delta.pop("usage")
-    assert used["output_tokens"] < 5 < 40 < last["output_tokens"] <= LONGEST and used == {
-        **last, "output_tokens": used["output_tokens"]}  # fmt: skip
+    assert used["output_tokens"] == 0 and 40 < last["output_tokens"] <= LONGEST
+    read = [sum(each[f"{name}input_tokens"] for name in ("", "cache_read_")) for each in (used, last)]
+    assert read[0] == read[1]  # how many of them were known is told in the end
     assert delta == {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}}
     assert stop == {"type": "message_stop"}
     empty = [{**BLOCKS[0], "thinking": ""}, {**BLOCKS[1], "text": ""}, {**BLOCKS[2], "input": {}}]
@@ -337,7 +339,7 @@ def test_metrics(served: Served):
 
 
 @pytest.mark.parametrize(("method", "path", "status", "reason"), [
-    ("GET", "/nothing", 404, "there is nothing at this address"), ("GET", "/health/", 404, "nothing at this address"),
+    ("GET", "/nothing", 404, "there is nothing at this address"), ("GET", "/health/x", 404, "nothing at this address"),
     ("GET", "/v1/chat/completions", 405, "this address knows another method"),
     ("GET", "/v1/messages", 405, "this address knows another method"), ("POST", "/health", 405, "another method"),
 ])  # fmt: skip

@@ -32,4 +32,4 @@ def nothing_at(path: str, known: Collection[str]) -> str:
     """What is told of an address that there is not."""
     close = get_close_matches(path, known, n=1, cutoff=0.75)
     meant = f"did you mean {close[0]}? " if close else ""
-    return f"there is nothing at {path[:100]!r}: {meant}there are {', '.join(known)}"
+    return f"there is nothing at this address, {path[:100]!r}; {meant}there are {', '.join(known)}"

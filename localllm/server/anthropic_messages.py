@@ -31,6 +31,9 @@ MEANINGLESS = ("metadata", "service_tier", "container", "inference_geo", "diagno
                "user_profile_id", "workspace_id", "betas", "context_management")  # fmt: skip
 
 
+PING = event({"type": "ping"}, "ping")  # while a prompt is read
+
+
 async def messages(service: Service, request: Request) -> Response:
     """An answer to a conversation."""
     body = Body(await read_json(request, service.limits))
@@ -41,7 +44,7 @@ async def messages(service: Service, request: Request) -> Response:
     exchange = await service.exchange(question)
     headers = {"request-id": new_id("req_"), **ignored(body, exchange)}
     if stream:
-        return EventStream(streamed(exchange, question), service.limits, headers, exchange.close)
+        return EventStream(streamed(exchange, question), service.limits, headers, exchange.close, PING)
     return await answered_whole(request, whole(exchange, question), headers, exchange.close)
 
 
@@ -188,14 +191,13 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
 
 async def streamed(exchange: Exchange, question: Question) -> AsyncGenerator[bytes]:
     """Event by event."""
-    blocks, reason, begun = Blocks(), "", False
+    blocks, reason = Blocks(), ""
     try:
+        yield named({"type": "message_start", "message": {
+            **head(exchange), "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": usage_of(exchange.known())}})  # fmt: skip
+        yield PING
         async for _, told in exchange.events():
-            if not begun:
-                begun = True
-                yield named({"type": "message_start", "message": {
-                    **head(exchange), "content": [], "stop_reason": None, "stop_sequence": None,
-                    "usage": usage_of(exchange.known())}})  # fmt: skip
             for part in told.parts:
                 for change in blocks.take(part):
                     yield named(change_of(change))

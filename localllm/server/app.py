@@ -119,7 +119,7 @@ async def no_such(service: Service, request: Request, error: Exception) -> Respo
     methods = ", ".join(method for method, known, _ in ADDRESSES if matches(path, known))
     refused = {
         404: RefusedError(404, nothing_at(path, PATHS), "unknown_url"),
-        405: RefusedError(405, f"{path[:100]} takes {methods}, not {request.method}", "method_not_supported"),
+        405: RefusedError(405, f"this address knows another method: {methods}", "method_not_supported"),
     }.get(status) or RefusedError(status, "refused")
     response = failed(refused, shape_of(path))
     if status == 405:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.server.wire import LeftError, RefusedError, failed, shape_of
 
@@ -21,6 +22,12 @@ HERE = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/", "/health")  # that need no key
 OWN_PATHS = "/sessions"  # what begins so is for our own page, and for programs
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,80}")
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[^/?#@:*\s]+)(?::(?P<port>\d{1,5}))?/?")
+USUAL_PORTS = {"http": "80", "https": "443"}
+USUAL_HEADERS = ("authorization", "content-type", "x-api-key", "anthropic-version")
+MOST_HEADERS = 64  # of a page's own
+EXPOSED = ("X-Localllm-Ignored", "X-Localllm-Dropped-Turns", "Request-Id", "Retry-After", "Date")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -76,11 +83,9 @@ class Guard:
         scope = {**scope, "path": self._canonical(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         origin = headers.get("origin", "")
-        more = (
-            {"Date": formatdate(usegmt=True)}
-            | HEADERS
-            | (self._shared(origin) if origin in self._rules.origins else {})
-        )
+        asked = headers.get("access-control-request-headers", "")
+        shared = self._shared(origin, asked) if origin in self._rules.origins else {}
+        more = {"Date": formatdate(usegmt=True)} | HEADERS | shared
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -102,16 +107,34 @@ class Guard:
         except LeftError:
             return
 
-    def _shared(self, origin: str) -> dict[str, str]:
-        """What lets the pages of a site read answers (CORS)."""
+    def _shared(self, origin: str, asked: str) -> dict[str, str]:
+        """What lets the pages of a site read answers (CORS); asked: headers that they want to send.
+
+        The official JavaScript clients have many of their own (x-stainless-..., anthropic-...), without meaning here.
+        """
+        names = [name.strip().lower() for name in asked.split(",")]
+        allowed = [name for name in names if _HEADER.fullmatch(name) and name not in USUAL_HEADERS]
         return {
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Methods": "GET, POST, DELETE",
-            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version",
+            "Access-Control-Allow-Headers": ", ".join((*USUAL_HEADERS, *allowed[:MOST_HEADERS])),
+            "Access-Control-Allow-Private-Network": "true",
+            "Access-Control-Expose-Headers": ", ".join(EXPOSED),
             "Access-Control-Max-Age": "600",
             "Cross-Origin-Resource-Policy": "cross-origin",
-            "Vary": "Origin",
+            "Vary": "Origin, Access-Control-Request-Headers",
         }
+
+
+def origin_of(text: str) -> str:
+    """A site as browsers name it in Origin: without a path, its usual port, and in lower case. Raises UsageError."""
+    found = _ORIGIN.fullmatch(text.strip().lower())
+    if text == "null":
+        return text
+    if not found:
+        raise UsageError(f"an origin is a scheme and a host, as https://example.com, not {text!r}")
+    port = found["port"] if found["port"] != USUAL_PORTS.get(found["scheme"]) else None
+    return f"{found['scheme']}://{found['host']}" + (f":{port}" if port else "")
 
 
 def require_single_host(scope: Any) -> None:

@@ -1,6 +1,7 @@
 """Where the server listens, and how it ends: uvicorn, with patience for nobody who does not speak."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -209,6 +210,16 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise LocalllmError(f"cannot listen at {host}, port {port}: {reason}") from None
     return found
+
+
+def twin(found: socket.socket) -> socket.socket | None:
+    """Listens at [::1] for one that listens at 127.0.0.1: localhost means either. None where there is no IPv6."""
+    try:
+        return tcp_socket("::1", found.getsockname()[1])
+    except LocalllmError as error:
+        if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE:
+            raise
+        return None
 
 
 @contextmanager

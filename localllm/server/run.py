@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
-from localllm.server.listening import Ending, Listener, listener, tcp_socket, unix_socket
+from localllm.server.listening import Ending, Listener, listener, tcp_socket, twin, unix_socket
 from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 from localllm.server.shelf import Shelf
@@ -65,6 +65,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
     else:
         found = stack.enter_context(tcp_socket(setup.host, setup.port))
         address = f"http://{host}:{found.getsockname()[1]}"
+    places = [found]
+    if setup.socket is None and setup.host == "127.0.0.1" and (other := twin(found)):
+        places.append(stack.enter_context(other))
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders,
@@ -91,10 +94,11 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             async with shelf.use(None):  # so that what is wrong with it is known at once
                 pass
         try:
-            found.listen(setup.connections)
+            for place in places:
+                place.listen(setup.connections)
             collect_often()
             on_ready(address)
-            await server.serve([found])
+            await server.serve(places)
         finally:
             await shelf.close()
         return server

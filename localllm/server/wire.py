@@ -16,7 +16,8 @@ from localllm.server.shelf import UnknownModelError
 from localllm.server.worker import StoppedError
 
 _FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # what a message about a field begins with
-QUIET = 10.0  # seconds after which a client that waits for a stream hears a comment
+QUIET = 10.0  # seconds after which a client that waits for a stream hears something
+COMMENT = b": still here\n"  # without the empty line that ends an event: simple readers would take it for one
 JSON = "application/json"
 
 
@@ -184,9 +185,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, pieces: Lines, limits: Limits, headers: dict[str, str], close: Closing | None = None):
-        """close: is called in the end, also if nothing was made."""
-        self._pieces, self._limits, self._close = pieces, limits, close
+    def __init__(
+        self,
+        pieces: Lines,
+        limits: Limits,
+        headers: dict[str, str],
+        close: Closing | None = None,
+        sign: bytes = COMMENT,
+    ):
+        """close: is called in the end, also if nothing was made.  sign: of life, for who waits."""
+        self._pieces, self._limits, self._close, self._sign = pieces, limits, close, sign
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
 
@@ -205,7 +213,7 @@ class EventStream(Response):
             pending = asyncio.ensure_future(anext(pieces, None))
             while True:
                 done, _ = await asyncio.wait([pending], timeout=QUIET)
-                piece = pending.result() if done else b": still here\n\n"
+                piece = pending.result() if done else self._sign
                 await self._within(send(body(piece or b"", piece is not None)))
                 if piece is None:
                     return
