@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from localllm.generation.answers import Answer
     from localllm.generation.batch import Batch
 
-OPTIONS = ("on_overflow", "keep", "think", "think_budget", "template_variables")  # of GenerationOptions
+OPTIONS = "on_overflow", "keep", "think", "think_budget", "template_variables", "continue_final"  # of GenerationOptions
 CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
 JSON = ("json_whitespace", "additional_properties")
 
@@ -147,9 +147,8 @@ class Model:
         stop: strings that end the text; speculate: as of GenerationOptions, or what guesses besides, "draft:PATH" or an
         open Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done
         when the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a
-        JSON schema (a dict, its text or a class with model_json_schema, as pydantic's), grammar, a text in GBNF, or
-        regex; it is then of that form whenever its finish_reason is "stop". Raises ContextError if the prompt does not
-        fit, UsageError for options that make no sense, and what open_model raises.
+        JSON schema (a dict, its text or a class as pydantic's), grammar, a text in GBNF, or regex; it is then of that
+        form whenever its finish_reason is "stop". Raises ContextError, UsageError, and what open_model raises.
         """
         return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
 
@@ -164,8 +163,8 @@ class Model:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
 
         Besides: think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most tokens of
-        thoughts, which are not among the pieces (see Generation.parts and .thinking); template_variables, a dict for
-        the chat template.
+        thoughts, no pieces (see Generation.parts and .thinking); template_variables, a dict for the chat template;
+        continue_final: whether to go on with the last message, None for an assistant's without calls.
         """
         return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
 

@@ -210,6 +210,10 @@ def test_fallbacks():
 GIVEN = json.loads((Path(__file__).parent / "chat_renderings.json").read_text())
 
 
+# Where the template drops the system message in front of a call's result; here the user's message has it.
+KEPT_HERE = {("mistralai-Mistral-Nemo-Instruct-2407", "call")}
+
+
 class FirstOfMay(datetime):
     @classmethod
     def now(cls, tz=None):
@@ -231,7 +235,16 @@ def test_released_templates_render_as_in_transformers(shared, name: str, monkeyp
     for kind, expected in GIVEN["renderings"][name].items():
         conversation = GIVEN["conversations"][kind]
         found = rendered(template, conversation)
-        assert expected is None or found == expected, kind  # what it refuses there may be written in another way here
+        if expected is None or (name, kind) in KEPT_HERE:  # what it refuses there may be written in another way here
+            continue
+        assert found == expected, kind
+
+
+def test_a_system_message_is_not_lost_behind_a_result(shared):
+    (name, kind) = next(iter(KEPT_HERE))
+    template = ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
+    conversation = GIVEN["conversations"][kind]
+    assert "[INST]Be brief.\n\nWhat is 2 < 3" in template.render(conversation["messages"], **conversation["variables"])
 
 
 def test_there_are_47_released_templates(shared):

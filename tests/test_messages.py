@@ -46,6 +46,10 @@ KINDS = {
     "adds contents": LOOP + "{{ '<' + m.role + '>' + m.content }}" + END,
     "refuses empty answers": LOOP + "{% if m.role == 'assistant' and m.content == '' and not m.tool_calls %}"
     "{{ raise_exception('says nothing') }}{% endif %}" + "{{ '<' + m.role + '>' + m.content }}" + END,
+    "tells the last user": (
+        "{% set s = namespace(x='') %}" + LOOP + "{% if loop.first and m.role == 'system' %}{% set s.x = m.content %}"
+        "{% elif loop.last and m.role == 'user' %}<user>{{ s.x }}{{ m.content }}{% else %}" + SAY + "{% endif %}" + END
+    ),
     "wants an id of nine": LOOP + "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
     "{{ raise_exception('nine') }}{% endif %}{% endfor %}" + SAY + END,
 }  # fmt: skip
@@ -79,6 +83,8 @@ SHAPES = {
     "a system in front of an answer": [user("User1"), system("Sys1"), answer("Answer1"), user("User2")],
     "nothing but a system": [system("Sys1")],
     "nothing but systems": [system("Sys1"), system("Sys2")],
+    "a system and a result": [system("Sys1"), user("User1"), answer(None, tool_calls=CALLS), RESULT],
+    "a system and a begun answer": [system("Sys1"), user("User1"), answer("Answer1"), user("User2"), answer("Answer2")],
     "a system and an answer": [system("Sys1"), answer("Answer1"), user("User1")],
     "two users": [user("User1"), user("User2")],
     "three users": [system("Sys1"), user("User1"), user("User2"), user("User3"), answer("Answer1"), user("User4")],
@@ -364,6 +370,17 @@ def test_turns():
     assert take_turns([user("a"), answer(""), user("b")]) == [user("a\n\nb")]
     assert take_turns([user("a"), answer("")]) == [user("a"), answer("")]
     assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
+
+
+def test_a_system_text_that_only_a_last_user_is_told():
+    """It stays where it was when that was the last message: what was read is known still."""
+    template = ChatTemplate(KINDS["tells the last user"])
+    asked = [system("Sys1"), user("User1"), answer("Answer1"), user("User2")]
+    said = "<user>User1<assistant>Answer1<user>Sys1"
+    assert template.render(asked) == f"{said}User2<assistant>"
+    assert template.render([*asked, answer("", tool_calls=CALLS), RESULT]).startswith(
+        f"{said}\n\nUser2<assistant>(look)"
+    )
 
 
 def test_ids_of_calls():

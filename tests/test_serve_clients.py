@@ -234,7 +234,7 @@ def test_a_line_that_changes_spoils_nothing(served: Served):
         {"messages": []},
         {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": {}}]}]},
         {"tools": [{"name": "a b", "input_schema": {"type": "object"}}]},
         {"tool_choice": "any"},
         {"thinking": {"type": "sometimes"}},

@@ -55,6 +55,8 @@ class GenerationOptions:
     think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
     think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    # Whether the answer goes on with the last message, an assistant's; None: if that has no calls. False: a new one.
+    continue_final: bool | None = None
     constraint: "Constraint | None" = None  # what an answer must look like
     tools: "ToolUse | None" = None  # that an answer may call
 
@@ -95,6 +97,7 @@ class Task:
         decoder: of the answer.  thinking: how the model's thoughts are marked.
         earlier: tokens that the conversation held in an earlier process, with which it ended there.
         calls: of tools, that the answer may make.  seen: what the ids of images among the prompt stand for.
+        begun: what the prompt has of the answer already.
     """
 
     prompt: list[int]
@@ -104,6 +107,7 @@ class Task:
     earlier: int = 0
     calls: "Calls | None" = None
     seen: "Sequence[Seen]" = ()
+    begun: str = ""
 
     def require_room(self, context: int) -> None:
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
@@ -122,6 +126,9 @@ class Task:
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
         form = self.options.constraint
         transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
+        if self.begun and matcher and (behind := matcher.copy()).accept_text(self.begun):
+            matcher = behind  # else what was said before is none of its form
+            transcript.go_on_from(self.begun)
         if calls is None:
             if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
                 return Guide(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)

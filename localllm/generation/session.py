@@ -3,17 +3,18 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
+from localllm.generation.continuation import begun_answer, render_up_to
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.overflow import SINKS
 from localllm.generation.reuse import common
 from localllm.generation.sampling import Sampler
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.generation.sequences import Sequences
-from localllm.generation.thinking import Thinking, format_of, template_variables
+from localllm.generation.thinking import Tags, Thinking, format_of, template_variables
 from localllm.generation.turns import SoFar, Turns
 from localllm.images.parts import marked
 from localllm.text.messages import checked
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """Token ids, and what is seen of the images among them, which are forgotten when nobody has that."""
+    """Token ids, and what is seen of the images among them, which are forgotten when nobody has that.
+
+    Attributes:
+        begun: the answer, if that goes on behind them.
+    """
 
     ids: list[int]
     seen: "Sequence[Seen]" = ()
+    begun: SoFar | None = None
 
 
 class Session(Turns):
@@ -75,8 +81,9 @@ class Session(Turns):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not begun.text and bool(begun.thinking)
             seen = latest.seen
         else:
-            (prompt, seen), is_thought = self._repeated(begun, history[:-1], options), False
-        thinking = replace(Thinking.of(self._thought_format, self.tokenizer, prompt, None), is_open=True)
+            prompt, seen, known = self._read([*self._system(), *history], replace(options, continue_final=True))
+            is_thought = known is not None and not known.text
+        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None).inside()
         decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
         task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
         answer = Generation(self.sequences, self.tokenizer, task)
@@ -99,14 +106,6 @@ class Session(Turns):
     def _is_said_by(self, answer: Generation) -> bool:
         """Whether its tokens say all of an answer and nothing behind it, as a stop string."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
-
-    def _repeated(self, begun: "SoFar", history: list[Message], options: GenerationOptions) -> Prompt:
-        """The tokens up to where an answer goes on of which only the text is known."""
-        prompt, seen = self._read(self._system() + history, options)
-        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None)
-        if thinking.is_open:
-            prompt = [*prompt, *self.tokenizer.encode(begun.thinking), *thinking.closing]
-        return Prompt([*prompt, *self.tokenizer.encode(begun.text)], seen)
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
         """Answer the given conversation, which is not added to this one. Raises ContextError if it does not fit."""
@@ -182,6 +181,8 @@ class Session(Turns):
         from localllm.generation.tool_messages import as_data, in_format
 
         told = in_format(as_data(messages, self._result_marks), self._call_format, use)
+        if begun_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
+            options = replace(options, continue_final=False)
         if self._call_format.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
             options = replace(options, template_variables=variables)
@@ -189,13 +190,16 @@ class Session(Turns):
 
     def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
         """To answer a conversation, with calls if there are tools."""
-        ids, thinking = self._thinking(prompt.ids, options)
+        (ids, thinking), begun = self._thinking(prompt.ids, options), ""
+        if prompt.begun:
+            ids, begun, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
+            thinking = Thinking() if begun else thinking.inside()
         calls, use = None, options.tools
         if use and use.callable:
             from localllm.generation.tool_messages import with_calls
 
             calls, thinking = with_calls(use, self._call_format, self.tokenizer, thinking)
-        return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen)
+        return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen, begun)
 
     @cached_property
     def _call_format(self) -> "CallFormat":
@@ -222,7 +226,7 @@ class Session(Turns):
         return token_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
-        """Token ids of a conversation up to where the answer begins. Raises UsageError if it is not one.
+        """Token ids of a conversation up to where the answer begins or goes on. Raises UsageError if it is not one.
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
@@ -231,13 +235,43 @@ class Session(Turns):
     def _encoded(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
         """The same, of messages with marks for images."""
         self.require_conversation()
-        chosen = options or GenerationOptions()
-        variables = template_variables(self.template.source, chosen.think, chosen.think_budget)
+        chosen, messages = options or GenerationOptions(), checked(messages)
+        begun = begun_answer(messages, chosen.continue_final, self._thought_format)
+        is_thought = begun is not None and bool(begun.thinking) and not begun.text
+        variables = template_variables(self.template.source, "on" if is_thought else chosen.think, chosen.think_budget)
         variables |= chosen.template_variables
-        text = self.tokenizer.markers.render(self.template, checked(messages), **variables)
+
+        def render(messages: Sequence[Message], **more: Any) -> str:
+            return self.tokenizer.markers.render(self.template, messages, **{**variables, **more})
+
+        text, rest = (render(messages), ()) if begun is None else self._begun_text(render, messages, begun)
         looks = [self.look(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
-        return Prompt(ids, [seen for look in looks for seen in look.seen])
+        seen = [seen for look in looks for seen in look.seen]
+        return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
+
+    def _begun_text(
+        self, render: Callable[..., str], messages: Sequence[Message], begun: SoFar
+    ) -> tuple[str, Sequence[int]]:
+        """Return the text of a conversation up to where its last answer goes on, and tokens behind that.
+
+        A template that drops thoughts opens one where an answer begins: there it is written down again.
+        """
+        format, encode = self._thought_format, self.tokenizer.encode
+        found = render_up_to(partial(render, add_generation_prompt=False), messages, begun) if begun.text else None
+        if found and found[1]:
+            return found[0], ()
+        text = render(messages[:-1])
+        is_open = format is not None and text.rstrip().endswith(format.opens)
+        if begun.text:
+            if found and not is_open:
+                return found[0], ()
+            closed = [*encode(begun.thinking), *encode(format.closing, special=True)] if format and is_open else []
+            return text, [*closed, *encode(begun.text)]
+        if format is None or not begun.thinking:
+            return text, ()
+        opening = "" if is_open else format.opens + "\n" * isinstance(format, Tags)
+        return text, [*encode(opening, special=True), *encode(begun.thinking)]
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""

@@ -216,6 +216,7 @@ class Thinking:
     Attributes:
         format: how they are marked, or None.
         is_open: whether the template has opened one in the prompt, so that the answer begins inside.
+        has_words: whether some of that was thought before, behind which white space counts.
         shown: the texts of tokens that are marks, by their ids.  plain: and those that they have elsewhere.
         starts: tokens with which a thought begins, or a head; then come the tokens of `continuing`.
         closing: tokens that end a thought.
@@ -224,6 +225,7 @@ class Thinking:
 
     format: ThinkingFormat | None = None
     is_open: bool = False
+    has_words: bool = False
     shown: Mapping[int, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
@@ -242,7 +244,7 @@ class Thinking:
         closing = tuple(tokenizer.encode(format.closing, special=True))
         tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
         if len(tokens) < len(format.marks):
-            return cls(format, is_open, tokens, closing=closing, budget=budget)
+            return cls(format, is_open, shown=tokens, closing=closing, budget=budget)
         shown = {token: SIGN + mark for token, mark in tokens.items()}
         plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
         if format.repeats:
@@ -250,7 +252,11 @@ class Thinking:
         else:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
-        return cls(format.signed(), is_open, shown, plain, tuple(starts), tuple(continuing), closing, budget)
+        return cls(format.signed(), is_open, False, shown, plain, tuple(starts), tuple(continuing), closing, budget)
+
+    def inside(self) -> Self:
+        """Return the same in the middle of a thought."""
+        return replace(self, is_open=True, has_words=True)
 
 
 class Splitter:
@@ -263,7 +269,7 @@ class Splitter:
     def __init__(self, thinking: Thinking):
         self._format, self._held = thinking.format, ""
         self.kind = None if thinking.format else ANSWER
-        self._trims = thinking.is_open
+        self._trims = thinking.is_open and not thinking.has_words
         if thinking.is_open:
             self.kind = THOUGHT
 

@@ -104,6 +104,11 @@ class Transcript:
         """What comes next is answer, with its white space."""
         self._splitter.begin_answer()
 
+    def go_on_from(self, text: str) -> None:
+        """Take a text as the beginning of an answer of some form, which is not told again."""
+        if self._answer_json:
+            self._answer_json.push(text)
+
     def push(self, token: int) -> list[TextPart]:
         """The parts that are complete with this token."""
         text = self._decoder.push(token)

@@ -1,13 +1,14 @@
 """From the fields of a request to what the generation of an answer is told."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling_options import SamplingOptions
 from localllm.server.fields import Body, kind
+from localllm.text.plain import Message
 
 if TYPE_CHECKING:
     from localllm.generation.calls import Tool, ToolUse
@@ -59,6 +60,21 @@ def options_of(
         think=think_of(body), think_budget=body.whole("think_budget"),
         template_variables=dict(body.mapping("chat_template_kwargs") or {}),
     )  # fmt: skip
+
+
+def continuing(body: Body, options: GenerationOptions, messages: list[Message]) -> GenerationOptions:
+    """Return the options with vLLM's continue_final_message and add_generation_prompt. Raises UsageError.
+
+    An assistant's message at the end is continued, unless one of them says otherwise.
+    """
+    continues, begins = body.choose("continue_final_message"), body.choose("add_generation_prompt")
+    if continues and begins:
+        raise UsageError("add_generation_prompt begins a new answer, continue_final_message none: only one can be true")
+    if continues and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
+        raise UsageError("continue_final_message: the last message should be an assistant's, without calls of tools")
+    if begins is False and not continues:
+        options = replace(options, template_variables={**options.template_variables, "add_generation_prompt": False})
+    return replace(options, continue_final=False if begins and continues is None else continues)
 
 
 def think_of(body: Body) -> str:

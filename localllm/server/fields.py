@@ -46,6 +46,10 @@ class Body:
         """False if it is not there."""
         return bool(self._of(field, bool, "true or false"))
 
+    def choose(self, field: str) -> bool | None:
+        """Return a flag, None if it is not there."""
+        return None if self.get(field) is None else self.flag(field)
+
     def whole(self, field: str, least: int = 0, most: int | None = None) -> int | None:
         value = self._of(field, int, "a whole number")
         if value is not None and (value < least or (most is not None and value > most)):

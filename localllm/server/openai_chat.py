@@ -15,6 +15,7 @@ from localllm.server.asking import (
     MOST_ANSWERS,
     MOST_LIKELY,
     constraint_of_format,
+    continuing,
     options_of,
     tools_of,
 )
@@ -92,7 +93,7 @@ def chat_question(body: Body) -> Question:
     if max_tokens is None:
         max_tokens = body.whole("max_tokens", 1)
     messages = conversation(body.needed_items("messages"))
-    options = options_of(body, max_tokens, constraint_of_format(body), tools_of(body))
+    options = continuing(body, options_of(body, max_tokens, constraint_of_format(body), tools_of(body)), messages)
     n = body.whole("n", 1, MOST_ANSWERS) or 1
     return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 

@@ -10,7 +10,8 @@ from typing import Any
 from localllm.text.messages import short_id
 from localllm.text.plain import Message
 
-BETWEEN, LAST, ALONE = "between", "last", "alone"  # where a later system message is; or that there is nothing else
+BETWEEN, LAST = "between", "last"  # where a later system message is
+ALONE, ANSWERED = "alone", "answered"  # there are no others; an answer is the last message
 NO_ANSWER = " "  # where a turn is missing: Ministral refuses an answer that says nothing at all
 
 KeepsSystem = Callable[[int, str], bool]
@@ -34,7 +35,7 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
     """Return a conversation that has system messages in such places, and the marks that their texts are."""
     said = {"user": "Hi", "assistant": "Hello"}
-    behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"]}
+    behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
     roles = ["system"] * at_head + (["user", *behind[later]] if later != ALONE else [])
     marks = [f"xyzzy{place}" for place in range(len(roles))]
     probe = [{"role": role, "content": said.get(role, mark)} for role, mark in zip(roles, marks, strict=True)]
@@ -51,7 +52,9 @@ def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Seq
         return messages if keeps_system(count, ALONE) else without_systems(messages)
     if not keeps_system(1, ""):
         return without_systems(messages)
-    if count > 1 and not keeps_system(count, ""):
+    if count and rest[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
+        head, rest = [], tell_latest_user(head, rest)
+    if len(head) > 1 and not keeps_system(count, ""):
         head = [join(head)]
     places = {LAST if is_last(rest, place) else BETWEEN for place, message in enumerate(rest) if is_system(message)}
     if all(keeps_system(min(len(head), 1), place) for place in places):
@@ -64,6 +67,18 @@ def lead_systems(messages: Sequence[Message]) -> list[Message]:
     count = count_head(messages)
     leading, moved = move_to_users(messages[count:])
     return [*([join([*messages[:count], *leading])] if leading else messages[:count]), *moved]
+
+
+def tell_latest_user(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+    """Return a conversation with system messages in front of its latest user's: where Mistral's templates put them.
+
+    They do so only where that is the last message of all; behind an answer or a result they drop them.
+    """
+    place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
+    if place is None:
+        return [{**join(head), "role": "user"}, *rest]
+    asked = {**rest[place], "content": joined([*texts(head), rest[place]["content"]])}
+    return [*rest[:place], asked, *rest[place + 1 :]]
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:

@@ -13,7 +13,7 @@ from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError, UsageError
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
-from localllm.text.message_order import arrangements, system_probe
+from localllm.text.message_order import ANSWERED, arrangements, system_probe
 from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 from localllm.text.trial import require_harmless
@@ -101,8 +101,8 @@ class ChatTemplate:
             try:
                 text = self._render(probe, {"add_generation_prompt": True})
                 self._kept_systems[at_head, later] = all(mark in text for mark in marks)
-            except (RefusalError, ModelError):
-                self._kept_systems[at_head, later] = False
+            except (RefusalError, ModelError):  # not that of a system message that it dropped
+                self._kept_systems[at_head, later] = later == ANSWERED
         return self._kept_systems[at_head, later]
 
     @cached_property
