@@ -154,7 +154,9 @@ class Parser:
             return RuleReference(self._take("name").text)
         if self._next("text"):
             token = self._take("text")
-            codes = map(ord, _unescape(token, token.text[1:-1]))
+            codes = [*map(ord, _unescape(token, token.text[1:-1]))]
+            if any(0xD800 <= code < 0xE000 for code in codes):
+                raise grammar_error(token.line, "there are no characters from \\uD800 to \\uDFFF")
             return Concatenation(tuple(Characters(((code, code),)) for code in codes))
         if self._next("class"):
             return _read_class(self._take("class"))
@@ -218,7 +220,7 @@ def _unescape(token: Token, text: str) -> Iterator[str]:
             raise grammar_error(token.line, f"there is no escape {text[place : place + 2]}")
         if digits := match[1] or match[2] or match[3]:
             code = int(digits, 16)
-            if code > _LAST or 0xD800 <= code < 0xE000:
+            if code > _LAST:
                 raise grammar_error(token.line, f"there is no character {match[0]}")
             yield chr(code)
         else:
@@ -239,7 +241,7 @@ def _read_class(token: Token) -> Characters:
         if place + 2 < len(characters) and pieces[place + 1] == "-":
             last, place = characters[place + 2], place + 2
             if first > last:
-                raise grammar_error(token.line, f"the range {first}-{last} runs backwards")
+                raise grammar_error(token.line, f"the range {pieces[place - 2]}-{pieces[place]} runs backwards")
         ranges.append((ord(first), ord(last)))
         place += 1
     if not ranges:

@@ -53,7 +53,7 @@ class RuleEntry:
         self.callers: dict[int, list[tuple[Closure, RuleEntry | None]]] = {}
         for rule, closure, entry in calls:
             self.callers.setdefault(rule, []).append((closure, entry))
-        self.returns: dict[int, tuple[Way, ...]] = {}
+        self.returns: dict[int, Configuration] = {}
 
 
 _Call: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a rule, and what is behind it
@@ -71,7 +71,7 @@ class Automaton:
         """token_ids: of the network's vocabulary tokens."""
         self._network, self._trie, self._token_ids = network, trie, token_ids
         self._classify_bytes()
-        root, end = Closure(-1, (), False), Closure(-1, (), False)
+        root, end = Closure(-1, frozenset(), False), Closure(-1, frozenset(), False)
         root.enters = ((network.root, BEHIND_ROOT),)
         self._root, self._end = (0, root, None), (0, end, None)
         begins = network.find_start(network.root).goes_on
@@ -128,7 +128,7 @@ class Automaton:
                 row = self._follow(row, self._class_of[byte])
             behind = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
                       if self._is_meant(number, token)]  # fmt: skip
-            return self._configurations[row].union(*behind)
+            return self._merge(self._configurations[row].union(*behind))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
         """Find the bytes that must come next, some 200 at most, and whether the answer must end behind them."""
@@ -164,7 +164,7 @@ class Automaton:
             if entry is not None:
                 tokens, nodes = self._walk_within(rule, ways)
                 packed |= tokens
-                behind = frozenset(self._find_returns(rule, entry))
+                behind = self._find_returns(rule, entry)
             places.append(nodes)
             rows.append(np.full(len(nodes), self._get_row(behind), np.int32))
         return packed | self._walk(np.concatenate(places), np.concatenate(rows))[0]
@@ -257,7 +257,19 @@ class Automaton:
                 ways.update(self._land(closure, entry))
             else:
                 ways.add((following, closure, entry))
-        return frozenset(ways)
+        return self._merge(ways)
+
+    def _merge(self, ways: Iterable[Way]) -> Configuration:
+        """Make one of ways within a rule that differ by what comes next only, as those of `"a"? "a"? "a"?` do."""
+        merged: set[Way] = set()
+        groups: dict[tuple[int, RuleEntry], set[Closure]] = {}
+        for reader, closure, entry in ways:
+            if reader or entry is None:
+                merged.add((reader, closure, entry))
+            else:
+                groups.setdefault((closure.rule, entry), set()).add(closure)
+        merged.update((0, self._network.merge(frozenset(group)), entry) for (_, entry), group in groups.items())
+        return frozenset(merged)
 
     # ---- configurations
 
@@ -314,19 +326,19 @@ class Automaton:
         if closure.ends and entry is not None:
             yield from self._find_returns(closure.rule, entry)
 
-    def _find_returns(self, rule: int, entry: RuleEntry) -> tuple[Way, ...]:
+    def _find_returns(self, rule: int, entry: RuleEntry) -> Configuration:
         """Collect the ways that go on behind a rule, and behind those that end with it."""
         if rule not in entry.returns:
-            ways: dict[Way, None] = {}
+            ways: set[Way] = set()
             reached, todo = {(rule, entry)}, [(rule, entry)]
             while todo:
                 for closure, below in self._find_callers(*todo.pop()):
                     if closure.goes_on or closure is self._end[1]:
-                        ways[0, closure, below] = None
+                        ways.add((0, closure, below))
                     if closure.ends and below is not None and (closure.rule, below) not in reached:
                         reached.add((closure.rule, below))
                         todo.append((closure.rule, below))
-            entry.returns[rule] = tuple(ways)
+            entry.returns[rule] = self._merge(ways)
         return entry.returns[rule]
 
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:

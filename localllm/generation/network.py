@@ -47,13 +47,15 @@ class Closure:
     """What comes next in a state and all that are reached from it for nothing. Compared by identity.
 
     Attributes:
-        rule: whose it is.  reads: (a character's state of Utf8Automata, state behind it).  tokens: (token's number,
-        state behind it).  enters: (rule, state behind it).  ends: whether the rule may end here.
+        rule: whose it is.  arcs: all.  reads: (a character's state of Utf8Automata, state behind it).
+        tokens: (token's number, state behind it).  enters: (rule, state behind it).
+        ends: whether the rule may end here.
     """
 
-    __slots__ = ("ends", "enters", "reads", "rule", "tokens")
+    __slots__ = ("arcs", "ends", "enters", "reads", "rule", "tokens")
 
-    def __init__(self, rule: int, arcs: Iterable[Arc], ends: bool):
+    def __init__(self, rule: int, arcs: frozenset[Arc], ends: bool):
+        self.arcs = arcs
         ways = {kind: tuple({(arc.what, arc.target): None for arc in arcs if arc.kind is kind}) for kind in Kind}
         self.rule, self.ends = rule, ends
         self.reads, self.tokens, self.enters = ways[Kind.READ], ways[Kind.TOKEN], ways[Kind.ENTER]
@@ -92,6 +94,7 @@ class Network:
         self._keep_useful()
         self._shared: dict[tuple[int, frozenset[Arc], bool], Closure] = {}
         self.find_closure = cache(self._find_closure)  # of a state
+        self.merge = cache(self._merge)  # of closures
         self.find_entered = cache(self._find_entered)  # of a rule
 
     # ---- building
@@ -229,11 +232,17 @@ class Network:
                     reached.add(arc.target)
                     todo.append(arc.target)
         rule = self._rule_of[state]
-        ends = self._ends[rule] in reached
-        key = (rule, frozenset(arcs), ends)
-        if key not in self._shared:
-            self._shared[key] = Closure(rule, arcs, ends)
-        return self._shared[key]
+        return self._share(rule, frozenset(arcs), self._ends[rule] in reached)
+
+    def _share(self, rule: int, arcs: frozenset[Arc], ends: bool) -> Closure:
+        if (rule, arcs, ends) not in self._shared:
+            self._shared[rule, arcs, ends] = Closure(rule, arcs, ends)
+        return self._shared[rule, arcs, ends]
+
+    def _merge(self, closures: frozenset[Closure]) -> Closure:
+        """Unite what comes next in one of several closures of a rule, whose end is seen to elsewhere."""
+        rule = next(iter(closures)).rule
+        return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
     def find_start(self, rule: int) -> Closure:
         """Give what comes first in a rule."""
