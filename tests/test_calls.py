@@ -25,9 +25,11 @@ from localllm.generation.call_format import (
     call_format,
     common_form,
 )
-from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader, is_text
-from localllm.generation.calls import Calls, Tool, ToolUse, anything, regex
+from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
+from localllm.generation.calls import Calls, Tool, ToolUse
 from localllm.generation.either import Either
+from localllm.generation.parameter_forms import anything, form_of
+from localllm.generation.parameter_grammar import regex
 from localllm.generation.thinking import ANSWER, SIGN, Thinking
 from localllm.generation.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
 from localllm.text.templates import ChatTemplate
@@ -219,7 +221,7 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
 
 
 def test_schemas_that_a_grammar_cannot_hold(guide):
-    odd = {"type": "object", "properties": {"x": {"type": "string", "format": "odd-format"}}, "required": ["x"]}
+    odd = {"type": "object", "properties": {"x": {"type": "string", "not": {"const": "a"}}}, "required": ["x"]}
     loose = Calls(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
     loose.matcher(guide.tokenizer.vocab_size)
     with pytest.raises(UsageError, match="tools: f: the schema cannot be used"):
@@ -486,12 +488,20 @@ def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        ({"type": "string"}, True), ({"enum": ["a", "b"]}, True), ({"enum": ["a", 1]}, False), ({"enum": []}, False),
-        ({"type": "integer"}, False), ({}, False), (True, False),
+        ({"type": "string"}, "text"), ({"enum": ["a", "b"]}, "text"), ({"enum": ["a", 1]}, "both"),
+        ({"enum": []}, "other"), ({"type": "integer"}, "other"), ({}, "both"), (True, "both"), ({"const": "a"}, "text"),
+        ({"type": ["string", "null"]}, "both"), ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "both"),
+        ({"$ref": "#/$defs/t"}, "text"), ({"anyOf": [{"$ref": "#/$defs/t"}, {"const": "b"}], "title": "T"}, "text"),
+        ({"allOf": [{"$ref": "#/$defs/t"}], "default": "a"}, "text"), ({"properties": {}}, "other"),
+        ({"type": ["integer", "null"]}, "other"), ({"const": None}, "other"), ({"$ref": "#/$defs/no"}, "other"),
     ],
 )  # fmt: skip
-def test_which_parameters_are_texts(schema: object, expected: bool):
-    assert is_text(schema) == expected
+def test_which_parameters_are_texts(schema: object, expected: str):
+    form = form_of(schema, {"$defs": {"t": {"type": "string"}}})
+    assert {"text": (True, False), "both": (True, True), "other": (False, True)}[expected] == (
+        bool(form.texts),
+        form.other is not None,
+    )
 
 
 PLACES = {
@@ -512,13 +522,13 @@ PLACES = {
     [
         ("days=3", True), ('city="Oslo", days=3', True), ('days=3, unit="C"', True), ("days=3, tags=[true]", True),
         ('city="O", days=3, unit="F", tags=[]', True), ('city="Paris", days=3', False), ('city="", days=3', False),
-        ("days=10", False), ('days="3"', False), ("", False), ('city="Oslo"', False), ('unit="C", days=3', False),
+        ("days=10", False), ('days="3"', False), ("", False), ('city="Oslo"', False), ('unit="C", days=3', True),
         ('days=3, unit="K"', False), ("days=3, tags=3", False), ("days=3, days=3", False), ("days=3,", False),
         (", days=3", False), ("days=3, more=1", False), ("days=3), places(days=4", True), ("days=3), now(", True),
     ],
 )  # fmt: skip
 def test_the_grammar_of_parameters_with_marks(tokenizer, inside: str, is_whole: bool):
-    """In their order, each at most once, those that are required always, by a schema that may be elsewhere."""
+    """In any order, each at most once, those that are required always, by a schema that may be elsewhere."""
     calls = Calls(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
     assert matcher.accept_text(f"<|tool_call_start|>[places({inside})]<|tool_call_end|>") == is_whole

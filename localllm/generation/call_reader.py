@@ -7,10 +7,12 @@ from copy import copy
 from typing import Any
 
 from localllm.generation.call_format import HARMONY, ID, CallFormat
+from localllm.generation.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.thinking import ANSWER, SIGN, TextPart, overlap
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
 _ID = "[A-Za-z0-9_-]+"
+_NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that a schema does not name
 
 
 class CallReader:
@@ -28,6 +30,7 @@ class CallReader:
         self._held, self._before, self.in_call, self.pending = "", "", False, ""
         self._state: Callable[[list[TextPart]], bool] = self._prose
         self._name, self._count, self._scan = "", 0, JsonScan()
+        self._given: set[str] = set()  # parameters with marks, of the call
 
     def copy(self) -> "CallReader":
         """One that goes on from here by itself."""
@@ -119,7 +122,7 @@ class CallReader:
             return False
         self._name, self._held = found[1], self._held[found.end() :]
         parts.append(TextPart(CALL, self._name))
-        self._scan, self._count = JsonScan(), 0
+        self._scan, self._count, self._given = JsonScan(), 0, set()
         self._state = self._marked if self._format.marks else self._json
         return True
 
@@ -142,20 +145,15 @@ class CallReader:
         """A parameter with marks, whole; or the end of them."""
         marks = self._format.marks
         assert marks
-        properties = self._tools[self._name].get("properties") or {}
-        begin = marks.next if self._count else marks.first
-        for key, schema in properties.items():
-            mid, close = marks.text if is_text(schema) else marks.json
-            head = re.match(self._pattern(begin) + re.escape(key) + self._pattern(mid), self._held)
-            if not head:
-                continue
-            value = self._value(self._held[head.end() :], is_text(schema), self._pattern(close))
-            if value is None:
-                return False
-            written, length = value
-            parts.append(TextPart(ARGUMENTS, ("{" if not self._count else ", ") + f"{json.dumps(key)}: {written}"))
-            self._held, self._count = self._held[head.end() + length :], self._count + 1
-            return True
+        schema = self._tools[self._name]
+        begin = self._pattern(marks.next if self._count else marks.first)
+        for key, part in (schema.get("properties") or {}).items():
+            head = re.match(begin + re.escape(key), self._held)
+            if head and self._is_begun(head.end()):
+                return self._take_value(parts, key, self._value(form_of(part, schema), head.end()))
+        head = re.match(f"{begin}({_NAME})", self._held)
+        if head and self._is_begun(head.end()) and (others := form_of_others(schema)):
+            return self._take_value(parts, head[1], self._value(others, head.end()))
         last = self._format.closing, self._format.separator
         if any(piece and re.match(self._pattern(piece), self._held) for piece in last):
             parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
@@ -163,18 +161,41 @@ class CallReader:
             return True
         return False
 
-    def _value(self, text: str, is_text: bool, close: str) -> tuple[str, int] | None:
-        """A value as JSON, and how long it is with its mark; None if it is not whole yet."""
-        if is_text:
-            found = re.search(close, text)
-            said = text[: found.start()].replace(SIGN, "") if found else ""
-            return (json.dumps(said, ensure_ascii=False), found.end()) if found else None
+    def _take_value(self, parts: list[TextPart], key: str, value: tuple[str, int] | None) -> bool:
+        """A parameter that is whole, unless it was there before."""
+        if value is None:
+            return False
+        written, end = value
+        if key not in self._given:
+            head = ", " if self._given else "{"
+            parts.append(TextPart(ARGUMENTS, f"{head}{json.dumps(key)}: {written}"))
+        self._given, self._count, self._held = {*self._given, key}, self._count + 1, self._held[end:]
+        return True
+
+    def _is_begun(self, place: int) -> bool:
+        """Whether a value is being written here."""
+        marks = self._format.marks
+        assert marks
+        return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
+
+    def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
+        """The value behind a name, as JSON, and where its mark ends; None if it is not whole, or another name's."""
+        marks = self._format.marks
+        assert marks
+        mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
+        if form.texts and (head := mid.match(self._held, place)):
+            end = close.search(self._held, head.end())
+            said = self._held[head.end() : end.start()].replace(SIGN, "") if end else ""
+            return (form.read(said) if marks.text == marks.json else quoted(said), end.end()) if end else None
+        mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
+        if not (head := mid.match(self._held, place)):
+            return None
         try:
-            end = json.JSONDecoder().raw_decode(text)[1]
+            behind = json.JSONDecoder().raw_decode(self._held, head.end())[1]
         except ValueError:
             return None
-        found = re.compile(close).match(text, end)
-        return (text[:end], found.end()) if found and end < len(text) else None
+        end = close.match(self._held, behind)
+        return (self._held[head.end() : behind], end.end()) if end and behind < len(self._held) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
         """Whether a piece is there as a whole, which is taken then."""
@@ -216,12 +237,9 @@ class JsonScan:
         return len(text)
 
 
-def is_text(schema: Any) -> bool:
-    """Whether a parameter is written as it is, not as JSON."""
-    if not isinstance(schema, Mapping):
-        return False
-    choices = schema.get("enum")
-    return schema.get("type") == "string" or bool(choices and all(isinstance(each, str) for each in choices))
+def quoted(text: str) -> str:
+    """As JSON."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def signed(piece: str, marks: frozenset[str]) -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.call_format import HARMONY, ID, CallFormat
-from localllm.generation.call_reader import CallReader, is_text
+from localllm.generation.call_reader import CallReader
 from localllm.generation.closed_schemas import closed
 from localllm.generation.json_calls import JsonCallReader
+from localllm.generation.parameter_grammar import ParameterGrammar
 from localllm.generation.schemas import WHITE_SPACE, exact
 from localllm.generation.thinking import SIGN
 from localllm.generation.written_schemas import written
@@ -134,7 +135,7 @@ class Calls:
 
     def reader(self) -> CallReader:
         """For an answer that has not begun."""
-        reader = CallReader(self.format, {tool.name: tool.parameters for tool in self.use.callable}, self._marks)
+        reader = CallReader(self.format, self._schemas, self._marks)
         if self.must and not self.have_heads:
             reader.begin()
         return reader
@@ -166,6 +167,8 @@ class Calls:
         from localllm.generation.constraints import Constraint
 
         schema, is_open = dict(tool.parameters), self.use.additional_properties
+        if is_open:
+            schema.setdefault("additionalProperties", True)
         try:
             Constraint.of_schema(schema, additional_properties=is_open)
             return {**exact(schema, is_open), "x-guidance": {**_OPTIONS, "lenient": False}}
@@ -197,7 +200,10 @@ class Calls:
         between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
         for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
             rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
-            rules += self._marked(rule, schema) if self.format.marks else [f"{rule}_args: %json {json.dumps(schema)}"]
+            if marks := self.format.marks:
+                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._literal).rules()
+            else:
+                rules.append(f"{rule}_args: %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:
@@ -208,42 +214,6 @@ class Calls:
     def _units(self, piece: str) -> list[str]:
         """A piece in parts that begin and end at the same places in each: the longest literal counts, as lexers do."""
         return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
-
-    def _marked(self, rule: str, schema: Mapping[str, Any]) -> list[str]:
-        """Rules of parameters with marks, in their order: of each, whether one was there before."""
-        marks, rules = self.format.marks, list[str]()
-        assert marks
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
-        for number, (key, one) in enumerate(properties.items()):
-            rules += self._parameter(f"{rule}_{number}", key, one, schema)
-            for place, mark in (("a", marks.first), ("b", marks.next)):
-                then = f"{rule}_b{number + 1}"
-                given = f"{self._literal(mark)} {rule}_{number} {then}"
-                left_out = "" if key in required else f" | {rule}_{place}{number + 1}"
-                rules.append(f"{rule}_{place}{number}: {given}{left_out}")
-        end = len(properties)
-        return [f"{rule}_args: {rule}_a0", *rules, f'{rule}_a{end}: ""', f'{rule}_b{end}: ""']
-
-    def _parameter(self, rule: str, key: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> list[str]:
-        """Rules of one: its name, its value, and the marks."""
-        marks = self.format.marks
-        assert marks
-        if not is_text(schema):
-            mid, close = marks.json
-            shared = {name: whole[name] for name in ("$defs", "definitions", "x-guidance") if name in whole}
-            value = f"%json {json.dumps({**schema, **shared})}"
-            head = f"{rule}: {json.dumps(key)} {self._literal(mid)} {rule}_v {self._literal(close)}"
-            return [head, f"{rule}_v: {value}"]
-        mid, close = marks.text
-        head = f"{rule}: {json.dumps(key)} {self._literal(mid)} {rule}_v"
-        if choices := schema.get("enum"):
-            return [f"{head} {self._literal(close)}", f"{rule}_v: {' | '.join(map(json.dumps, choices))}"]
-        first, *rest = self._tokenizer.fragments(close)
-        if isinstance(first, int) and first in self._tokenizer.control_ids:
-            return [f"{head} {self._literal(close)}", f"{rule}_v: /{anything(schema)}/"]
-        text = self._tokenizer.pieces[first] if isinstance(first, int) else first
-        behind = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
-        return [f"{head} {self._literal(behind)}", f"{rule}_v[lazy]: /{anything(schema)}{regex(text)}/"]
 
     def _harmony(self) -> str:
         channel, constrain, message = map(self._literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
@@ -280,19 +250,6 @@ def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, 
     if not any(schema.get(word) for word in _SPEAK):
         schema = {"properties": {}}
     return {**schema, "type": "object"}
-
-
-def regex(text: str) -> str:
-    """A text as a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")
-
-
-def anything(schema: Mapping[str, Any]) -> str:
-    """A regular expression of texts that are as long as a schema says, whatever else it says of them."""
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
-        return "(?s:.*)"
-    return f"(?s:.{{{least},{'' if most is None else most}}})"
 
 
 def told_generically(use: ToolUse) -> str:

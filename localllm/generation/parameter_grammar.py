@@ -1,0 +1,108 @@
+"""The grammar of parameters that have marks of their own, in llguidance's dialect of Lark."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from localllm.generation.call_format import ParameterMarks
+from localllm.generation.parameter_forms import ParameterForm, form_of, form_of_others
+
+if TYPE_CHECKING:
+    from localllm.text.tokenizer import Tokenizer
+
+MOST_FREE = 6  # parameters whose order is free: there is a rule for each set of those that were there
+FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
+
+
+class ParameterGrammar:
+    """The rules of one tool's arguments: each parameter at most once, those that are required always.
+
+    Their order is free, as nothing in the form says one, up to MOST_FREE; more come in the schema's order.
+    """
+
+    def __init__(self, rule: str, schema: Mapping[str, Any], marks: ParameterMarks, tokenizer: "Tokenizer",
+                 literal: Callable[[str], str]):  # fmt: skip
+        """rule: the beginning of all rules' names.  literal: makes one of a piece of text."""
+        self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
+        self._keys = [*(schema.get("properties") or {})]
+        self._required = {key for key in schema.get("required") or () if key in self._keys}
+        self._others = form_of_others(schema)
+
+    def rules(self) -> list[str]:
+        """All of them; the arguments are the rule with _args behind its name."""
+        rules = list[str]()
+        for number, key in enumerate(self._keys):
+            form = form_of(self._schema["properties"][key], self._schema)
+            rules += self._parameter(f"{self._rule}_{number}", json.dumps(key), form)
+        if self._others:
+            known = "|".join(re.escape(key) for key in self._keys)
+            but = f" & ~/{known}/" if known else ""
+            rules.append(f"{self._rule.upper()}_NAME: /{FREE_NAME}/{but}")
+            rules += self._parameter(f"{self._rule}_other", f"{self._rule.upper()}_NAME", self._others)
+        begin = (frozenset[int](), False)
+        waiting, done = [begin], {begin}
+        while waiting:
+            state = waiting.pop()
+            text, following = self._state(*state)
+            rules.append(text)
+            waiting += following - done
+            done |= following
+        return [f"{self._rule}_args: {self._name(*begin)}", *rules]
+
+    def _name(self, used: frozenset[int], begun: bool) -> str:
+        return f"{self._rule}_{'b' if begun else 'a'}{sum(1 << number for number in used)}"
+
+    def _state(self, used: frozenset[int], begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
+        """What may come behind some parameters, and where that leads."""
+        mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
+        for number in self._candidates(used):
+            # Where the order is the schema's, those that were passed over are as good as used.
+            now = used | {number} if len(self._keys) <= MOST_FREE else frozenset(range(number + 1))
+            following.add((now, True))
+            alternatives.append(f"{mark} {self._rule}_{number} {self._name(now, True)}")
+        if self._others:
+            following.add((used, True))
+            alternatives.append(f"{mark} {self._rule}_other {self._name(used, True)}")
+        if all(number in used for number, key in enumerate(self._keys) if key in self._required):
+            alternatives.append('""')
+        return f"{self._name(used, begun)}: {' | '.join(alternatives)}", following
+
+    def _candidates(self, used: frozenset[int]) -> list[int]:
+        left = [number for number in range(len(self._keys)) if number not in used]
+        if len(self._keys) <= MOST_FREE:
+            return left
+        needed = next((place for place, number in enumerate(left) if self._keys[number] in self._required), len(left))
+        return left[: needed + 1]
+
+    def _parameter(self, rule: str, name: str, form: ParameterForm) -> list[str]:
+        """Rules of one: its name, its value, and the marks."""
+        marks, rules, values = self._marks, list[str](), list[str]()
+        is_same = marks.text == marks.json
+        if form.texts:
+            text, more = self._text(rule, form)
+            values.append(text)
+            rules += more
+        if form.other is not None and not (is_same and form.texts and form.choices is None):
+            mid, close = marks.json
+            values.append(f"{self._literal(mid)} {rule}_o {self._literal(close)}")
+            rules.append(f"{rule}_o: %json {json.dumps(form.other)}")
+        return [f"{rule}: {name} ({' | '.join(values)})", *rules]
+
+    def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
+        """A text with the marks around it, and rules for it."""
+        mid, close = self._marks.text
+        head = f"{self._literal(mid)} {rule}_v"
+        if choices := form.choices:
+            return f"{head} {self._literal(close)}", [f"{rule}_v: {' | '.join(map(json.dumps, choices))}"]
+        first, *rest = self._tokenizer.fragments(close)
+        if isinstance(first, int) and first in self._tokenizer.control_ids:
+            return f"{head} {self._literal(close)}", [f"{rule}_v: /{form.pattern}/"]
+        text = self._tokenizer.pieces[first] if isinstance(first, int) else first
+        behind = "".join(self._tokenizer.pieces[one] if isinstance(one, int) else one for one in rest)
+        return f"{head} {self._literal(behind)}", [f"{rule}_v[lazy]: /{form.pattern}{regex(text)}/"]
+
+
+def regex(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")
