@@ -305,6 +305,38 @@ def test_stdin_by_name_and_not_at_all(tiny: str, cli):
     assert cli("run", tiny, "--no-stdin", stdin=b"Hi")[0] == 2
 
 
+SILENCE = b"localllm: waiting for stdin, which is open and says nothing; </dev/null gives it an end, Ctrl-C leaves\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", ["run TINY -p x -n 1", "run TINY -f - -n 1", "chat TINY -n 1", "map TINY -n 1", "tokenize TINY"]
+)
+def test_a_stdin_that_says_nothing(tiny: str, arguments: str):
+    """After two seconds one line; what comes then is read as ever."""
+    command = [*PROGRAM, *arguments.replace("TINY", tiny).split()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
+        assert process.stderr.readline() == SILENCE
+        out, _ = process.communicate(b"Hi\n", timeout=60)
+    quick = subprocess.run(command, input=b"Hi\n", capture_output=True, timeout=60, env=ENVIRONMENT)
+    assert (process.returncode, SILENCE in quick.stderr, bool(out)) == (0, False, True)
+
+
+def test_what_is_not_silent(monkeypatch):
+    from localllm.system.terminal import is_silent
+
+    read, write = os.pipe()
+    with open(read, "rb") as source, open(write, "wb", buffering=0) as given:
+        assert is_silent(source, 0.01)
+        given.write(b"x")
+        assert not is_silent(source, 0.01)
+        given.close()
+        source.read()
+        assert not is_silent(source, 0.01)  # its end is something, too
+    assert not is_silent(source, 0.01) and not is_silent(None, 0.01) and not is_silent(io.BytesIO(), 0.01)
+
+
 # What a shell's `while read -r word; do ...; done` does: reads no more than a line before a program gets its stdin.
 LOOP = """
 import os, subprocess, sys

@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli.parameters import group, option
+from localllm.cli.terminal import stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ImageGroup:
         given = self.image_files or []
         if given.count("-") > 1 or ("-" in given and sys.stdin is None):
             raise UsageError("--image -: stdin has one image, or is closed")
-        return [sys.stdin.buffer.read() if name == "-" else name for name in given]
+        return [stdin().read() if name == "-" else name for name in given]
 
     def require_files(self) -> None:
         """Raises UsageError for an image from stdin, which has the conversation."""

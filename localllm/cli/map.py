@@ -17,7 +17,7 @@ from localllm.cli.prompt import warn_of_template
 from localllm.cli.pulling import located
 from localllm.cli.remaining import duration
 from localllm.cli.render import counted
-from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, write
+from localllm.cli.terminal import ProgressLine, dim, is_terminal, say, stdin, write
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def read(path: str | None) -> tuple[bytes, str]:
         return content(path), path
     if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
         raise UsageError("there is no input: name a file, or pipe one to stdin")
-    return sys.stdin.buffer.read(), ""
+    return stdin().read(), ""
 
 
 def put(result: "Result", out: "LineFile | None") -> None:

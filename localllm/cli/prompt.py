@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from localllm.cli.parameters import option
-from localllm.cli.terminal import is_terminal, say
+from localllm.cli.terminal import is_terminal, say, stdin
 from localllm.errors import ContextError, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def whole_prompt(
     if "-" in files and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
-        parts.append(text_of(read_bounded(sys.stdin.buffer, most_bytes, encoding), "stdin", encoding))
+        parts.append(text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding))
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise UsageError(f"there is no prompt: give one with {ways}")

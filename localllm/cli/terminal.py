@@ -10,8 +10,9 @@ import sys
 from typing import Any, NoReturn
 
 from localllm.system.processes import on_end
-from localllm.system.terminal import is_console, understands_escapes
+from localllm.system.terminal import is_console, is_silent, understands_escapes
 
+PATIENCE = 2.0  # seconds of a stdin that says nothing
 # C0 and C1 controls except tab and newline, DEL, separators of lines, and the marks that turn the direction of the text
 # around: to be seen as what they are not.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -43,6 +44,13 @@ def write(text: str) -> None:
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
     sys.stdout.buffer.flush()
+
+
+def stdin() -> Any:
+    """The bytes of stdin, which is there. Who waits in vain, as where ssh or a build left it open, is told so."""
+    if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
+        say("localllm: waiting for stdin, which is open and says nothing; </dev/null gives it an end, Ctrl-C leaves")
+    return sys.stdin.buffer
 
 
 def end_output() -> None:

@@ -8,7 +8,7 @@ from localllm.cli import opening, options
 from localllm.cli.parameters import argument, option
 from localllm.cli.prompt import Encoding, content, text_of, typed
 from localllm.cli.pulling import located
-from localllm.cli.terminal import is_terminal, write
+from localllm.cli.terminal import is_terminal, stdin, write
 from localllm.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def tokenize(
     if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("there is no text: give one, or pipe it to stdin")
-        given = text_of(sys.stdin.buffer.read(), "stdin", encoding)
+        given = text_of(stdin().read(), "stdin", encoding)
     found = tokenizer.encode(given, special=True, bos=True)
     if ids:
         return write(json.dumps(found) + "\n")

@@ -74,6 +74,37 @@ def is_unread(error: OSError) -> bool:
     return isinstance(error, BrokenPipeError) or is_windows
 
 
+def is_silent(stream: Any, seconds: float) -> bool:
+    """Whether a stream is open and brings nothing, not even its end, for so long."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return False
+    if sys.platform == "win32":
+        return is_pipe_silent(number, seconds)
+    import select
+
+    try:
+        return not select.select([number], [], [], seconds)[0]
+    except (OSError, ValueError):  # closed, or a number that is too large
+        return False
+
+
+def is_pipe_silent(number: int, seconds: float) -> bool:
+    """The same of Windows' pipes; nothing else is silent."""
+    import ctypes
+    import msvcrt
+    import time
+
+    handle, size = ctypes.c_void_p(msvcrt.get_osfhandle(number)), ctypes.c_uint32()  # type: ignore[attr-defined]
+    peek, end = ctypes.WinDLL("kernel32").PeekNamedPipe, time.monotonic() + seconds  # type: ignore[attr-defined]
+    while peek(handle, None, 0, None, ctypes.byref(size), None) and not size.value:
+        if time.monotonic() > end:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def forget_typed(keys: Any) -> None:
     """What was typed and not read yet."""
     if sys.platform == "win32":
