@@ -14,8 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-API = re.compile(r"/api/models/([^/]+/[^/]+)")
+API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
 RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+def commit_of(repository: str) -> str:
+    """Of main, or of another revision, which stands behind the repository's name and an @."""
+    return COMMIT if "@" not in repository else hashlib.sha1(repository.encode()).hexdigest()
 
 
 class Hub:
@@ -101,9 +106,10 @@ class HubHandler(Handler):
 
     def answer(self, path: str) -> None:
         if match := API.fullmatch(path):
-            self.answer_api(match[1])
+            self.answer_api(match[1] if match[2] is None else f"{match[1]}@{match[2]}")
         elif match := RESOLVE.fullmatch(path):
-            self.answer_resolve(match[1], match[3])
+            commits = {commit_of(name): name for name in self.hub.repositories if name.partition("@")[0] == match[1]}
+            self.answer_resolve(commits.get(match[2], match[1]), match[3])
         else:
             self.reply(404)
 
@@ -113,13 +119,15 @@ class HubHandler(Handler):
             self.reply(status)
         elif hub.api_answer:
             self.reply(200, hub.api_answer)
+        elif "@" in repository and repository not in hub.repositories:
+            self.reply(404, X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id")
         elif repository not in hub.repositories:
             known = self.headers["Authorization"] == f"Bearer {hub.token}"
             self.reply(404 if known else 401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
         else:
             files = hub.repositories[repository]
             siblings = [{"rfilename": name} | self.described(name, data) for name, data in files.items()]
-            body = {"id": repository, "sha": COMMIT, "siblings": siblings}
+            body = {"id": repository.partition("@")[0], "sha": commit_of(repository), "siblings": siblings}
             self.reply(200, json.dumps(body).encode(), Content_Type="application/json")
 
     def described(self, name: str, data: bytes) -> dict:
@@ -141,7 +149,7 @@ class HubHandler(Handler):
             self.reply(
                 302,
                 Location=f"{hub.bytes_url}/{quote(f'{repository}/{name}')}?signature=x",
-                X_Repo_Commit=COMMIT,
+                X_Repo_Commit=commit_of(repository),
                 X_Linked_Size=str(hub.sizes.get(name, len(data))),
                 X_Linked_Etag=f'"{hashlib.sha256(data).hexdigest()}"',
             )
@@ -154,8 +162,9 @@ class BytesHandler(Handler):
         hub = self.hub
         if hub.statuses and (status := hub.statuses.pop(0)):
             return self.reply(status)
-        owner, repository, name = path.removeprefix("/").split("/", 2)
-        data = hub.bodies.get(name, hub.repositories[f"{owner}/{repository}"][name])
+        repository = max((one for one in hub.repositories if path.startswith(f"/{one}/")), key=len)
+        name = path.removeprefix(f"/{repository}/")
+        data = hub.bodies.get(name, hub.repositories[repository][name])
         start, end = 0, len(data)
         if hub.has_ranges and (match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")):
             start, end = int(match[1]), min(end, int(match[2] or end) + 1)

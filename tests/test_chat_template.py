@@ -188,7 +188,7 @@ def test_values_are_as_long_as_they_are_written(value: object):
 
 def test_fallbacks():
     def of(*pieces: str, template: str | None = None) -> ChatTemplate:
-        tokenizer = SimpleNamespace(pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template)
+        tokenizer = SimpleNamespace(pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template, end_texts=())
         return ChatTemplate.of(tokenizer)
 
     assert of("<|im_start|>").source == CHATML
@@ -279,7 +279,7 @@ def test_builtin_templates_take_parts(name: str):
 
 
 def test_a_choice_goes_before_the_files_template():
-    tokenizer = SimpleNamespace(pieces=["a"], bos_id=None, eos_id=None, chat_template="file")
+    tokenizer = SimpleNamespace(pieces=["a"], bos_id=None, eos_id=None, chat_template="file", end_texts=())
     assert ChatTemplate.of(tokenizer, "llama3").source == BUILTIN_TEMPLATES["llama3"]
     assert ChatTemplate.of(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
     assert ChatTemplate.of(tokenizer).source == "file"

@@ -860,7 +860,7 @@ def test_a_vocabulary_in_the_making():
     tokens.add(2, "▁y", special=True)
     tokens.add(9, "further", special=False)
     assert tokens.pieces[:3] == ["<new>", " x", "▁y"] and tokens.types[:3] == [2, 4, 3]
-    assert tokens.scores[:3] == [-1000.0] * 3 and tokens.left_out == [6, 9]
+    assert tokens.scores[:3] == [-1000.0] * 3 and [*tokens.left_out.items()] == [(6, "far"), (9, "further")]
     other = Tokens(2, "gpt2", "default")
     other.add(1, "▁x", special=False)
     assert other.pieces[1] == "▁x"

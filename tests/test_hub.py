@@ -139,7 +139,11 @@ def test_large_files_of_a_repository(monkeypatch, told: Any, commit: str, names:
     found = Repository("tiny/Tiny")
     assert (found._commit, [*found.files]) == (commit, names)
     assert [file.name for file in found.files.values()] == names
-    assert asked == [(("tiny/Tiny",), {"files_metadata": True, "timeout": 12})]
+    Repository("tiny/Tiny@refs%2Fpr%2F1")
+    assert asked == [
+        (("tiny/Tiny",), {"revision": revision, "files_metadata": True, "timeout": 12})
+        for revision in (None, "refs/pr/1")
+    ]
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError])

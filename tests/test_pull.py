@@ -32,7 +32,7 @@ from localllm.files.partial import Partial
 from localllm.files.projectors import projector_among, projector_beside
 from localllm.services import hub as hub_service
 from localllm.services import pull as service
-from localllm.services.catalogue import HubReference, referred, resolve
+from localllm.services.catalogue import HubReference, MissingError, models_on_disk, referred, resolve
 from localllm.services.fit import fit
 from localllm.services.hub import RemoteFile
 from localllm.services.pull import Pulled, Watcher, pull
@@ -103,6 +103,36 @@ def test_a_plain_readable_folder(hub, models):
     assert not done.path.is_symlink()
     assert resolve(f"hf:{REPOSITORY}") == resolve(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
     assert any(f"/resolve/{COMMIT}/" in path for _, path, _, _ in hub.requests)
+
+
+@pytest.mark.parametrize(("address", "revision"), [
+    ("resolve/v1.0/Tiny-Q4_K_M.gguf", "v1.0"), ("resolve/v1.0/Tiny-Q4_K_M.gguf?download=true", "v1.0"),
+    ("blob/v1.0/Tiny-Q4_K_M.gguf", "v1.0"), ("tree/v1.0", "v1.0"), ("tree/refs%2Fpr%2F1", "refs/pr/1"),
+    ("tree/refs/pr/1", "refs/pr/1"), ("resolve/refs%2Fpr%2F1/Tiny-Q4_K_M.gguf", "refs/pr/1"),
+])  # fmt: skip
+def test_another_revision(hub, models, cli, address: str, revision: str):
+    """An address means the revision in it; its files do not get in the way of main's."""
+    hub.repositories[f"{REPOSITORY}@{revision}"] = {"Tiny-Q4_K_M.gguf": models[1]}
+    main = pulled().path
+    url = f"https://huggingface.co/{REPOSITORY}/{address}"
+    with pytest.raises(MissingError):
+        resolve(url)
+    path = pull(of(url)).path
+    assert path.read_bytes() == models[1] and main.read_bytes() == models[0] and path != main
+    assert resolve(url) == str(path) and resolve(f"hf:{REPOSITORY}") == str(main)
+    assert resolve(f"hf:{REPOSITORY}@{revision.replace('/', '%2F')}:Q4_K_M") == str(path)
+    names = {model.name for model in models_on_disk()}
+    assert len(names) == 2 and {resolve(name) for name in names} == {str(path), str(main)}
+
+
+def test_a_revision_that_there_is_not(hub):
+    with pytest.raises(ModelError, match=r"tiny/Tiny-GGUF@v9: the repository has no revision v9"):
+        pull(of(f"https://huggingface.co/{REPOSITORY}/tree/v9"))
+
+
+@pytest.mark.parametrize("address", ["tree/main", "blob/main/Tiny-Q4_K_M.gguf", "resolve/main/Tiny-Q4_K_M.gguf", ""])
+def test_addresses_of_main(hub, address: str):
+    assert of(f"https://huggingface.co/{REPOSITORY}/{address}").repository == REPOSITORY
 
 
 def test_what_is_there_is_checked_and_not_fetched_again(hub, models):

@@ -25,7 +25,8 @@ class Tokens:
     pieces: list[str] = field(init=False)
     types: list[int] = field(init=False)
     scores: list[float] = field(init=False)
-    left_out: list[int] = field(default_factory=list)  # ids beyond the size
+    left_out: dict[int, str] = field(default_factory=dict)  # ids beyond the size, and their texts
+    composes: bool = False  # texts are made NFC before they are cut
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -37,7 +38,7 @@ class Tokens:
         if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
             raise ValueError(f"token {shown(repr(piece))} has the id {token}")
         if token >= self.size:
-            self.left_out.append(token)
+            self.left_out[token] = piece
         else:
             self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
 

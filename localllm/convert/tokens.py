@@ -64,12 +64,13 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemm
 
 def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
     """Byte-level BPE: the file lists the merges."""
-    refuse_normalizer(path, content, {"NFC"})  # which GGUF cannot tell; texts are hardly ever in another form
+    refuse_normalizer(path, content, {"NFC"})
     pre = name_of_pretokenizer(path, content)
     pairs = merge_pairs(content)
     if any(" " in left + right for left, right in pairs):
         raise ModelError(f"{path}: a merge of pieces with spaces in them is not supported")
     tokens = Tokens(size, "gpt2", pre, merges=[f"{left} {right}" for left, right in pairs])
+    tokens.composes = bool(steps(content.get("normalizer")))
     for piece, token in content["model"]["vocab"].items():
         tokens.put(token, piece, NORMAL)
     return tokens

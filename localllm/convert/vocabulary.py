@@ -13,6 +13,8 @@ from localllm.errors import ModelError
 from localllm.files.gguf_header import shown
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
+from localllm.text.endings import MORE_ENDS, TEXTS
+from localllm.text.normalizing import COMPOSING, NORMALIZER, NOTHING, usually_composes
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
@@ -83,11 +85,14 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         metadata |= more_ends(metadata, settings)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    warnings = [*tokens.warnings, *odd_settings(settings)]
+    metadata |= what_gguf_has_no_key_for(tokens, settings)
+    warnings = [*tokens.warnings, *odd_settings(settings), *unknown_ends(tokens, settings)]
     warnings += unused_of("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
-        warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}")
+        ends = ", ".join(map(shown, ends_left_out(tokens, settings)))
+        among = f"; among them {ends}, which ends answers" if ends else ""
+        warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}{among}")
     return metadata, warnings
 
 
@@ -111,6 +116,14 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
         if (value := settings.config.get(name)) is not None and not isinstance(value, kind):
             odd.append(f"tokenizer_config.json: {name} is {shown(str(value), 40)}")
     return [f"{problem}: left out" for problem in odd]
+
+
+def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
+    """Warnings of ends by the ids of no tokens."""
+    ids = [
+        token for token in settings.ids("eos") if token < 0 or (token >= tokens.size and token not in tokens.left_out)
+    ]
+    return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: left out"] if ids else []
 
 
 def as_list(value: Any) -> list[Any]:
@@ -168,17 +181,39 @@ def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int
     return metadata
 
 
-def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, int]:
+def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, Any]:
     """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
-    GGUF has places for two. Raises ModelError if the vocabulary is not valid, or if something about it is odd.
+    GGUF has places for two. Where there are more, all ends are listed as well, in Ollama's way: llama.cpp knows two.
+    Raises ModelError if the vocabulary is not valid, or if something about it is odd.
     """
     vocabulary = read_vocabulary(metadata, oddities := Oddities())
     if lines := oddities.lines():
         raise ModelError(lines[0].removeprefix("the file is odd, but it is clear what it means: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
-    ends = [token for token in ends if token not in vocabulary.end_ids]
-    return {f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), ends, strict=False)}
+    more = [token for token in ends if token not in vocabulary.end_ids]
+    found: dict[str, Any] = {
+        f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), more, strict=False)
+    }
+    return found | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(more) > len(found) else {})
+
+
+def ends_left_out(tokens: Tokens, settings: VocabularySettings) -> list[str]:
+    """The texts of tokens that end an answer, and that the model has no row for."""
+    texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
+    named = settings.text("eos")
+    return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
+
+
+def what_gguf_has_no_key_for(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
+    """Keys of our own: ends that are no tokens, and whether texts are composed, where its name does not tell."""
+    texts = ends_left_out(tokens, settings)
+    metadata: dict[str, Any] = {TEXTS: texts} if texts else {}
+    if tokens.model == "gpt2" and tokens.composes != usually_composes(
+        tokens.pre, str(settings.model.get("model_type")).replace("_", "")
+    ):
+        metadata[NORMALIZER] = COMPOSING if tokens.composes else NOTHING
+    return metadata
 
 
 def chat_templates(settings: VocabularySettings) -> dict[str, Any]:

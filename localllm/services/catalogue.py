@@ -3,6 +3,7 @@
     qwen3-4b                      a known one, in its usual quantization
     qwen3-4b:Q8_0                 in another
     hf:OWNER/REPOSITORY           any on the hub; :QUANTIZATION, if there are several, or /FILE.gguf
+    hf:OWNER/REPOSITORY@REVISION  a branch, a tag or a commit of it
     OWNER/REPOSITORY              the same, and so are hf.co/OWNER/REPOSITORY and the address of its page
     gemma3:4b                     a known one, as Ollama calls it
     mine                          a file in the folder of models, as `localllm list` shows it
@@ -18,6 +19,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
@@ -32,8 +34,13 @@ HUB = "hf:"
 # Behind the name of a file that was not pulled to the end.
 ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
-    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.%+-]+)?)"
+    r"(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
 )
+REVISION = re.compile(
+    r"/(?:resolve|blob|raw|tree|commit)/(?P<revision>refs/[^/]+/[^/]+|[^/]+)(?P<file>/.*)?"
+)  # in an address
+MAIN = "main"
 ADDRESS = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?P<rest>[/:][^?#]*)?(?:[?#].*)?"
@@ -61,7 +68,8 @@ class HubReference:
     """A model of the hub that a text names.
 
     Attributes:
-        text: what the user wrote.  repository: OWNER/REPOSITORY.  pattern: of the file's name, a star for anything.
+        text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if it is not main, whose files lie in
+            a folder of their own.  pattern: of the file's name, a star for anything.
         quantization: wanted, "" for the usual one.  usual: the usual one.
         megabytes: about, 0 if that is not known.
     """
@@ -158,8 +166,12 @@ def referred(text: str) -> HubReference | None:
 def translated(text: str) -> str:
     """A model's name as we write it: of the hub's addresses, of OWNER/REPOSITORY, and of Ollama's names."""
     if address := ADDRESS.fullmatch(text):
-        file = re.sub(r"^/(?:resolve|blob|raw)/[^/]+/", "/", address["rest"] or "")
-        return HUB + address["repository"] + re.sub("^/tree/.*", "", file).rstrip("/")
+        rest, revision = address["rest"] or "", ""
+        if found := REVISION.fullmatch(rest.rstrip("/")):
+            rest = "" if rest.startswith(("/tree/", "/commit/")) else found["file"] or ""
+            revision = quote(unquote(found["revision"]), safe="")
+        at = f"@{revision}" if revision not in ("", MAIN) else ""
+        return HUB + address["repository"] + at + rest.rstrip("/")
     if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
         return HUB + text
     name = re.sub("[^a-z0-9.]", "", text.lower())

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.frozen import frozen
@@ -55,7 +56,8 @@ class Repository:
     """A repository as it is now: what is read later is of the same commit.
 
     Attributes:
-        name: OWNER/REPOSITORY.  files: those that it keeps as large files, by name.
+        name: OWNER/REPOSITORY, and @REVISION, quoted as in an address, if it is not main.
+        files: those that it keeps as large files, by name.
     """
 
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
@@ -64,17 +66,26 @@ class Repository:
         require_known_proxies()
         self._commit, self.files = self._patiently(self._listed)
 
+    @property
+    def _repository(self) -> str:
+        return self.name.partition("@")[0]
+
+    @property
+    def _revision(self) -> str | None:
+        return unquote(self.name.partition("@")[2]) or None
+
     def _listed(self) -> tuple[str, dict[str, RemoteFile]]:
         """The commit, and what it has. What a server tells that is no hub makes no sense: LocalllmError."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
-            found = HfApi().model_info(self.name, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+            found = HfApi().model_info(self._repository, revision=self._revision, files_metadata=True, timeout=timeout)
             files = [
                 RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in found.siblings or () if file.lfs
             ]
-            return found.sha or "main", {file.name: file for file in files if file.is_plain}
+            return found.sha or self._revision or "main", {file.name: file for file in files if file.is_plain}
         except (HfHubHTTPError, HFValidationError):
             raise
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -116,9 +127,16 @@ class Repository:
 
     def _refusal(self, error: Any) -> str:
         """Why the hub does not give something, and what to do."""
-        from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            RemoteEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
 
-        status, page = error.response.status_code, f"https://huggingface.co/{self.name}"
+        status, page = error.response.status_code, f"https://huggingface.co/{self._repository}"
+        if isinstance(error, RevisionNotFoundError):
+            return f"the repository has no revision {self._revision}"
         if isinstance(error, GatedRepoError):
             return f"gated: accept its conditions on {page}, and set HF_TOKEN to a token of yours"
         if isinstance(error, RemoteEntryNotFoundError):
@@ -166,7 +184,7 @@ class Repository:
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-        url = hf_hub_url(self.name, file.name, revision=self._commit)
+        url = hf_hub_url(self._repository, file.name, revision=self._commit)
         last = "" if end == file.size else end - 1
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
         with ExitStack() as stack:

@@ -31,6 +31,25 @@ MARK_TEXTS = (*SHOWN_TEXTS, "<|end|>")  # whether they are shown or not
 # Their <mask> swallows the white space in front of it.
 _STRIPPING_PRE, _STRIPPING_ARCH = ("jina-v2-de", "jina-v2-es", "jina-v2-code"), ("nomic-bert-moe", "jina-bert-v3")
 
+TEXTS = "localllm.end_texts"  # a key that localllm writes: ends of a checkpoint that its embedding has no row for
+MORE_ENDS = "eos_token_ids"  # all tokens that end an answer, as Ollama writes and reads them
+
+
+def end_texts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Texts that end an answer, though no token has them."""
+    texts = metadata.get(TEXTS)
+    return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
+
+
+def more_ends(keys: Checked, count: int) -> set[int]:
+    """The ends of which there may be any number. Ids that no token has are noted."""
+    if not keys.has(MORE_ENDS):
+        return set()
+    found = keys.array(MORE_ENDS, "iu", "an array of whole numbers").tolist()
+    if beyond := [token for token in found if not 0 <= token < count]:
+        keys.oddities.note(f"{keys.key(MORE_ENDS)} has {beyond[0]}, of {count} tokens: ignored")
+    return {token for token in found if 0 <= token < count}
+
 
 def settle_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
     """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""

@@ -66,6 +66,7 @@ class ChatTemplate:
         template = cls(BUILTIN_TEMPLATES[builtin] if source is None else source, bos_token, eos_token)
         if template.source == BUILTIN_TEMPLATES["plain"]:
             template.stops = ("\nUser:",)
+        template.stops += tuple(text for text in tokenizer.end_texts if text in template.source)
         if source is None:
             template.warning = f"the file has no chat template: messages are written as in {builtin!r}"
         return template

@@ -15,7 +15,8 @@ from localllm.errors import UsageError
 from localllm.files.checked import Checked
 from localllm.files.gguf_file import GGUFFile
 from localllm.files.oddities import Oddities
-from localllm.text.endings import MARK_TEXTS
+from localllm.text.endings import MARK_TEXTS, end_texts
+from localllm.text.normalizing import GROWTH, composed, composes
 from localllm.text.plain import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.special import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
@@ -37,6 +38,7 @@ class Tokenizer:
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.
         marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
+        end_texts: texts that end an answer to a conversation where the template writes them, and are no tokens.
         warnings: lines that the user should see, of the file that it comes from as well.
     """
 
@@ -59,6 +61,8 @@ class Tokenizer:
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
         self.marks_pairs = vocabulary.model == "bert"
+        self._composes = composes(metadata) and vocabulary.model == "gpt2"
+        self.end_texts = end_texts(metadata)
         self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
         self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
@@ -187,7 +191,7 @@ class Tokenizer:
         That is so where normalizing, or special tokens, swallow white space.
         """
         longest = max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
-        return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8)
+        return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8) * (GROWTH if self._composes else 1)
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
         tokens: list[int] = []
@@ -196,7 +200,8 @@ class Tokenizer:
             if isinstance(fragment, int):
                 tokens.append(fragment)
             else:
-                tokens += self._subwords.encode(" " + fragment if self._puts_space and after_special else fragment)
+                text = composed(fragment) if self._composes else fragment
+                tokens += self._subwords.encode(" " + text if self._puts_space and after_special else text)
             after_special = isinstance(fragment, int)
         return tokens
 

@@ -17,7 +17,7 @@ from localllm.files.oddities import Oddities
 from localllm.files.strings import StringPlaces, Strings
 from localllm.frozen import frozen
 from localllm.text.duplicates import Twins, ids_of_duplicates
-from localllm.text.endings import settle_types, stripping, without_exceptions
+from localllm.text.endings import more_ends, settle_types, stripping, without_exceptions
 from localllm.text.merges import merge_ranks
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 from localllm.text.token_types import (
@@ -122,7 +122,7 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
             _keep(metadata, kept, twins, "tokens", "merges")
     ends = settle_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
-    ends = without_exceptions(ends, ids, types)
+    ends = without_exceptions(ends, ids, types) | more_ends(keys, len(pieces))
     before, after = stripping(metadata, ids, types)
     for token in of_kinds(types, CONTROL, UNKNOWN):
         if not twins or ids.get(pieces[token]) == token:
