@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from localllm.errors import UsageError
+from localllm.images import data_urls
 from localllm.images import opened as opening
 from localllm.images.opened import opened_image
 from localllm.images.parts import has_image, images_of, marked, texts_of
@@ -395,8 +396,9 @@ def test_the_largest_file(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 1)
     assert refusal(data) == "the image: an image of more than 0 MB"
     assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: an image of more than 0 MB"
-    monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 3)
-    assert refusal(url) == "an image of more than 0 MB"
+    assert refusal(url) == "the image: an image of more than 0 MB"
+    monkeypatch.setattr(data_urls, "MOST_CHARACTERS", 50)
+    assert refusal(url) == "an image of more than 0 million characters"
     monkeypatch.undo()
     assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
 

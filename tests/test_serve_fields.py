@@ -122,8 +122,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("message", {"messages": [5]}, r"messages\[0\].role should be user, assistant or system"),
     (
         "message",
-        {"messages": [{"role": "user"}]},
-        r"messages\[0\].content should be a text or a list of blocks, not null",
+        {"messages": [{"role": "user", "content": 5}]},
+        r"messages\[0\].content should be a text or a list of blocks, not a number",
     ),
     (
         "message",

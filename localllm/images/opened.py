@@ -4,8 +4,6 @@ What comes from strangers is refused by a line: other formats, files that are cu
 images that would fill the memory.
 """
 
-import base64
-import binascii
 import io
 import os
 import warnings
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import UsageError
+from localllm.images.data_urls import decode_data_url, is_bare_base64, is_data_url
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF")  # Pillow takes those that it has
 PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # other formats are what plugins register
@@ -53,8 +52,8 @@ def content(source: Any) -> tuple[str, bytes]:
     """What to call it in messages, and the bytes of a file. Raises UsageError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the image", bytes(source)
-    if isinstance(source, str) and source.startswith("data:"):
-        return "the image", from_url(source)
+    if isinstance(source, str) and (is_data_url(source) or (is_bare_base64(source) and not os.path.exists(source))):
+        return "the image", decode_data_url(source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"an image should be a path, bytes or a Pillow image, not {type(source).__name__}")
     if isinstance(source, str) and source.startswith(("http://", "https://")):
@@ -66,19 +65,6 @@ def content(source: Any) -> tuple[str, bytes]:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the image {os.fsdecode(source)}: {reason}") from None
     return os.fsdecode(source), data
-
-
-def from_url(url: str) -> bytes:
-    """What a data URL holds, as data:image/png;base64,... Raises UsageError."""
-    head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise UsageError("an image's URL should begin with data:image/...;base64,")
-    if len(body) > MOST_BYTES // 3 * 4:
-        raise UsageError(f"an image of more than {MOST_BYTES >> 20} MB")
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise UsageError("the base64 of an image's URL is damaged") from None
 
 
 def decoded(pillow: Any, data: bytes, name: str) -> Any:

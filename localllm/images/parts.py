@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localllm.errors import UsageError
+from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.text.plain import IMAGE, Message
 
 
@@ -89,6 +90,6 @@ def source_of(part: dict[str, Any]) -> Any:
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
         raise UsageError('a part of type "image_url" should have an image_url: {"url": ...}')
-    if not url.startswith("data:"):
+    if not is_data_url(url) and not is_bare_base64(url):
         raise UsageError("images are not fetched: an image's URL should begin with data:image/...;base64,")
     return url

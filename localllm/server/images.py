@@ -7,6 +7,7 @@ from typing import Any
 from urllib.request import url2pathname
 
 from localllm.errors import UsageError
+from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.images.parts import images_of
 from localllm.server.fields import Body
 from localllm.text.plain import Message
@@ -23,7 +24,8 @@ def image_part(part: dict[str, Any], name: str) -> dict[str, Any]:
     if body.get("file_id") or (source and source.get("file_id")):
         raise UsageError(f"{name}: images with a file_id are not supported, nothing is kept here")
     if source and source.choice("type", ("base64", "url")) == "base64":
-        url = f"data:{source.text('media_type') or 'image/png'};base64,{source.needed_text('data')}"
+        data = source.needed_text("data")
+        url = data if is_data_url(data) else f"data:{source.text('media_type') or 'image/png'};base64,{data}"
     elif source:
         url = source.needed_text("url")
     elif isinstance(inner := part.get("image_url"), dict):
@@ -48,7 +50,7 @@ def with_files(messages: Sequence[Message], folders: Sequence[str]) -> list[Mess
 
 def _found(part: dict[str, Any], folders: Sequence[str]) -> dict[str, Any]:
     url = part.get("image_url")
-    if url is None or url.startswith("data:"):
+    if url is None or is_data_url(url) or is_bare_base64(url):
         return part
     if not url.startswith("file://"):
         raise UsageError(FETCHED)

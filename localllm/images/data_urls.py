@@ -1,0 +1,58 @@
+"""Images in base64, as programs write them: data URLs with line breaks, without padding, in capitals, or no head.
+
+Sources: RFC 2397 (data URLs), RFC 4648 (base64, and its alphabet for URLs), RFC 2045 (lines of 76 characters).
+"""
+
+import base64
+import binascii
+import re
+from urllib.parse import unquote
+
+from localllm.errors import UsageError
+
+MOST_CHARACTERS = 400 << 20  # more than the largest file has, with its line breaks
+HEAD = "an image's URL should begin with data:image/...;base64,"
+# How image files begin: PNG, JPEG, GIF, BMP, WebP, TIFF in both byte orders; AVIF and HEIF behind a size.
+SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+_DATA = re.compile(r"\s*data:", re.IGNORECASE)
+_BARE = re.compile(r"[A-Za-z0-9+/_=%\s-]{24}")  # what base64 begins with, which a path rarely does
+_SPACE = re.compile(r"\s+")
+
+
+def is_data_url(text: str) -> bool:
+    return bool(_DATA.match(text))
+
+
+def is_bare_base64(text: str) -> bool:
+    """Tell whether a text is an image file in base64 without a head: by the file's first bytes."""
+    beginning = _SPACE.sub("", text[:64])[:24]
+    if not _BARE.match(beginning):
+        return False
+    try:
+        data = decode_base64(unquote(beginning)[:16])
+    except UsageError:
+        return False
+    return data.startswith(SIGNATURES) or data[4:8] == b"ftyp"
+
+
+def decode_data_url(url: str) -> bytes:
+    """Decode what a data URL holds, or base64 without a head. Raises UsageError."""
+    if not is_data_url(url):
+        return decode_base64(url)
+    head, comma, body = url.partition(",")
+    if not comma or not _SPACE.sub("", head).lower().endswith(";base64"):
+        raise UsageError(HEAD)
+    return decode_base64(body)
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode base64 of either alphabet, with or without padding, white space and percent signs. Raises UsageError."""
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"an image of more than {MOST_CHARACTERS >> 20} million characters")
+    if "%" in text:
+        text = unquote(text)
+    text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError("the base64 of an image's URL is damaged") from None
