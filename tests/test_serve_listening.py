@@ -49,7 +49,7 @@ def test_pieces_leave_at_once(told: Served, monkeypatch: pytest.MonkeyPatch):
     connection.close()
 
 
-PORT = re.compile(r"127\.0\.0\.1:(\d+)")
+PORT = re.compile(r":(\d+); Ctrl-C")
 BEGUN = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -256,3 +256,29 @@ def test_signs_of_life_are_no_events(told: Served, address: str, monkeypatch: py
             pieces.append(count)
             count = 0
     assert pieces and {*pieces} == {1}
+
+
+def own_address() -> str | None:
+    """Of this computer, other than the loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(own_address() is None, reason="this computer has no other address")
+def test_other_computers_use_its_address_or_name(tmp_path):
+    (tmp_path / "keys").write_text("# the laptop\ncorrect horse\n")
+    (tmp_path / "keys").chmod(0o600)
+    options = ["--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys")]
+    with started(*options) as (process, port):
+        names = (own_address(), socket.gethostname(), "localhost", "evil.example", "192.168.99.99", "[::]")
+        for host, status in zip(names, (200, 200, 200, 403, 403, 403), strict=True):
+            connection = HTTPConnection(own_address(), port, timeout=30)
+            connection.request("GET", "/v1/models", headers={"Host": host, "Authorization": "Bearer correct horse"})
+            assert connection.getresponse().status == status, host
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

@@ -89,6 +89,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
         stand_in("tcp_socket", found)
         stand_in("unix_socket", found)
         stand_in("twin", None)
+        stand_in("own_names", ["box"])
         stand_in("Shelf", found)
         stand_in("listener", found)
         stand_in("application", "the application")
@@ -125,7 +126,7 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
     assert told.addresses == ["http://[::1]:99"] and told.tcp_socket == ("::1", 5) and ("listen", 9) in found.did
     assert told.Shelf[3:] == (5, 3, True) and told.listener[2].grace == 2.5
     service, rules = told.application
-    assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "h"], ["o"], ["k"])
+    assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])
     limits = service.limits
     assert (limits.body, limits.connections, limits.answer_seconds, limits.drops_turns, limits.folders) == (
         7, 9, 1.5, True, ["f"],

@@ -49,10 +49,12 @@ class Rules:
     origins: Sequence[str] = ()
     keys: Sequence[str] = ()
 
-    def require(self, method: str, path: str, headers: dict[str, str]) -> None:
-        """headers: by lower-case names. Raises RefusedError."""
+    def require(self, method: str, path: str, headers: dict[str, str], address: str = "") -> None:
+        """headers: by lower-case names.  address: of this computer, at which the request came; a page of another site
+        has a name of its own, and cannot be there. Raises RefusedError.
+        """
         host = _HOST.fullmatch(headers.get("host", ""))
-        names = {name.lower() for name in (*HERE, *self.hosts)}
+        names = {name.lower() for name in (*HERE, *self.hosts, address, f"[{address}]")}
         if not host or host["name"].lower() not in names:
             raise RefusedError(403, "the Host header names another computer; --allow-host NAME allows one")
         origin = headers.get("origin")
@@ -95,7 +97,8 @@ class Guard:
 
         try:
             require_single_host(scope)
-            self._rules.require(scope["method"], scope["path"], headers)
+            address = (scope.get("server") or ("",))[0] or ""
+            self._rules.require(scope["method"], scope["path"], headers, address.removeprefix("::ffff:"))
         except RefusedError as error:
             await failed(error, shape_of(scope["path"]))(scope, receive, told)
             return

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -72,7 +73,8 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders,
     )  # fmt: skip
-    rules = Rules([host, *setup.hosts], setup.origins, setup.keys)
+    own = [] if setup.host == "127.0.0.1" else own_names()
+    rules = Rules([host, *own, *setup.hosts], setup.origins, setup.keys)
 
     server: Listener | None = None
     deadline = threading.Timer(TO_LEAVE, lambda: leave(server, stack))
@@ -109,6 +111,12 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         deadline.cancel()
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def own_names() -> list[str]:
+    """What other computers call this one."""
+    name = socket.gethostname()
+    return [name, f"{name.partition('.')[0]}.local"]
 
 
 def leave(server: Listener | None, stack: ExitStack) -> NoReturn:

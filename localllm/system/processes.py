@@ -134,7 +134,8 @@ def ending_signals() -> list[int]:
 @contextmanager
 def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
     """In the block, Ctrl-Z calls `leave`, stops the process, and calls `come_back` when a shell lets it go on."""
-    if sys.platform == "win32" or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+    is_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
+    if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         yield
         return
 
