@@ -31,6 +31,7 @@ class Color(Enum):
 
 CLASSES: list[Any] = [
     Path, pydantic.SecretStr, pydantic.SecretBytes, bytes, set[Color], frozenset[Literal["a", "b"]], set[bool],
+    set[str], frozenset[int], set[tuple[int, str]],
     ipaddress.IPv4Network, ipaddress.IPv6Interface, pydantic.IPvAnyAddress, Decimal, re.Pattern, uuid.UUID, Any,
     dict[Color, int], dict[Literal["a"], int], pydantic.FilePath, pydantic.Base64Str, pydantic.Json,
     Annotated[int, pydantic.Field(ge=-(2**63), le=2**63 - 1)], Annotated[int, pydantic.Field(lt=LONG, default=LONG)],
@@ -120,7 +121,7 @@ def test_what_is_refused_is_refused_by_its_name(schema: object, reason: str):
 
 
 def test_tools_are_held_as_far_as_it_goes_and_fall_over_no_number(tokenizer):
-    odd = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "uniqueItems": True}}}
+    odd = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "contains": {}}}}
     matcher = Calls(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
     assert matcher.accept_text('{"name": "f", "arguments": {"a": ["x"]}}')
     worst = {"type": "object", "properties": {"a": {"not": {}, "const": -(2**63)}}}

@@ -15,6 +15,7 @@ from localllm.frozen import frozen
 from localllm.generation.call_format import HARMONY, ID, CallFormat
 from localllm.generation.call_reader import CallReader
 from localllm.generation.closed_schemas import closed
+from localllm.generation.distinct_items import DistinctItems, has_distinct, without_distinct
 from localllm.generation.json_calls import JsonCallReader
 from localllm.generation.parameter_grammar import ParameterGrammar
 from localllm.generation.schemas import WHITE_SPACE, exact
@@ -111,6 +112,7 @@ class Calls:
     def __init__(self, use: ToolUse, format: CallFormat, tokenizer: "Tokenizer"):
         """Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
+        self._distinct = dict[str, dict[str, Any]]()  # schemas that say uniqueItems, by tool
         self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
         marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
         marks |= self._tokens(format.separator or "")
@@ -146,6 +148,10 @@ class Calls:
             return None
         return JsonCallReader([*self._schemas], self._fits, self.use.is_single)
 
+    def distinct_items(self, name: str) -> DistinctItems | None:
+        """What arguments of a tool pass through, None if its schema asks for nothing."""
+        return DistinctItems(self._distinct[name]) if name in self._distinct else None
+
     def _fits(self, name: str, arguments: str) -> bool:
         """Whether arguments, an object as JSON, are what a tool takes."""
         from localllm.generation.constraints import fits
@@ -171,7 +177,10 @@ class Calls:
             schema.setdefault("additionalProperties", True)
         try:
             Constraint.of_schema(schema, additional_properties=is_open)
-            return {**exact(schema, is_open), "x-guidance": {**_OPTIONS, "lenient": False}}
+            schema = exact(schema, is_open)
+            if has_distinct(schema):
+                self._distinct[tool.name] = schema
+            return {**without_distinct(schema), "x-guidance": {**_OPTIONS, "lenient": False}}
         except UsageError as error:
             if tool.strict:
                 raise UsageError(f"tools: {tool.name}: {error}") from None

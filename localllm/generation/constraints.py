@@ -19,6 +19,7 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
+from localllm.generation.distinct_items import has_distinct, without_distinct
 from localllm.generation.grammar_matcher import GrammarMatcher
 from localllm.generation.network import build_network
 from localllm.generation.schemas import WHITE_SPACE, exact, in_order
@@ -44,11 +45,13 @@ class Constraint:
     Attributes:
         kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or as llguidance has it.
         is_compact: whether the white space between the parts of JSON, which a model may write, is left out of the text.
+        distinct: the schema, if it says uniqueItems: what was there before is left out of the text.
     """
 
     kind: str
     grammar: str
     is_compact: bool = False
+    distinct: str = ""
 
     @property
     def promise(self) -> str:
@@ -90,8 +93,10 @@ class Constraint:
         options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
         try:
             given = exact(_schema_of(schema), additional_properties and not hasattr(schema, "model_json_schema"))
+            distinct = json.dumps(given) if has_distinct(given) else ""
+            given = without_distinct(given)
             grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
-            return cls("schema", grammar, not whitespace)
+            return cls("schema", grammar, not whitespace, distinct)
         except ValueError as error:
             raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
         except RecursionError:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from json import loads
 from typing import TYPE_CHECKING
 
 from localllm.generation.call_reader import ARGUMENTS, CALL
+from localllm.generation.distinct_items import DistinctItems
 from localllm.generation.json_text import JsonCompactor
 from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
 from localllm.text.tokenizer import StreamDecoder
@@ -67,6 +69,9 @@ class Transcript:
         self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
+        self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None
+        self._call_distinct: DistinctItems | None = None
+        self._calls = calls
         self._answer_json = JsonCompactor() if form and form.is_compact else None
         self._call_json = None if calls is None or calls.use.json_whitespace else JsonCompactor()
         self.text = self.thinking = ""
@@ -77,6 +82,8 @@ class Transcript:
         twin = copy(self)
         twin.reader, twin.calls = self.reader and self.reader.copy(), deepcopy(self.calls)
         twin._json_reader = copy(self._json_reader)
+        twin._distinct = self._distinct and self._distinct.copy()
+        twin._call_distinct = self._call_distinct and self._call_distinct.copy()
         twin._answer_json, twin._call_json = copy(self._answer_json), copy(self._call_json)
         twin._decoder, twin._splitter, twin._stops = self._decoder.copy(), self._splitter.copy(), copy(self._stops)
         return twin
@@ -152,6 +159,8 @@ class Transcript:
             if SIGN in text:
                 for mark, plain in self._plain.items():
                     text = text.replace(mark, plain)
+            if items := {ANSWER: self._distinct, ARGUMENTS: self._call_distinct}.get(kind):
+                text = items.push(text)
             if compactor := {ANSWER: self._answer_json, ARGUMENTS: self._call_json}.get(kind):
                 text = compactor.push(text)
             said += self._kept(kind, self._stops.push(text) if kind == ANSWER else text)
@@ -165,7 +174,8 @@ class Transcript:
         elif text:
             from localllm.generation.said_call import take  # seldom needed
 
-            if kind == CALL and self._call_json:
-                self._call_json = JsonCompactor()
+            if kind == CALL:
+                self._call_json = self._call_json and JsonCompactor()
+                self._call_distinct = self._calls.distinct_items(text) if self._calls else None
             take(self.calls, TextPart(kind, text))
         return [TextPart(kind, text)] if text else []

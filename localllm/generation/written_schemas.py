@@ -118,7 +118,9 @@ def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, An
 
 
 def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Without uniqueItems, where there are few values: any of them, in the schema's order."""
+    """Without uniqueItems where there are few values: any of them, in the schema's order. Raises UsageError where
+    items that were there before cannot be left out (see generation.distinct_items).
+    """
     if schema.get("uniqueItems") is not True:
         return schema
     rest = {word: value for word, value in schema.items() if word != "uniqueItems"}
@@ -126,8 +128,10 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
     if most in (0, 1):
         return rest
     values = _values(schema.get("items"), root)
-    if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema:
-        return schema
+    if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema or "anyOf" in schema:
+        if least in (0, 1):
+            return schema
+        raise UsageError("the schema cannot be used: uniqueItems is not supported with minItems above 1")
     kept = {word: value for word, value in rest.items() if word not in ("items", "minItems", "maxItems", "type")}
     counts = range(least, min(most, len(values)) + 1)
     choices = [list(chosen) for count in counts for chosen in combinations(values, count)]
@@ -142,7 +146,7 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
         }
         for chosen in choices
     ]
-    return {**kept, "anyOf": arrays} if "anyOf" not in kept else schema
+    return {**kept, "anyOf": arrays}
 
 
 def _values(items: Any, root: Schema) -> list[Any] | None:

@@ -142,7 +142,7 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
             biases = [[token, str(bias)] for token, bias in (value.logit_bias or {}).items()]  # some are infinite
             value = {each.name: getattr(value, each.name) for each in fields(value)} | {"logit_bias": biases}
         if field.name == "constraint" and value is not None:
-            value = {"kind": value.kind, "grammar": value.grammar, "is_compact": value.is_compact}
+            value = {each.name: getattr(value, each.name) for each in fields(value)}
         if isinstance(value, Drafter):
             continue
         try:
