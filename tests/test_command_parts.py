@@ -1000,14 +1000,15 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     target, request = str(tmp_path / "out"), QuantizeRequest(RECIPES["Q4_0"])
     for threads in (0, 1025):
         with pytest.raises(UsageError, match=f"threads should be from 1 to 1024, not {threads}"):
-            command.execute(plan, target, request, threads, False)
+            command.require_possible(plan, target, request, threads, False)
     (tmp_path / "out-2").write_bytes(b"notes")
     with pytest.raises(UsageError, match="out-2: this file exists, and is no model"):
-        command.execute(plan, target, request, 1, False)
+        command.require_possible(plan, target, request, 1, False)
     asked.clear()
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46] * 2).__next__)
     for threads in (1, 1024):
-        command.execute(plan, target, request, threads, True)
+        command.require_possible(plan, target, request, threads, True)
+        command.execute(plan, target, request, threads)
     assert asked == [("check", target), (target, 1), ("check", target), (target, 1024)]
     out, err = capsys.readouterr()
     said = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"

@@ -279,6 +279,8 @@ def test_how_quantize_does_it(line: str, threads: int | None, force: bool, tiny:
     monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
     out = str(tmp_path / "out")
     told = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
+    assert (told["target"], told["threads"]) == (out, threads)
+    told = told_by((quantize, "require_possible"), "quantize", tiny, out, "Q8_0", *line.split())
     assert (told["target"], told["threads"], told["force"]) == (out, threads, force)
 
 

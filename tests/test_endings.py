@@ -104,7 +104,8 @@ def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli)
     assert (code, out) == (2, "")
     assert err == f"localllm: error: {target}: this file exists; --force replaces it, OUT gives another name\n"
     assert target.read_bytes() == b"precious"
-    assert cli("quantize", model, "Q8_0", "--dry-run")[0] == 0
+    assert cli("quantize", model, "Q8_0", "--dry-run") == (code, out, err)
+    assert cli("quantize", model, "Q8_0", "--dry-run", "--force")[0] == 0 and target.read_bytes() == b"precious"
     assert cli("quantize", model, "Q8_0", "--force")[0] == 0 and target.read_bytes() == whole
     target.write_bytes(b"named by the user")
     assert cli("quantize", model, target, "Q8_0")[0] == 2 and target.read_bytes() == b"named by the user"

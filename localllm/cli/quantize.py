@@ -72,7 +72,7 @@ def quantize(
     ] = None,
     keep_split: Annotated[bool, option("--keep-split", help="Write as many files as the input has.")] = False,
     strict: Annotated[
-        bool, option("--strict", help="Fail where rows do not fit the format and another would take its place.")
+        bool, option("--strict", help="Fail where rows do not fit the format, or an option matches no tensor.")
     ] = False,
     force: Annotated[
         bool,
@@ -159,6 +159,7 @@ def quantize(
     )
     source = service.open_source(path, mmproj)
     service.require_sense(source, overrides)
+    service.require_parts(source, keep_split)
     is_by_need, is_named = file_size is not None or bits is not None, target is not None or force
     target = service.default_output(path, recipe, mmproj) if target is None else target
     if formats_file is not None and not is_by_need:
@@ -175,11 +176,12 @@ def quantize(
         plan = make_plan(source, request)
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
+    require_consent(plan, target, plan.nbytes, before, is_named, force)
+    require_possible(plan, target, request, threads, force)
     if dry_run:
         write(described(plan, target))
     else:
-        require_consent(plan, target, plan.nbytes, before, is_named, force)
-        execute(plan, target, request, threads, force)
+        execute(plan, target, request, threads)
 
 
 def require_consent(
@@ -291,19 +293,27 @@ def format_named(text: str | None) -> str:
     return parse_format(text) if text else ""
 
 
-def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool) -> None:
-    """Write the files, with a progress bar on a terminal; at the end, what became of it."""
-    from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.services import quantize as service
+def require_possible(
+    plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool
+) -> None:
+    """Raise UsageError or LocalllmError for what would keep the files from being written."""
     from localllm.services.outputs import is_model, require_kind
-    from localllm.system.cpu import usable_cores
+    from localllm.services.quantize import check_output
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
-    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
-    service.check_output(plan, target, request)
+    check_output(plan, target, request)
     for path in plan.paths(target):
         require_kind(path, is_model, "model", force)
+
+
+def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None) -> None:
+    """Write the files, with a progress bar on a terminal; at the end, what became of it."""
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.services import quantize as service
+    from localllm.system.cpu import usable_cores
+
+    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
     end_on_bus_error(plan.source.path)
     try:
         with progress_bar(plan, line) as on_progress:

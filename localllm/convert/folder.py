@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from localllm.convert.sampling import sampling_metadata
 from localllm.convert.tensors import kept
 from localllm.convert.unused_keys import unused_of_config
 from localllm.convert.vocabulary import vocabulary_metadata
-from localllm.convert.weights import Stored, open_weights
+from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
-from localllm.quant.recipes import recipe_named
+from localllm.files.gguf_header import shown
+from localllm.files.source import row_count
+from localllm.quant.recipes import ordered, recipe_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,7 @@ class Checkpoint:
     metadata: dict[str, Any]
     tensors: list[CheckpointTensor]
     warnings: list[str]  # one line each, for the user
+    count: int = 1  # of the files that its language model lies in
 
     @property
     def packed(self) -> dict[str, Any]:
@@ -45,13 +49,14 @@ class Checkpoint:
 
     @property
     def parts(self) -> list[list[str]]:
-        return [[tensor.name for tensor in self.tensors]]
+        return parted({tensor.name: nbytes(tensor) for tensor in self.tensors}, self.count)
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     """The model in the folder of a Hugging Face checkpoint. Raises ModelError for whatever is missing, inconsistent or
     not supported."""
     folder = Path(path)
+    refuse_adapter(folder)
     config = Config.of(folder)
     family = family_of(config)
     config = config.of_text(family.defaults)
@@ -80,7 +85,52 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
     warnings = [*config.warnings, *unused_of_config(config), *more, *warnings, *left_out(folder)]
-    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings)
+    warnings += invalid_templates(metadata)
+    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise ModelError for what was trained beside a model, and is none."""
+    path = folder / "adapter_config.json"
+    if (said := read_json(path)) is None or (folder / "config.json").is_file():
+        return
+    kind, base = said.get("peft_type"), said.get("base_model_name_or_path")
+    name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(str(kind), 20)})"
+    of = f", {shown(base, 80)}," if isinstance(base, str) and base else ""
+    raise ModelError(f"{folder}: is {name}, not a model: merge it into its base model{of} first")
+
+
+def invalid_templates(metadata: Mapping[str, Any]) -> list[str]:
+    """Warnings of chat templates that no program can use as they are."""
+    from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
+
+    found = []
+    for key, text in metadata.items():
+        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template."):
+            try:
+                ChatTemplate(text)
+            except ModelError as error:
+                name = key.removeprefix("tokenizer.chat_template").removeprefix(".")
+                found.append(f"{error}{f' ({shown(name)})' if name else ''}: it is written as it is")
+    return found
+
+
+def nbytes(tensor: CheckpointTensor) -> int:
+    return row_count(tensor.shape) * tensor.format.row_bytes(tensor.shape[-1])
+
+
+def parted(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Names in the order in which files have them, in so many parts of about the same size; none is empty."""
+    names, total = ordered(sizes), sum(sizes.values())
+    ends = list(accumulate(sizes[name] for name in names))
+    parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
+    number = 0
+    for place, name in enumerate(names):
+        is_full = bool(parts[number]) and ends[place] > total * (number + 1) // len(parts)
+        if number + 1 < len(parts) and (is_full or len(names) - place < len(parts) - number):
+            number += 1
+        parts[number].append(name)
+    return parts
 
 
 def packed(stored: Mapping[str, Stored], width: int) -> int:

@@ -111,9 +111,9 @@ def parse_format(text: str) -> str:
 
 
 def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """REGEX=FORMAT; names are in lower case, so the pattern is. Raises UsageError."""
+    """REGEX=FORMAT, or several with commas between; names are in lower case, so the pattern is. Raises UsageError."""
     patterns = []
-    for text in texts:
+    for text in (one for given in texts for one in listed_patterns(given)):
         pattern, separator, format = text.rpartition("=")
         if not separator or not pattern:
             raise UsageError(f"--tensor-type {shown(text)}: expected REGEX=FORMAT")
@@ -122,6 +122,20 @@ def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], .
         except re.error as error:
             raise UsageError(f"--tensor-type {shown(text)}: {error}") from None
     return tuple(patterns)
+
+
+def listed_patterns(text: str) -> list[str]:
+    """The parts between commas, where each has a format; otherwise the commas are the expression's."""
+    parts = text.split(",")
+    has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
+    return parts if has_formats else [text]
+
+
+def require_parts(source: Source, keep_split: bool) -> None:
+    """Raise UsageError if there will be one file of several, though as many are wanted."""
+    weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
+    if keep_split and len(source.parts) < len(weights):
+        raise UsageError(f"{source.path}: --keep-split: of {len(weights)} files of weights one file is made here")
 
 
 def parse_override(text: str) -> tuple[str, Any]:

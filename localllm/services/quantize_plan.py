@@ -21,7 +21,7 @@ from localllm.frozen import frozen
 from localllm.kernels.widen import can_widen
 from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
-from localllm.quant.recipes import Facts, Options, Planner, Recipe, needs_importance, ordered, role_of
+from localllm.quant.recipes import Facts, Options, Planner, Recipe, is_quantized, needs_importance, ordered, role_of
 
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
@@ -142,12 +142,34 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     flat = [job for part in jobs for job in part]
     if request.strict and any(job.is_fallback for job in flat):
         raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
+    idle = idle_options(flat, planner, request)
+    if request.strict and idle:
+        raise UsageError(f"--strict: {'; '.join(idle)}")
     metadata = new_metadata(source, request, imatrix)
     return QuantizePlan(
         source,
         [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
-        [*source.warnings, *plan_warnings(flat, request)],
+        [*source.warnings, *idle, *plan_warnings(flat, request)],
     )
+
+
+def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
+    """Tell which options that choose tensors by name choose none."""
+    tensors = [job.tensor for job in jobs]
+    names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
+    is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # where patterns count nowhere
+    lines = [
+        f"--tensor-type {shown(pattern.pattern)}={format} matches no tensor that is quantized"
+        for pattern, format in request.options.patterns
+        if is_plain or not any(pattern.search(name) for name in names)
+    ]
+    for option, parts in (("include", request.include), ("exclude", request.exclude)):
+        lines += [
+            f"--{option}-weights {shown(part)} matches no tensor that is quantized"
+            for part in parts
+            if not any(part in name for name in names)
+        ]
+    return lines
 
 
 def job_for(

@@ -1,0 +1,163 @@
+"""Options of quantize that would say nothing, dry runs, checkpoints of several files, folders of another kind."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint import write_checkpoint, write_json
+from tiny_model import write_tiny_model
+
+from localllm.convert.folder import parted
+from localllm.errors import UsageError
+from localllm.files.gguf_file import GGUFFile
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
+from localllm.services.quantize import listed_patterns, parse_patterns
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model.gguf")
+
+
+# ---- options that match nothing
+
+
+@pytest.mark.parametrize(("option", "value", "idle"), [
+    ("--tensor-type", "ATTN_VV=q8_0", True), ("--tensor-type", "attn_v=q8_0", False),
+    ("--tensor-type", "ATTN_V=q8_0", False),
+    ("--tensor-type", "_norm=q8_0", True),  # which nothing quantizes
+    ("--tensor-type", "attn_v=q8_0,ffn=q4_0", False), ("--tensor-type", "attn_v=q8_0,fnn=q4_0", True),
+])  # fmt: skip
+def test_a_tensor_type_that_matches_nothing(model: Path, cli, option: str, value: str, idle: bool):
+    """It is named, and an error where all is to be strict."""
+    out = model.with_name("out.gguf")
+    code, _, err = cli("quantize", model, out, "Q8_0", option, value)
+    named = value.split(",")[-1].rpartition("=")[0]
+    assert code == 0 and (f"localllm: warning: {option} {named}=" in err and "matches no tensor" in err) is idle
+    out.unlink()
+    code, _, err = cli("quantize", model, out, "Q8_0", option, value, "--strict")
+    assert code == (2 if idle else 0) and (f"--strict: {option} {named}=" in err) is idle
+    assert out.exists() is not idle
+
+
+def test_several_types_in_one(model: Path, cli):
+    out = model.with_name("out.gguf")
+    assert cli("quantize", model, out, "Q4_0", "--tensor-type", "attn_v=q8_0,ffn=q5_0")[0] == 0
+    formats = {name: tensor.format.name for name, tensor in GGUFFile.open(out).tensors.items()}
+    assert formats["blk.0.attn_v.weight"] == "Q8_0" and formats["blk.1.ffn_up.weight"] == "Q5_0"
+    assert formats["blk.0.attn_q.weight"] == "Q4_0"
+
+
+def test_commas_of_an_expression_stay():
+    assert listed_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
+    assert [format for _, format in parse_patterns(["a=q8_0,b=F16", "c=q4_0"])] == ["Q8_0", "F16", "Q4_0"]
+    for text in ("a=q8_0,b", "a=q8_0,b=zz"):
+        with pytest.raises(UsageError, match="is no format of a tensor"):
+            parse_patterns([text])
+
+
+def test_types_where_nothing_is_quantized(model: Path, cli):
+    code, _, err = cli("quantize", model, model.with_name("o.gguf"), "F16", "--tensor-type", "attn_v=q8_0")
+    assert code == 0 and "--tensor-type attn_v=Q8_0 matches no tensor that is quantized" in err
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_weights_that_match_nothing(model: Path, cli, option: str):
+    names = [name for name in GGUFFile.open(model).tensors if "norm" not in name]
+    shapes = {name: GGUFFile.open(model).tensors[name].shape for name in names}
+    squares = {name: Squares(np.ones((1, shapes[name][-1]), np.float32), np.ones(1, np.float32)) for name in names}
+    path = model.with_name("m.imatrix")
+    write_imatrix(str(path), ImportanceMatrix(squares, ["text"], 1, 512))
+    words = ["--imatrix", path, f"--{option}-weights", "attn_v", f"--{option}-weights", "atn_q"]
+    code, _, err = cli("quantize", model, model.with_name("o.gguf"), "Q8_0", *words)
+    assert code == 0 and f"--{option}-weights atn_q matches no tensor" in err and "weights attn_v matches" not in err
+    code, _, err = cli("quantize", model, model.with_name("p.gguf"), "Q8_0", *words, "--strict")
+    assert code == 2 and f"--strict: --{option}-weights atn_q matches no tensor" in err
+
+
+# ---- dry runs
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(model: Path, cli, monkeypatch):
+    """With the same code and message; and nothing is written."""
+    link, folder = model.with_name("link.gguf"), model.parent / "nowhere"
+    os.symlink(model, link)
+    (model.with_name("notes.gguf")).write_text("mine")
+    small = model.with_name("small.gguf")
+    assert cli("quantize", model, small, "Q4_0")[0] == 0
+    for words in ([model, model, "Q8_0"], [model, link, "Q8_0"], [model, folder / "x.gguf", "Q8_0"],
+                  [model, model.with_name("notes.gguf"), "Q8_0"], [model, model.parent, "Q8_0"],
+                  [small, model.with_name("x.gguf"), "F32", "--allow-requantize"]):  # fmt: skip
+        before = sorted(path.name for path in model.parent.iterdir())
+        dry, real = (cli("quantize", *words, *more) for more in (["--dry-run"], []))
+        assert dry[0] == real[0] == 2 and dry[2] == real[2] and dry[1] == "", words
+        assert sorted(path.name for path in model.parent.iterdir()) == before
+
+
+def test_a_dry_run_on_a_full_disk(model: Path, tmp_path: Path, monkeypatch, capsys):
+    from invoked import invoke
+
+    from localllm.errors import LocalllmError
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(LocalllmError, match="bytes are needed, 10 are free"):
+        invoke("quantize", model, tmp_path / "o.gguf", "Q8_0", "--dry-run")
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize("files", [2, 3, 5])
+def test_a_checkpoint_of_several_files_stays_so(tmp_path: Path, cli, files: int):
+    folder = write_checkpoint(tmp_path / "model", files=files)
+    code, out, err = cli("quantize", folder, tmp_path / "out.gguf", "Q8_0", "--keep-split")
+    assert code == 0, err
+    paths = [tmp_path / f"out-{number + 1:05d}-of-{files:05d}.gguf" for number in range(files)]
+    assert [path for path in paths if path.exists()] == paths and f"and {files - 1} more" in out
+    whole = GGUFFile.open(paths[0])
+    assert cli("quantize", folder, tmp_path / "one.gguf", "Q8_0")[0] == 0
+    one = GGUFFile.open(tmp_path / "one.gguf")
+    assert whole.tensors.keys() == one.tensors.keys() and len(whole.parts) == files
+    assert all(np.array_equal(whole.tensors[name].data, one.tensors[name].data) for name in one.tensors)
+    assert cli("run", paths[0], "-p", "Hi", "-n", "1")[0] == 0
+
+
+def test_parts_of_about_the_same_size():
+    assert parted({"a": 1, "b": 1, "c": 1, "d": 1}, 2) == [["a", "b"], ["c", "d"]]
+    assert parted({"a": 100, "b": 1, "c": 1}, 3) == [["a"], ["b"], ["c"]]
+    assert parted({"a": 1, "b": 1, "c": 100}, 3) == [["a"], ["b"], ["c"]]
+    assert parted({"a": 1}, 4) == [["a"]]
+    for count in range(1, 12):
+        parts = parted({f"blk.{number}.x": 1 + number % 7 for number in range(11)}, count)
+        assert len(parts) == count and all(parts) and sum(map(len, parts)) == 11
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ({"peft_type": "LORA", "base_model_name_or_path": "o/base"},
+     "is a LoRA adapter, not a model: merge it into its base model, o/base, first"),
+    ({}, "is a LoRA adapter, not a model: merge it into its base model first"),
+    ({"peft_type": "IA3"}, "is an adapter (IA3), not a model"),
+])  # fmt: skip
+def test_an_adapter_is_no_model(tmp_path: Path, cli, said: dict, expected: str):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    write_json(folder / "adapter_config.json", said)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    code, _, err = cli("quantize", folder, tmp_path / "x.gguf", "Q8_0")
+    assert code == 3 and expected in err and err.count("\n") == 1
+
+
+def test_templates_that_do_not_compile(tmp_path: Path, cli):
+    """They are written as they are, and a warning tells it, for each."""
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message }")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/rag.jinja").write_text("{{ x")
+    (folder / "additional_chat_templates/good.jinja").write_text("{{ messages[0].content }}")
+    code, _, err = cli("quantize", folder, tmp_path / "x.gguf", "F32")
+    lines = [line for line in err.splitlines() if "the chat template is invalid" in line]
+    assert code == 0 and len(lines) == 2 and "(rag)" in lines[1] and "(rag)" not in lines[0]
+    assert GGUFFile.open(tmp_path / "x.gguf").metadata["tokenizer.chat_template"].startswith("{% for")
