@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation.draft_model import Drafter
+from localllm.files.gguf.file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.heads import uses_head
-from localllm.generation.recommended import recommended
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.model_defaults import recommended
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Session
-from localllm.generation.sight import Sight
-from localllm.generation.written import WrittenBefore, vocabulary_name
-from localllm.text.plain import Message
+from localllm.generation.speculation.draft_model import Drafter
+from localllm.generation.speculation.eagle import uses_head
+from localllm.generation.speculation.ngram_cache import WrittenBefore, vocabulary_name
+from localllm.generation.vision.adapter import Sight
+from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import plain, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefixes import Prefixes
+    from localllm.engine.memory.prefix_cache import Prefixes
     from localllm.engine.options import EngineOptions
-    from localllm.engine.record.observe import SquareSums
     from localllm.engine.sequence import Sequence
-    from localllm.generation.answering import Answering, AnswerRequest
-    from localllm.generation.answers import Answer
-    from localllm.generation.batch import Batch
+    from localllm.engine.trace.imatrix_collector import SquareSums
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.request import Answering, AnswerRequest
+    from localllm.generation.scheduler import Batch
 
 OPTIONS = "on_overflow", "keep", "think", "think_budget", "template_variables", "continue_final"  # of GenerationOptions
 CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
@@ -184,7 +184,7 @@ class Model:
         "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says. Raises ContextError,
         ModelError for a model that was not made for that, UsageError.
         """
-        from localllm.generation.embedding import Embedder, EmbedOptions
+        from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
         made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
         return made.embed(texts, EmbedOptions(dims, normalize, role, overflow))
@@ -194,7 +194,7 @@ class Model:
 
         cut: texts that are too long. Raises ContextError, ModelError, UsageError.
         """
-        from localllm.generation.reranking import Reranker
+        from localllm.generation.embedding.reranker import Reranker
 
         made = self._opened("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
         return made.rerank(query, texts, cut)
@@ -291,8 +291,8 @@ class Model:
 
         live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
-        from localllm.generation.batch import PARALLEL, Batch, Live
-        from localllm.generation.reading import most_between_steps
+        from localllm.generation.chunked_prefill import most_between_steps
+        from localllm.generation.scheduler import PARALLEL, Batch, Live
         from localllm.kernels.arguments import PAGE
         from localllm.system.memory import available_memory
 
@@ -367,19 +367,19 @@ def open_model(
     _, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.engine.options import EngineOptions, layers_of
-    from localllm.files.ahead import map_ahead
+    from localllm.files.gguf.prefault import map_ahead
 
     map_ahead(file)
     tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
-        from localllm.engine.without_text import EngineWithoutText  # seldom needed
+        from localllm.engine.embedding_only import EngineWithoutText  # seldom needed
 
         silent: Any = EngineWithoutText(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
     engine, prefixes, written = Engine(file, options), None, None
     if cache and backend != "reference" and not observer:
-        from localllm.engine.memory.prefixes import Prefixes
+        from localllm.engine.memory.prefix_cache import Prefixes
 
         prefixes = Prefixes(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
         written = WrittenBefore(engine.vocab_size, vocabulary_name(tokenizer.pieces))
@@ -399,7 +399,7 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
-    from localllm.engine.record.recorder import recorded
+    from localllm.engine.trace.recorder import recorded
 
     with GGUFFile.open(path) as file:
         with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
@@ -428,7 +428,7 @@ def options(
     given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
     style = {name: sampling.pop(name) for name in JSON if name in sampling}
     if given:
-        from localllm.generation.constraints import constraint_of  # llguidance takes 30 ms to import
+        from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
 
         others["constraint"] = constraint_of(**given, **style)
     if unknown := sampling.keys() - SamplingOptions.__dataclass_fields__.keys():
@@ -441,8 +441,8 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
         if (h := model.engine.hyperparameters).looks_ahead and not h.fills:
+            from localllm.engine.embedding_runner import TextReader
             from localllm.engine.options import EngineOptions
-            from localllm.engine.texts import TextReader
 
             with closing(TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))) as reader:
                 reader.prepare_all()

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import quants
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.block_scaling import normalize
 from localllm.quant.float16 import SMALLEST_HALF, nearest_half
-from localllm.quant.units import normalize
+from localllm.quant.numba_cache import compiled, inlined
 
 NEIGHBOURS = 16
 TURNS = 6

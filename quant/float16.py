@@ -6,7 +6,7 @@ infinite one. Written without branches, so that loops over it become vectors.
 
 import numpy as np
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.numba_cache import compiled, inlined
 
 SMALLEST_HALF = np.float32(2.0**-24)
 LARGEST_BF16 = np.uint32(0x7F7F)

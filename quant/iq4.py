@@ -13,12 +13,12 @@ import math
 
 import numpy as np
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.bit_packing import put_group
+from localllm.quant.block_scaling import normalize
 from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import IQ4_VALUES, LAYOUTS
-from localllm.quant.put import put_group
-from localllm.quant.units import normalize
+from localllm.quant.numba_cache import compiled, inlined
 
 NL, XS, NL_BYTES, XS_BYTES = LAYOUTS["IQ4_NL"], LAYOUTS["IQ4_XS"], BY_NAME["IQ4_NL"].bytes, BY_NAME["IQ4_XS"].bytes
 NL_D, XS_D, NL_CODES, XS_CODES, CENTRE = NL.d, XS.d, NL.codes[0].at, XS.codes[0].at, XS.scale_centre

@@ -8,9 +8,9 @@ those around it: one more does not cut off the largest weight, fewer serve the s
 
 import numpy as np
 
-from localllm.quant.compiled import compiled
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import DOUBLED_E2M1, LAYOUTS
+from localllm.quant.numba_cache import compiled
 
 BYTES, LAYOUT = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"]
 CODES, SCALE = LAYOUT.codes[0].place(0)[0], LAYOUT.scales[0].place(0)[0]

@@ -6,11 +6,11 @@ its multiples: of some scales a little above the least, the best takes a sixth o
 
 import numpy as np
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.block_scaling import largest_of, unit_of
 from localllm.quant.float16 import SMALLEST_HALF, nearest_half, put_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
-from localllm.quant.units import largest_of, unit_of
+from localllm.quant.numba_cache import compiled, inlined
 
 f32 = np.float32
 BYTES, CODES, D = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at, LAYOUTS["Q8_0"].d

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant.compiled import compiled, compiled_encoder, inlined
+from localllm.quant.bit_packing import put_group, putter
+from localllm.quant.block_scaling import load_block
 from localllm.quant.float16 import nearest_half, put_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS
-from localllm.quant.put import put_group, putter
-from localllm.quant.units import load_block
+from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)

@@ -11,12 +11,12 @@ d / 2 do the rest.
 
 import numpy as np
 
-from localllm.quant.compiled import compiled, inlined
+from localllm.quant.bit_packing import putter
+from localllm.quant.block_scaling import normalize
 from localllm.quant.float16 import nearest_half, put_half
 from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import LAYOUTS, TRITS
-from localllm.quant.put import putter
-from localllm.quant.units import normalize
+from localllm.quant.numba_cache import compiled, inlined
 
 TQ1_BYTES, TQ2_BYTES, TQ1_D, TQ2_D = (
     BY_NAME["TQ1_0"].bytes,

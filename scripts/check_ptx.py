@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.kernels.cuda import MODULES  # noqa: E402
 from localllm.kernels.cuda.build import assembler, ptx  # noqa: E402
-from localllm.kernels.cuda.product.planes import PLAIN, PLANES  # noqa: E402
+from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
 REGISTERS = 128  # of a thread

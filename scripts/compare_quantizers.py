@@ -22,7 +22,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME
 

@@ -32,8 +32,8 @@ from fuzz_kinds import KINDS, Kind, read_model  # noqa: E402
 from localllm.engine.engine import Engine  # noqa: E402
 from localllm.engine.options import EngineOptions  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
-from localllm.files.gguf_file import GGUFFile  # noqa: E402
-from localllm.files.gguf_writer import write_gguf  # noqa: E402
+from localllm.files.gguf.file import GGUFFile  # noqa: E402
+from localllm.files.gguf.writer import write_gguf  # noqa: E402
 from localllm.quant.cache import cache_folder  # noqa: E402
 
 BATCH, SECONDS, BYTES = 500, 10, 1 << 30  # files in a process, and what one file may take

@@ -20,19 +20,19 @@ import numpy as np
 from localllm.engine.engine import Engine
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
-from localllm.engine.pictures import PictureReader
+from localllm.engine.vision_encoder import PictureReader
 from localllm.errors import LocalllmError, UnsupportedError
-from localllm.files import prefix_files
-from localllm.files.gguf_file import GGUFFile, mapped
-from localllm.files.gguf_header import STRING, UINT64, HeaderReader
-from localllm.files.gguf_writer import Output, Packed, write_gguf
+from localllm.files.cache import prefix_files
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.gguf.file import GGUFFile, mapped
+from localllm.files.gguf.header import STRING, UINT64, HeaderReader
+from localllm.files.gguf.writer import Output, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
-from localllm.files.kept import read_kept, write_kept
 from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
 from localllm.files.settings import parse as parse_settings
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
-from localllm.services.validity import require_numbers, validity
+from localllm.services.validate import require_numbers, validity
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.tokenizer import Tokenizer
 

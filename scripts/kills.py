@@ -24,8 +24,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from tiny_model import write_tiny_model  # noqa: E402
 
 from localllm.cli import main as program  # noqa: E402
-from localllm.cli import quantize, run  # noqa: E402, F401  what the children need
-from localllm.files.record_file import DIGEST, LENGTHS, MAGIC  # noqa: E402
+from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
+from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
 from localllm.quant.cache import cache_folder  # noqa: E402
 
 

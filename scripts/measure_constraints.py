@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import localllm  # noqa: E402
-from localllm.generation.constraints import constraint_of, matcher_of  # noqa: E402
+from localllm.generation.constraints.constraint import constraint_of, matcher_of  # noqa: E402
 
 TEXT = '{"text": "It was a bright cold day in April, and the clocks were striking thirteen; his chin nuzzled into"}'
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2000}}, "required": ["text"]}

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 from synthetic_blocks import PLAIN, random_matrix
 
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.engine.cpu import tiles
+from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import VERBS, prepared
-from localllm.engine.cpu.pieces import Loader
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import function_of
 from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.record.operations import ALL, Activation, Operation
 from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
+from localllm.engine.trace.operations import ALL, Activation, Operation
 from localllm.kernels.build.library import Library
 from localllm.kernels.machine import has_tiles, lane_name
 from localllm.kernels.reference import dequantize

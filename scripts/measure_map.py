@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation, Task
-from localllm.generation.sequences import Sequences
+from localllm.generation.sequence_pool import Sequences
 
 
 def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:

@@ -26,8 +26,8 @@ from models import write  # noqa: E402
 from models.projectors import projector, seeing, write_projector  # noqa: E402
 
 from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.engine.pictures import PictureReader  # noqa: E402
-from localllm.files.gguf_file import GGUFFile  # noqa: E402
+from localllm.engine.vision_encoder import PictureReader  # noqa: E402
+from localllm.files.gguf.file import GGUFFile  # noqa: E402
 
 SIGLIP = {"layers": 27, "width": 1152, "hidden": 4304, "heads": 16, "patch": 16, "merge": 4}
 

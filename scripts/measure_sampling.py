@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from localllm.errors import UsageError
-from localllm.generation.sampling import Sampler, SamplingOptions
+from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 
 VOCAB, TEXT, TOKENS, ROUNDS = 128256, 8192, 200, 5
 CASES = {

@@ -18,7 +18,7 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation
-from localllm.generation.written import WrittenBefore
+from localllm.generation.speculation.ngram_cache import WrittenBefore
 
 LETTER = """Dear Mrs. Miller,
 thank you for your letter of 3 March. We have looked at the roof of the garden house, and we agree that it has to be \

@@ -32,8 +32,8 @@ from models.projectors import (  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.engine.pictures import PictureReader  # noqa: E402
-from localllm.files.gguf_file import GGUFFile  # noqa: E402
+from localllm.engine.vision_encoder import PictureReader  # noqa: E402
+from localllm.files.gguf.file import GGUFFile  # noqa: E402
 
 MARKER = "<__media__>"
 TEXT_FIELDS = {

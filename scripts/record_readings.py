@@ -29,7 +29,7 @@ from config_readings import facts_of, read_all
 from readings import KINDS, MANY, PATH, SEEING, changed, metadata_of, read, recorded, unlike
 from test_convert_projectors import CHECKPOINTS, read_projector, small_files
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.convert.config import Config
 
 # What all families read alike: tests/test_hyperparameters.py has it.

@@ -26,11 +26,11 @@ from models.golden import LONG, Golden, context_for, kept
 from test_unsaid import NEAR, READ, SOME, last_logits, of_any_layer, read
 
 from localllm.arch import architecture
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 PATH = ROOT / "tests" / "unsaid.json"
 SAME, CLOSE = 1e-5, 0.05  # of logits: those of GELU are looked up in a table, which adds up

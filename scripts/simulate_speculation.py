@@ -25,9 +25,9 @@ import numpy as np
 from measure_speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
-from localllm.generation.ngrams import Copies, NGrams, copied, from_text
-from localllm.generation.speculation import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCosts
-from localllm.generation.written import WrittenBefore
+from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCosts
+from localllm.generation.speculation.ngram import Copies, NGrams, copied, from_text
+from localllm.generation.speculation.ngram_cache import WrittenBefore
 
 COSTS = (0.32, 0.26, 0.2, 0.15, 0.1, 0.05)  # of a further token in a step
 WAYS = 4

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from localllm import api
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_writer import Output, Packed, write_gguf
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.writer import Output, Packed, write_gguf
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 

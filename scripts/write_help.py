@@ -1,13 +1,13 @@
 """Write docs/commands.md, what `localllm help` tells of every command at 80 columns, and docs/coming-from.md, what
-localllm/cli/llama_names.py knows. A test compares.
+localllm/cli/compat.py knows. A test compares.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from localllm.cli import llama_names
+from localllm.cli import compat as llama_names
 from localllm.cli.app import context_of
-from localllm.cli.commands import COMMANDS, params_of
+from localllm.cli.registry import COMMANDS, params_of
 
 WIDTH = 80
 DOCS = Path(__file__).resolve().parent.parent / "docs"

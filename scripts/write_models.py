@@ -30,13 +30,15 @@ def table() -> str:
     rows = []
     for name, module in sorted(ARCHITECTURES.items()):
         converted = ", ".join(dict.fromkeys(checkpoints[name]))
-        rows.append(f"| `{name}` | [{module}](../localllm/arch/{module}.py) | {described(module)} | {converted} |\n")
+        rows.append(
+            f"| `{name}` | [{module}](../localllm/arch/families/{module}.py) | {described(module)} | {converted} |\n"
+        )
     return BEGINNING + "".join(rows)
 
 
 def described(module: str) -> str:
     """The first paragraph of a family's docstring, in a line."""
-    tree = ast.parse((ROOT / "localllm" / "arch" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "localllm" / "arch" / "families" / f"{module}.py").read_text(encoding="utf-8"))
     return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).replace("|", "\\|")
 
 

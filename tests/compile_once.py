@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.objects import object_file
 

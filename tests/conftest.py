@@ -17,7 +17,8 @@ from models import write_model
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.cli import main, terminal
+from localllm.cli import main
+from localllm.cli.terminal import output as terminal
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # CUDA kernels run in Numba's simulator, should anything import them
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor are they bothered by the user's config.toml

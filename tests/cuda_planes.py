@@ -1,8 +1,8 @@
-"""What the planes of localllm.kernels.cuda.product.planes mean, in NumPy."""
+"""What the planes of localllm.kernels.cuda.matmul.planes mean, in NumPy."""
 
 import numpy as np
 
-from localllm.kernels.cuda.product.planes import PLANES, UNIT, offset
+from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, offset
 from localllm.quant.layouts import DOUBLED_E2M1, IQ4_VALUES, halved_e8m0, halved_ue4m3
 
 CENTRES = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "Q1_0": 1, "Q2_0": 1, "TQ2_0": 1}

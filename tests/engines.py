@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.machine import has_tiles
 
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from localllm.engine.engine import Engine
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 
 BATCHES = [1, 5, 9, 13, 129]

@@ -22,10 +22,10 @@ from guarded import guarded_copy, keep, place_buffers
 from models import ENCODERS, model, write
 
 from localllm.arch.pooling import KINDS
+from localllm.engine.embedding_runner import TextReader
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
-from localllm.engine.texts import TextReader
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 
 # Besides the models as they are: dimensions that are no multiples of a vector's.
 ODD = {"bert": {"width": 80, "heads": 5, "hidden": 56}, "jina_bert": {"width": 48, "heads": 3, "hidden": 40},

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.kernels.arguments import in_order
 from localllm.kernels.build.library import Library
-from localllm.kernels.cpu.product.pieces import PIECES, few_tokens
+from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens
 from localllm.kernels.machine import Lane
 from localllm.kernels.reference import dequantized_bits
 

@@ -12,8 +12,8 @@ from models.declaration import dims_of, fields
 from models.projectors import PROJECTORS, projector
 
 from localllm.arch import ARCHITECTURES
-from localllm.arch.fields import Fields
-from localllm.arch.kinds import require_kinds
+from localllm.arch.metadata import Fields
+from localllm.arch.metadata_types import require_kinds
 from localllm.arch.vision import FAMILIES
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.errors import ModelError
@@ -73,7 +73,7 @@ def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | st
     try:
         if arch != "clip":
             require_kinds(Fields(named, "", vocab))
-        return facts(import_module(f"localllm.arch.{module}").read(of(named, "", vocab)))
+        return facts(import_module(f"localllm.arch.families.{module}").read(of(named, "", vocab)))
     except ModelError as error:
         return str(error).replace(f"{arch}.", "")
 

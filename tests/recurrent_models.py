@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import BY_NAME
 

@@ -20,14 +20,14 @@ from fake_engine import FakeSequence
 from talker import Talker
 
 from localllm import api
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.server.app import application
 from localllm.server.guard import Rules
-from localllm.server.listening import Ending, listener, tcp_socket
+from localllm.server.http import Limits
+from localllm.server.listener import Ending, listener, tcp_socket
 from localllm.server.metrics import Metrics
+from localllm.server.model_pool import Shelf
 from localllm.server.service import Service
-from localllm.server.shelf import Shelf
-from localllm.server.wire import Limits
 
 Step = tuple[int, ...]
 

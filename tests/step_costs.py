@@ -1,6 +1,6 @@
 """What steps cost, where guesses are to be read whatever this machine's times say."""
 
-from localllm.generation.speculation import StepCosts
+from localllm.generation.speculation.acceptance import StepCosts
 
 
 class Free(StepCosts):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tiny_model import write_tiny_model
 
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_writer import Output, Packed, write_gguf
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.writer import Output, Packed, write_gguf
 
 GONE = object()  # instead of a value: the key, or the tensor, is left out
 Change = Mapping[str, Any]

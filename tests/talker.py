@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 from localllm import api
 from localllm.cli import main
 from localllm.engine.forks import lock_for
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.text.tokenizer import Tokenizer
 
 MIXED = (

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from localllm.arch.agreement import require_agreement
-from localllm.arch.fields import Fields
-from localllm.arch.kinds import MOST, require_kinds
+from localllm.arch.metadata import Fields
+from localllm.arch.metadata_consistency import require_agreement
+from localllm.arch.metadata_types import MOST, require_kinds
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import is_number
+from localllm.files.gguf.metadata_reader import is_number
 
 
 class Shaped(NamedTuple):

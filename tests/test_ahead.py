@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from localllm.files.ahead import content_of, populate
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.prefault import content_of, populate
 from localllm.system.memory import is_in_memory
 
 sys.path.insert(0, str(ROOT / "scripts"))

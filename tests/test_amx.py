@@ -44,7 +44,7 @@ from localllm.engine.cpu import tiles as engine_tiles
 from localllm.engine.cpu.attention import attention_scratch
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.run import Header, Span
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
 from localllm.kernels.arguments import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.build.library import Library

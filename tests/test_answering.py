@@ -13,10 +13,10 @@ from test_goldens import looked_up, nmse
 from test_wrong_models import damages, kinds, refusal
 
 from localllm.arch import verbs
+from localllm.engine.embedding_runner import TextReader
 from localllm.engine.options import EngineOptions
-from localllm.engine.texts import TextReader
 from localllm.errors import UnsupportedError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 
 def opened(path, backend="cpu", **options):

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation import answers as module
-from localllm.generation.answers import Answer, answers, distinct, log_total
+from localllm.generation import beam_search as module
+from localllm.generation.beam_search import Answer, answers, distinct, log_total
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.text.tokenizer import StreamDecoder
 
 Row = Callable[[tuple[int, ...]], np.ndarray]

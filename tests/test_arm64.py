@@ -11,7 +11,7 @@ from conftest import ROOT
 from localllm.engine.memory.reserved import Reserved
 from localllm.kernels.cpu import MODULES, PLAIN, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
-from localllm.kernels.cpu.product.pieces import PIECES
+from localllm.kernels.cpu.matmul.kernel_variants import PIECES
 from localllm.system import cpu, memory
 from localllm.system.cpu import arm_features
 from localllm.system.memory import available_memory

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, written
 
-from localllm.arch import storage
-from localllm.cli import run
+from localllm.arch import kv_cache_types as storage
 from localllm.cli.command import command
+from localllm.cli.commands import run
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
-from localllm.kernels import remembered
+from localllm.kernels import reference_cache as remembered
 from localllm.kernels.arguments import PAGE, SEQUENCE, SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache_formats
-from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
+from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 
 NAMES = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
 BLOCKS = ["Q8_0", "Q4_0", "Q4_1"]

@@ -10,11 +10,11 @@ from test_reuse import TakenLock
 
 from localllm.engine import engine as engine_module
 from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.draft_head import Follower
 from localllm.engine.engine import Engine
 from localllm.engine.forks import Refusal
-from localllm.engine.guess_head import Follower
+from localllm.engine.image_tokens import Seen
 from localllm.engine.runs import Runs
-from localllm.engine.seen import Seen
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.arguments import PAGE

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from step_costs import Free
 from test_answers import VOCAB, Letters, table
 
-from localllm.engine.memory.prefixes import Read
+from localllm.engine.image_tokens import Seen
+from localllm.engine.memory.prefix_cache import Read
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
-from localllm.engine.seen import Seen
 from localllm.errors import ContextError, MemoryLimitError, UsageError
-from localllm.generation import leaps
-from localllm.generation.answering import Answering, AnswerRequest
-from localllm.generation.answers import answers
-from localllm.generation.batch import Batch, Live
+from localllm.generation.beam_search import answers
+from localllm.generation.chunked_prefill import Stretch, Stretches, most_between_steps, piece, shareable
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.reading import Stretch, Stretches, most_between_steps, piece, shareable
-from localllm.generation.sampling import Sampler, SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.request import Answering, AnswerRequest
+from localllm.generation.sampling.sampler import Sampler, SamplingOptions
+from localllm.generation.scheduler import Batch, Live
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.speculation import speculative_batch as leaps
 from localllm.kernels.arguments import PAGE
 
 PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine

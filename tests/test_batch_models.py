@@ -8,10 +8,10 @@ import pytest
 
 from localllm import api, builtin_model
 from localllm.errors import ContextError, MemoryLimitError
-from localllm.generation.batch import Batch
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import SamplingOptions
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.scheduler import Batch
 from localllm.kernels.arguments import PAGE
 
 GREEDY = GenerationOptions(24, sampling=SamplingOptions(temperature=0))

@@ -23,21 +23,21 @@ from test_cli import ENVIRONMENT, PROGRAM, posix
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
-from localllm.cli import bench as bench_command
-from localllm.cli.bench import NARROW, Numbers, cells
+from localllm.cli.commands import bench as bench_command
+from localllm.cli.commands.bench import NARROW, Numbers, cells
 from localllm.engine.cpu import bandwidth
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import Remembered
+from localllm.kernels.reference_cache import Remembered
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan
-from localllm.services.costs import MatrixCosts
+from localllm.services.token_costs import MatrixCosts
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case
 COSTS = MatrixCosts(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)

@@ -14,18 +14,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch import mamba2
-from localllm.arch.fields import Fields
-from localllm.cli import config, llama_names, opening
+from localllm.arch.families import mamba2
+from localllm.arch.metadata import Fields
+from localllm.cli import compat as llama_names
+from localllm.cli import open_model as opening
+from localllm.cli.commands import config
 from localllm.convert import rope_scaling
 from localllm.convert.config import Config
 from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
-from localllm.files import file_hash, known, logits_file, prefix_files
+from localllm.files import logits_file
+from localllm.files.cache import file_hash, prefix_files
+from localllm.files.cache import validated_cache as known
+from localllm.files.cache.prefix_files import Kept
 from localllm.files.logits_file import LogitsWriter, row_numbers, scored
-from localllm.files.prefix_files import Kept
-from localllm.generation.thinking import overlap
-from localllm.services import bench, quantize, receipts
+from localllm.generation.reasoning import overlap
+from localllm.quantizing import quantize
+from localllm.services import bench, receipts
 from localllm.services.scores import Comparison, mean, of_logarithm, statistics
 from localllm.system import cpu
 
@@ -287,8 +292,8 @@ def test_a_run_ends_where_the_next_begins(later: int):
 
 def test_two_caches_are_as_one():
     """Of the computer and of a card: each gets its part of what is kept, and no more or less is taken."""
-    from localllm.arch.states import Paged
-    from localllm.arch.storage import KVType
+    from localllm.arch.kv_cache_types import KVType
+    from localllm.arch.layer_state import Paged
     from localllm.engine.memory.cache import KVCache
     from localllm.engine.memory.joint_cache import JointCache
 
@@ -309,8 +314,8 @@ def test_two_caches_are_as_one():
 
 
 def test_a_cache_that_nothing_can_hold(monkeypatch):
-    from localllm.arch.states import Paged
-    from localllm.arch.storage import KVType
+    from localllm.arch.kv_cache_types import KVType
+    from localllm.arch.layer_state import Paged
     from localllm.engine.memory import cache
 
     def refuse(self, size):

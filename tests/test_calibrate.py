@@ -18,41 +18,44 @@ import pytest
 from tiny_model import write_tiny_model
 
 from localllm.arch import architecture
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.main import main
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.observe import SquareSums
-from localllm.engine.record.recorder import recorded
 from localllm.engine.run import Span
+from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.recorder import recorded
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.record_file import RecordFile
-from localllm.files.source import map_under
+from localllm.files.cache.array_log import RecordFile
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.tensor_source import map_under
+from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import Reference, dequantize
-from localllm.kernels.remembered import Remembered
-from localllm.kernels.widen import Widener
-from localllm.quant.eight_bits import rounded
+from localllm.kernels.reference_cache import Remembered
+from localllm.quant.activation_rounding import rounded
+from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.encode import encode
-from localllm.quant.feedback import Feedback, cost, factor, shrunk
 from localllm.quant.formats import BY_NAME
+from localllm.quant.gptq import Feedback, cost, factor, shrunk
+from localllm.quant.hessian import DAMPINGS, FAR, Moments, mean_moments, squares_that_count
 from localllm.quant.layouts import floats_at
-from localllm.quant.moments import DAMPINGS, FAR, Moments, mean_moments, squares_that_count
-from localllm.quant.opened import OPENABLE, codes_of, decoded, put_codes, scales_of
 from localllm.quant.recipes import RECIPES
-from localllm.services import calibration_texts, corrected, folding, sequential
-from localllm.services.by_need import bits_of, fitting, size_of
-from localllm.services.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
-from localllm.services.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
-from localllm.services.corrected import as_done
-from localllm.services.last_reads import LastReads
-from localllm.services.made_with import calibration, made_with
-from localllm.services.needs import Need, candidates, chosen, predicted, total
-from localllm.services.quantize import open_source, run, widener_of
-from localllm.services.quantize_plan import QuantizeRequest, make_plan
-from localllm.services.sequential import MatrixRows, Parts, Sequential
-from localllm.services.survey import Coarse, MatrixBlocks, divergence, is_free, rounding_cost
+from localllm.quantizing import calibration_texts
+from localllm.quantizing import layerwise_runner as sequential
+from localllm.quantizing import scale_folding as folding
+from localllm.quantizing.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
+from localllm.quantizing.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
+from localllm.quantizing.layerwise_runner import MatrixRows, Parts, Sequential
+from localllm.quantizing.liveness import LastReads
+from localllm.quantizing.mixed_precision import refine as corrected
+from localllm.quantizing.mixed_precision.measure import Coarse, MatrixBlocks, divergence, is_free, rounding_cost
+from localllm.quantizing.mixed_precision.plan import bits_of, fitting, size_of
+from localllm.quantizing.mixed_precision.refine import as_done
+from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, chosen, predicted, total
+from localllm.quantizing.plan import QuantizeRequest, make_plan
+from localllm.quantizing.quantize import open_source, run, widener_of
+from localllm.services.quantization_info import calibration, made_with
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -180,7 +183,7 @@ def test_freed_activations_go_back_to_the_system():
 import platform
 import re
 from pathlib import Path
-from localllm.services.calibrate import LARGE
+from localllm.quantizing.calibrate import LARGE
 from localllm.system.memory import give_back_from
 
 def held():

@@ -14,7 +14,11 @@ from conftest import ROOT
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.call_format import (
+from localllm.generation.constraints.union_matcher import Either
+from localllm.generation.parameter_forms import anything, form_of
+from localllm.generation.parameter_grammar import regex
+from localllm.generation.reasoning import ANSWER, SIGN, Thinking
+from localllm.generation.tools.tool_call_format import (
     GENERIC,
     HARMONY,
     ID,
@@ -25,13 +29,9 @@ from localllm.generation.call_format import (
     call_format,
     common_form,
 )
-from localllm.generation.call_reader import ARGUMENTS, CALL, CallReader
-from localllm.generation.calls import Calls, Tool, ToolUse
-from localllm.generation.either import Either
-from localllm.generation.parameter_forms import anything, form_of
-from localllm.generation.parameter_grammar import regex
-from localllm.generation.thinking import ANSWER, SIGN, Thinking
-from localllm.generation.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, CallReader
+from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
+from localllm.generation.tools.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
 from localllm.text.templates import ChatTemplate
 
 ENDS = [
@@ -188,7 +188,7 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
         folder = request.getfixturevalue("shared") / "templates"
         format = format_of((folder / f"{FILES[name]}.jinja").read_text(encoding="utf-8"))[1]
     from localllm.generation.generate import GenerationOptions, Task
-    from localllm.generation.sampling_options import SamplingOptions
+    from localllm.generation.sampling.options import SamplingOptions
 
     tools = {tool.name: tool for tool in (WEATHER, TIME)}
     whole = 0
@@ -198,7 +198,7 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
         calls = Calls(use, format, guide.tokenizer)
         prompt = guide.session.encode_chat([{"role": "user", "content": "Hi"}])
         decoder = guide.tokenizer.stream(continued=True)
-        from localllm.generation.answering import AnswerRequest
+        from localllm.generation.request import AnswerRequest
 
         heard = list[tuple[str, str]]()
         task = Task(prompt, decoder, options, calls=calls)

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from localllm.arch import ARCHITECTURES
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.models_folder import QUANTIZATION, ModelFile, model_files, models_folder, normal, size_of
 from localllm.services import catalogue
 from localllm.services.catalogue import (

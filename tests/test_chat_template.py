@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.errors import ModelError, UsageError
-from localllm.text import limits
 from localllm.text import sandbox as template_sandbox
+from localllm.text import template_limits as limits
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import checked
 from localllm.text.templates import ChatTemplate, _as_read, _in_parts, _reason

@@ -20,13 +20,19 @@ from vocabularies import metadata, write_vocabulary
 
 import localllm
 from localllm.arch import ARCHITECTURES
-from localllm.cli import commands, main, pulling, remaining, rm, terminal
-from localllm.cli.render import size
-from localllm.cli.run import whole_prompt
+from localllm.cli import main
+from localllm.cli import registry as commands
+from localllm.cli import resolve_model as pulling
+from localllm.cli.commands import rm
+from localllm.cli.commands.run import whole_prompt
+from localllm.cli.terminal import eta as remaining
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.render import size
 from localllm.errors import UsageError
-from localllm.files import prefix_files, written_file
-from localllm.generation.answers import Answer
-from localllm.generation.sampling_options import DEFAULTS, LETTERS
+from localllm.files.cache import ngram_cache_file as written_file
+from localllm.files.cache import prefix_files
+from localllm.generation.beam_search import Answer
+from localllm.generation.sampling.options import DEFAULTS, LETTERS
 from localllm.generation.session import Session
 
 PROGRAM = [sys.executable, "-m", "localllm"]
@@ -499,7 +505,7 @@ def test_ctrl_c_at_the_end_changes_nothing(words: list[str], code: int):
 TELLING = """
 import sys
 from localllm.cli.main import main
-from localllm.generation.sampling import Sampler
+from localllm.generation.sampling.sampler import Sampler
 accept = Sampler.accept
 def tell(self, token):
     Sampler.accept = accept

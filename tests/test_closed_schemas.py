@@ -11,10 +11,10 @@ from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.generation.calls import Tool
 from localllm.generation.closed_schemas import closed
-from localllm.generation.constraints import fits
-from localllm.generation.schemas import exact
+from localllm.generation.constraints.constraint import fits
+from localllm.generation.constraints.schemas import exact
+from localllm.generation.tools.tool_grammar import Tool
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}

@@ -14,9 +14,9 @@ import localllm
 from localllm.api import Model
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.options import EngineOptions
-from localllm.files import prefix_files
-from localllm.files.prefix_files import PrefixAbout, open_kept, write_kept
-from localllm.services.imatrix import Collector
+from localllm.files.cache import prefix_files
+from localllm.files.cache.prefix_files import PrefixAbout, open_kept, write_kept
+from localllm.quantizing.imatrix import Collector
 from localllm.services.perplexity import ChunkReader
 
 SIZE = 16  # tokens of a chunk

@@ -21,18 +21,19 @@ from test_cli import posix
 from test_embed import with_words
 
 import localllm
-from localllm.cli import llama_names, opening
+from localllm.cli import compat as llama_names
+from localllm.cli import open_model as opening
 from localllm.cli.app import OPTIONS, context_of
+from localllm.cli.argv import read_words, separate
 from localllm.cli.command import command
-from localllm.cli.commands import COMMANDS, params_of, require_command
-from localllm.cli.completion import possible
+from localllm.cli.commands.completion import possible
 from localllm.cli.defaults import silenced
-from localllm.cli.escapes import unescaped
 from localllm.cli.help_text import columns, command_help
+from localllm.cli.options.sampling import token_bias
 from localllm.cli.parameters import Parameter, argument, option
-from localllm.cli.prompt import whole_prompt
-from localllm.cli.sampling import token_bias
-from localllm.cli.words import read_words, separate
+from localllm.cli.prompt_input import whole_prompt
+from localllm.cli.registry import COMMANDS, params_of, require_command
+from localllm.cli.terminal.escapes import unescaped
 from localllm.errors import UsageError
 from localllm.files.settings import settings
 

@@ -15,53 +15,57 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.apertus import read_by_layer
-from localllm.cli import (
-    chat_commands,
-    drawing,
-    embed,
-    endpoint,
-    fit,
-    inspect,
-    opening,
-    options,
-    pulling,
-    report,
-    serve,
+from localllm.arch.families.apertus import read_by_layer
+from localllm.cli import open_model as opening
+from localllm.cli import resolve_model as pulling
+from localllm.cli.commands import embed, fit, inspect, serve
+from localllm.cli.commands import map as map_command
+from localllm.cli.commands import pull as pull_command
+from localllm.cli.commands.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
+from localllm.cli.interactive import slash_commands as chat_commands
+from localllm.cli.options import endpoint
+from localllm.cli.options import shared as options
+from localllm.cli.options import tools as tool_options
+from localllm.cli.options.constraint import Shape, Thoughts, text_of, variables_of
+from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.generation import system_message
+from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.sampling import ExactSampling
+from localllm.cli.options.shared import layers
+from localllm.cli.terminal import (
+    output as terminal,
+)
+from localllm.cli.terminal import (
+    result_report as report,
+)
+from localllm.cli.terminal import (
     session_list,
-    terminal,
     tool_calls,
-    tool_options,
     vector_output,
 )
-from localllm.cli import map as map_command
-from localllm.cli import pull as pull_command
-from localllm.cli.asking import system_message
-from localllm.cli.endpoint import EndpointGroup
-from localllm.cli.filling import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
-from localllm.cli.images import ImageGroup
-from localllm.cli.options import layers
-from localllm.cli.quantize import meant_type, needed, require_consent, sizing, understood, with_texts
-from localllm.cli.sampling import ExactSampling
-from localllm.cli.shape import Shape, Thoughts, text_of, variables_of
-from localllm.cli.vector_output import output_of
+from localllm.cli.terminal import (
+    stream_renderer as drawing,
+)
+from localllm.cli.terminal.vector_output import output_of
 from localllm.convert.config import Config
 from localllm.convert.projectors.internvl import one_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
-from localllm.files import ahead, hollow
-from localllm.files.checked import Checked
 from localllm.files.folders import make_private
-from localllm.files.gguf_header import HeaderReader
-from localllm.files.gguf_writer import Output, write_gguf
-from localllm.files.projectors import projector_among
+from localllm.files.gguf import header_only as hollow
+from localllm.files.gguf import prefault as ahead
+from localllm.files.gguf.header import HeaderReader
+from localllm.files.gguf.metadata_reader import Checked
+from localllm.files.gguf.projectors import projector_among
+from localllm.files.gguf.writer import Output, write_gguf
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.said_call import SaidCall
+from localllm.generation.tools.tool_call import SaidCall
 from localllm.quant.recipes import RECIPES
+from localllm.quantizing.mixed_precision.plan import bits_of, read_formats, size_of, with_formats, write_formats
+from localllm.quantizing.plan import QuantizeRequest
 from localllm.services import outputs, pull
-from localllm.services.by_need import bits_of, read_formats, size_of, with_formats, write_formats
 from localllm.services.catalogue import HubReference
 from localllm.services.pull import Pulled
-from localllm.services.quantize_plan import QuantizeRequest
 from localllm.services.records import Record
 from localllm.services.tools.box import Outcome
 
@@ -922,7 +926,8 @@ def test_which_words_are_texts(words: str, before: str, texts: str):
 
 def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """The file of the plan is not replaced by mistake, and nothing is measured then."""
-    from localllm.services import by_need, folding
+    from localllm.quantizing import scale_folding as folding
+    from localllm.quantizing.mixed_precision import plan as by_need
 
     asked: list[Any] = []
     chosen = SimpleNamespace(predicted=0.12345, usual=0.2, found=0.1, formats={"a": "Q8_0"})
@@ -981,8 +986,8 @@ def test_files_are_neither_replaced_nor_made_larger_unless_that_is_said(tmp_path
 
 
 def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from localllm.cli import quantize as command
-    from localllm.services import quantize as service
+    from localllm.cli.commands import quantize as command
+    from localllm.quantizing import quantize as service
 
     asked: list[Any] = []
     plan: Any = SimpleNamespace(
@@ -1230,8 +1235,9 @@ def test_how_far_many_prompts_are(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]):
     """What two prompts begin with counts once, with the latest; the sum is of all."""
-    from localllm.cli import cache
-    from localllm.files import prefix_files, written_file
+    from localllm.cli.commands import cache
+    from localllm.files.cache import ngram_cache_file as written_file
+    from localllm.files.cache import prefix_files
 
     told: list[str] = []
     monkeypatch.setattr(cache, "dim", told.append)

@@ -11,14 +11,17 @@ import pytest
 from invoked import Opened, Told, flat, invoke, told_by
 
 from localllm import api
-from localllm.cli import chat, embed, endpoint, map, opening, quantize, run
+from localllm.cli import open_model as opening
 from localllm.cli.app import context_of
-from localllm.cli.commands import COMMANDS, params_of
+from localllm.cli.commands import chat, embed, map, quantize, run
+from localllm.cli.options import endpoint
+from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
+from localllm.quantizing import plan as quantize_plan
 from localllm.services import map as map_service
-from localllm.services import map_ray, quantize_plan
+from localllm.services import map_ray
 from localllm.services.remote import mapping
 
 # ---- how a model is opened
@@ -262,8 +265,8 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep
     ],
 )  # fmt: skip
 def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
-    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
-    monkeypatch.setattr("localllm.services.quantize.require_sense", lambda source, overrides: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.quantizing.quantize.require_sense", lambda source, overrides: None)
     told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
     recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
     patterns = [[pattern.pattern, name] for pattern, name in chosen[4]]
@@ -276,7 +279,7 @@ def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], t
     ("line", "threads", "force"), [("", None, False), ("5", 5, False), ("-t 3 --force", 3, True), ("5 -t 3", 3, False)]
 )
 def test_how_quantize_does_it(line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path):
-    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
     out = str(tmp_path / "out")
     told = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
     assert (told["target"], told["threads"]) == (out, threads)
@@ -311,7 +314,7 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
 
 def test_how_a_conversation_looks(tiny: str, monkeypatch):
     """On a terminal; -p asks first, images wait for it."""
-    from localllm.cli import conversation
+    from localllm.cli.interactive import conversation
 
     did: list[Any] = []
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
@@ -432,7 +435,7 @@ def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
     name, *words = line.split()
     above = context_of(name)
     monkeypatch.setattr(sys, "stdin", None)
-    monkeypatch.setattr("localllm.cli.terminal.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
     monkeypatch.setattr("localllm.server.run.run", lambda *told: None)
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     with pytest.raises(UsageError) as error:

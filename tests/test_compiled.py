@@ -70,7 +70,7 @@ def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: p
 
 
 def test_every_source_and_the_cpu_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from localllm.quant import compiled
+    from localllm.quant import numba_cache as compiled
 
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     folders = set()

@@ -18,15 +18,16 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ConstraintError, UsageError
-from localllm.generation import constraints, schemas
-from localllm.generation.constraints import Constraint, Matcher, constraint_of, matcher_of
+from localllm.generation.constraints import constraint as constraints
+from localllm.generation.constraints import schemas
+from localllm.generation.constraints.constraint import Constraint, Matcher, constraint_of, matcher_of
+from localllm.generation.constraints.schemas import exact
+from localllm.generation.constraints.token_mask import Guide
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.guide import Guide
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.schemas import exact
-from localllm.generation.sequences import Sequences
+from localllm.generation.reasoning import ANSWER, FORMATS, Thinking
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Session
-from localllm.generation.thinking import ANSWER, FORMATS, Thinking
 from localllm.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -12,8 +12,8 @@ from tiny_model import write_tiny_model
 from localllm import api
 from localllm.errors import UsageError
 from localllm.generation.continuation import begun_answer
-from localllm.generation.thinking import FORMATS, Tags
-from localllm.generation.turns import SoFar
+from localllm.generation.conversation import SoFar
+from localllm.generation.reasoning import FORMATS, Tags
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from localllm.cli import chat_commands, conversation, terminal
-from localllm.cli.chat_commands import Leaving, Tools, execute, offered
-from localllm.cli.conversation import Conversation, statistics
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.interactive import conversation
+from localllm.cli.interactive import slash_commands as chat_commands
+from localllm.cli.interactive.conversation import Conversation, statistics
+from localllm.cli.interactive.slash_commands import Leaving, Tools, execute, offered
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.conversation import SoFar, Turns
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.said_call import SaidCall
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.thinking import ANSWER, THOUGHT
-from localllm.generation.turns import SoFar, Turns
+from localllm.generation.reasoning import ANSWER, THOUGHT
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.tools.tool_call import SaidCall
 from localllm.services import sessions
 from localllm.services.sessions import SessionModel
 

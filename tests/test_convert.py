@@ -35,7 +35,7 @@ from localllm.convert.token_table import Tokens
 from localllm.convert.tokens import cuts_nothing, groups_of_merges, merge_pairs, prepends_space, refuse_normalizer
 from localllm.convert.vocabulary import VocabularySettings, switches, vocabulary_metadata
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.tokenizer import Tokenizer
 

@@ -29,15 +29,15 @@ from localllm.convert.families import family_of
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.pretokenizer_name import pretokenizer_name
 from localllm.convert.tensors import as_float32
+from localllm.engine.embedding_runner import TextReader
 from localllm.engine.options import EngineOptions
-from localllm.engine.texts import TextReader
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation import speculation
-from localllm.generation.embedding import has_head
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.embedding.embedder import has_head
+from localllm.generation.speculation import acceptance as speculation
 from localllm.quant.recipes import recipe_named
-from localllm.services.quantize import open_source, run
-from localllm.services.quantize_plan import COPY, QuantizeRequest, make_plan
+from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
+from localllm.quantizing.quantize import open_source, run
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("checkpoints.json").read_text())
 

@@ -31,9 +31,9 @@ from localllm.convert.projectors.internvl import internvl
 from localllm.convert.projectors.lfm2vl import lfm2vl
 from localllm.convert.projectors.llava import llava15
 from localllm.convert.projectors.parts import SeeingConfig, sizes_of
-from localllm.engine.pictures import PictureReader
+from localllm.engine.vision_encoder import PictureReader
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 Tensors = dict[str, np.ndarray]
 OF_CONFIGS = config_readings.recorded()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Original
 
 import localllm
 from localllm.convert import open_folder
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.text.normalizing import composed, composes
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import read_vocabulary

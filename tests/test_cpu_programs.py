@@ -5,26 +5,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.states import Latent, Paged, Recurrent
-from localllm.engine import pictures
-from localllm.engine.cpu import backend, bandwidth, passing, rows, shift, threads
-from localllm.engine.cpu import pieces as pieces_module
+from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.engine import vision_encoder as pictures
+from localllm.engine.cpu import backend, bandwidth, rows, threads
+from localllm.engine.cpu import kernel_variants as pieces_module
 from localllm.engine.cpu import program as program_module
+from localllm.engine.cpu import rope_shift as shift
+from localllm.engine.cpu import streaming_run as passing
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.cpu.passing import PassedPiece, Passing, pieces_of
-from localllm.engine.cpu.pieces import Loader, PiecedProduct, Pieces
+from localllm.engine.cpu.kernel_variants import Loader, PiecedProduct, Pieces
 from localllm.engine.cpu.program import Program
+from localllm.engine.cpu.rope_shift import KeyTurner
 from localllm.engine.cpu.rows import RowProgram
-from localllm.engine.cpu.shift import KeyTurner
+from localllm.engine.cpu.streaming_run import PassedPiece, Passing, pieces_of
 from localllm.engine.cpu.threads import Team, Threads
 from localllm.engine.memory.reserved import Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.pictures import PictureReader
-from localllm.engine.record.operations import ALL, WANTED, Routed
 from localllm.engine.run import BATCH, Header, Span, Text
+from localllm.engine.trace.operations import ALL, WANTED, Routed
+from localllm.engine.vision_encoder import PictureReader
 from localllm.errors import ModelError, UnsupportedError
-from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
 
 # ---- weights that are given back ------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from localllm.engine.cuda import device as cuda_device
 from localllm.engine.cuda.card import Grid, Launch, LibraryProduct
 from localllm.engine.cuda.device import CudaCard, NoCardError
 from localllm.engine.cuda.lowering import encoded, kernels_of
-from localllm.engine.cuda.products import Within
+from localllm.engine.cuda.matmul import Within
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
 

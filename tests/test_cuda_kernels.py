@@ -11,7 +11,7 @@ from test_attention import BLOCKS, NAMES, Header, decoded, encoded
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import hadamard
+from localllm.kernels.reference_cache import hadamard
 
 COUNT = 3  # rows; there may be one more
 twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)

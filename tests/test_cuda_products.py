@@ -7,7 +7,7 @@ from kernel_calls import dequantized as weights_of
 from simulated import launch
 
 from localllm.kernels.cuda import grid
-from localllm.kernels.cuda.product.planes import PLAIN, PLANES, offset, row_bytes, stored_as
+from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, offset, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.layouts import floats_at
 

@@ -6,8 +6,8 @@ from kernel_calls import at_end_of_page, normal, padded, vector
 from simulated import launch
 from test_recurrent_kernels import Run, in_blocks, in_columns, moved, weight
 
+from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.states import Recurrent
 from localllm.kernels.reference import Reference
 
 COUNTS = [3, 1]  # tokens of each sequence

@@ -7,12 +7,12 @@ import pytest
 from simulated import SimulatedCard
 from test_recorded import tensor
 
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged, Recurrent
-from localllm.arch.storage import KVType
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight
-from localllm.engine.cuda import products
+from localllm.engine.cuda import matmul as products
 from localllm.engine.cuda import program as card_program
 from localllm.engine.cuda import weights as card_weights
 from localllm.engine.cuda.cache import CudaCache
@@ -25,11 +25,11 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.record.operations import WANTED
-from localllm.engine.record.recorder import Recorder
 from localllm.engine.run import Header, Span, Text
+from localllm.engine.trace.operations import WANTED
+from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import CHOOSING, parameters
 from localllm.quant.formats import BY_NAME

@@ -11,7 +11,7 @@ from simulated import SimulatedCard
 from test_texts import nmse, opened
 
 from localllm.engine.cuda import devices
-from localllm.engine.cuda import texts as card_texts
+from localllm.engine.cuda import embedding_runner as card_texts
 from localllm.engine.options import EngineOptions
 from localllm.kernels.arguments import PAGE
 

@@ -18,12 +18,12 @@ from conftest import ROOT
 
 import localllm
 from localllm import builtin_model
-from localllm.cli import prompt as prompts
-from localllm.cli import terminal
+from localllm.cli import prompt_input as prompts
+from localllm.cli.argv import Words, as_typed
 from localllm.cli.command import command
+from localllm.cli.commands.run import run
 from localllm.cli.main import LEAST_MEMORY
-from localllm.cli.run import run
-from localllm.cli.words import Words, as_typed
+from localllm.cli.terminal import output as terminal
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
 from localllm.files.safe_file import OnlyWriter

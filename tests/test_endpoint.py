@@ -19,9 +19,9 @@ from tool_talker import QWEN, ToolTalker
 
 from localllm import api
 from localllm.errors import ContextError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
 from localllm.server.guard import Rules
 from localllm.services.remote.dialect import DIALECTS, OTHER, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError

@@ -13,12 +13,12 @@ from engines import SingleEngine, bound, open_engine
 from guarded import model as small_model
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
-from localllm.arch.states import Paged
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Paged
 from localllm.engine.memory import cache
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 
 BACKENDS = ["cpu", "reference"]
@@ -444,7 +444,7 @@ import sys
 from pathlib import Path
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

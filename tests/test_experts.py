@@ -27,9 +27,9 @@ from localllm.arch.routing import Routing
 from localllm.arch.verbs import swiglu_limited
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.observe import SquareSums
+from localllm.engine.trace.imatrix_collector import SquareSums
 from localllm.errors import ModelError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels import cpu
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from localllm.kernels.build.library import Library

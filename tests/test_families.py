@@ -11,14 +11,14 @@ from engines import bound
 from models import write_model
 
 from localllm.arch import ARCHITECTURES, architecture
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import ALL, Activation
-from localllm.engine.record.recorder import recorded
+from localllm.engine.trace.operations import ALL, Activation
+from localllm.engine.trace.recorder import recorded
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
@@ -142,7 +142,7 @@ def test_heads_of_alibi(golden, heads, bias):
 
 
 def test_slopes_of_alibi():
-    from localllm.arch.mpt import alibi_slopes
+    from localllm.arch.families.mpt import alibi_slopes
 
     assert alibi_slopes(8, 8.0) == tuple(2.0**-i for i in range(1, 9))
     assert alibi_slopes(12, 8.0)[8:] == (2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5)
@@ -369,7 +369,7 @@ def test_what_a_family_refuses_if_the_tensors_would_fit(golden, name, fields, pr
     """Without the checks of what metadata and tensors say together."""
     file = golden(name)
     arch, vocab = file.metadata["general.architecture"], fields.pop("vocab_size", 8496)
-    read = import_module(f"localllm.arch.{ARCHITECTURES[arch]}").read
+    read = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}").read
     read(Fields(file.metadata, "m", 8496))
     with pytest.raises(ModelError, match=problem):
         read(Fields(file.metadata | {f"{arch}.{key}": value for key, value in fields.items()}, "m", vocab))
@@ -491,7 +491,7 @@ def test_tensors_that_are_missing(golden, name, lost):
 def said(file) -> list:
     """What a family says of a file, operation by operation, whatever tensors say of metadata."""
     arch = file.metadata["general.architecture"]
-    module = import_module(f"localllm.arch.{ARCHITECTURES[arch]}")
+    module = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}")
     h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
     return recorded(file, module.forward, Weights(file.tensors), h, 128).operations
 
@@ -561,7 +561,7 @@ def test_tensors_of_other_sizes(golden, name, tensor, problem):
 
 
 def test_how_fast_heads_fade(golden):
-    from localllm.arch import minimax_01
+    from localllm.arch.families import minimax_01
 
     file = golden("minimax_01")
     h = architecture(file)[1]

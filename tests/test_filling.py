@@ -15,11 +15,11 @@ from models.golden import kept, prompt
 from models.vocabulary import vocabulary
 from test_goldens import nmse
 
-from localllm.cli.filling import Diffusion, fill
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.options.diffusion import Diffusion, fill
+from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import ContextError, UnsupportedError, UsageError
-from localllm.generation import filling
-from localllm.generation.filling import (
+from localllm.generation import diffusion as filling
+from localllm.generation.diffusion import (
     CONFIDENCE,
     ENTROPY,
     MARGIN,

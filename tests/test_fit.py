@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.states import Paged, cache_bytes
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Paged, cache_bytes
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 from localllm.services import fit, hub, pull
 from localllm.services.catalogue import MissingError
-from localllm.services.costs import MatrixCosts
 from localllm.services.fit import SHARE, WORKING, longest, of_file, verdict
+from localllm.services.token_costs import MatrixCosts
 
 
 def tensors(*given: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:

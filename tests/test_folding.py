@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 
 from localllm.arch import architecture
+from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
-from localllm.engine.record.folds import Fold, folds
-from localllm.engine.record.operations import ALL, Activation
-from localllm.engine.record.recorder import Recorder, recorded
+from localllm.engine.trace.operations import ALL, Activation
+from localllm.engine.trace.recorder import Recorder, recorded
+from localllm.engine.trace.scale_folding import Fold, folds
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile, Tensor
-from localllm.files.record_file import RecordFile
-from localllm.kernels.widen import Widener
-from localllm.quant.eight_bits import rounded
+from localllm.files.cache.array_log import RecordFile
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.kernels.dequantize_rows import Widener
+from localllm.quant.activation_rounding import rounded
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES
-from localllm.services import folding
-from localllm.services.calibrate import Calibration
-from localllm.services.folded import FoldedSource
-from localllm.services.folding import FoldReader, Watched, mean_squares, scales_for, usual
-from localllm.services.made_with import SCALED
-from localllm.services.originals import Originals
-from localllm.services.quantize import open_source
-from localllm.services.quantize_plan import QuantizeRequest, TensorJob, make_plan
-from localllm.services.sequential import FinishedError, Inputs
+from localllm.quantizing import scale_folding as folding
+from localllm.quantizing.calibrate import Calibration
+from localllm.quantizing.folded_source import FoldedSource
+from localllm.quantizing.layerwise_runner import FinishedError, Inputs
+from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
+from localllm.quantizing.quantize import open_source
+from localllm.quantizing.scale_folding import FoldReader, Watched, mean_squares, scales_for, usual
+from localllm.services.quantization_info import SCALED
 
 TEXT = "hello world, " * 60
 # Of a tied embedding, experts, a latent of attention, recurrent layers, norms of heads and behind blocks, biases, fused

@@ -10,7 +10,7 @@ import pytest
 from test_gguf_file import write_everything, write_split
 
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 # Numbers that break careless arithmetic, as a 32-bit or 64-bit field.
 HOSTILE = [

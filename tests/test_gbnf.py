@@ -13,10 +13,10 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation import grammar_automaton, network
-from localllm.generation.constraints import Constraint, Matcher, matcher_of
+from localllm.generation.constraints.constraint import Constraint, Matcher, matcher_of
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 

@@ -10,16 +10,17 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation import generate, leaps
-from localllm.generation.calls import ToolUse
-from localllm.generation.draft_model import Drafter, account_of
+from localllm.generation import generate
+from localllm.generation.context_overflow import Rolling
 from localllm.generation.generate import Generation, GenerationOptions, Making, Task
-from localllm.generation.leaps import Leaps
-from localllm.generation.overflow import Rolling
-from localllm.generation.reuse import common
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
-from localllm.generation.thinking import ANSWER, TextPart
+from localllm.generation.prefix_match import common
+from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation.draft_model import Drafter, account_of
+from localllm.generation.speculation.speculative_batch import Leaps
+from localllm.generation.tools.tool_grammar import ToolUse
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.tokenizer import Tokenizer
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files import gguf_file, gguf_header
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf import file as gguf_file
+from localllm.files.gguf import header as gguf_header
+from localllm.files.gguf.file import GGUFFile
 
 F32, Q8_0 = 0, 8  # formats
 U8, I32, U32, STRING, ARRAY, BOOL, U64 = 0, 5, 4, 8, 9, 7, 10  # value types
@@ -496,7 +497,7 @@ def test_refuses_a_file_without_permission(tmp_path, monkeypatch):
 
     path = tmp_path / "model.gguf"
     path.write_bytes(built())
-    monkeypatch.setattr("localllm.files.gguf_file.open_file", denied)
+    monkeypatch.setattr("localllm.files.gguf.file.open_file", denied)
     assert refusal(path) == f"{path}: no permission to read this file"
 
 

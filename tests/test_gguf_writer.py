@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_writer import Output, Packed, packed, write_gguf
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.writer import Output, Packed, packed, write_gguf
 from localllm.quant.formats import BY_NAME
 
 VALUES = {

@@ -12,12 +12,12 @@ from tiny_model import CHATML, write_tiny_model
 import localllm
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import UsageError
-from localllm.files import prefix_files
-from localllm.generation import sequences as waiting
-from localllm.generation.constraints import constraint_of
+from localllm.files.cache import prefix_files
+from localllm.generation import sequence_pool as waiting
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 

@@ -20,23 +20,24 @@ from test_reuse import TakenLock
 
 from localllm import api
 from localllm.arch import architecture
-from localllm.arch.guessing import Guessed, guessing_state, has_guessing_layer
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.mtp import Guessed, guessing_state, has_guessing_layer
 from localllm.arch.weights import Weights
-from localllm.engine import guess_head
+from localllm.engine import draft_head as guess_head
+from localllm.engine.draft_head import GuessHead
+from localllm.engine.draft_head_source import GuessSource, head, own_layer
 from localllm.engine.engine import Engine
-from localllm.engine.guess_head import GuessHead
-from localllm.engine.guess_source import GuessSource, head, own_layer
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.runs import LATER, Runs
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation import leaps, speculation
-from localllm.generation.draft_model import account_of
-from localllm.generation.leaps import FEW
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.speculation import acceptance as speculation
+from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation.draft_model import account_of
+from localllm.generation.speculation.speculative_batch import FEW
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import Remembered
+from localllm.kernels.reference_cache import Remembered
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own
 NAMES = [*OWN, *MADE, *HEADS]

@@ -8,18 +8,18 @@ import pytest
 from test_command_line import parsed
 
 import localllm
-from localllm.cli.chat_commands import execute
-from localllm.cli.chat_options import changed
-from localllm.cli.completion import possible
-from localllm.cli.config import config
-from localllm.cli.map import of_input
-from localllm.cli.opening import compiling
-from localllm.cli.render import columns
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.commands.completion import possible
+from localllm.cli.commands.config import config
+from localllm.cli.commands.map import of_input
+from localllm.cli.interactive.settings import changed
+from localllm.cli.interactive.slash_commands import execute
+from localllm.cli.open_model import compiling
+from localllm.cli.terminal.output import ProgressLine
+from localllm.cli.terminal.render import columns
 from localllm.errors import UsageError
-from localllm.files.gguf_file import description
-from localllm.generation.answers import Answer, distinct
-from localllm.generation.constraints import Constraint, in_ascii
+from localllm.files.gguf.file import description
+from localllm.generation.beam_search import Answer, distinct
+from localllm.generation.constraints.constraint import Constraint, in_ascii
 from localllm.generation.generate import GenerationOptions
 from localllm.services.catalogue import translated
 from localllm.services.hub import unreached

@@ -11,7 +11,7 @@ from terminal import Terminal, drawn, plain
 from test_chat import TALKER, talk  # noqa: F401  a fixture
 from wcwidth import wcswidth
 
-from localllm.cli import chat_commands
+from localllm.cli.interactive import slash_commands as chat_commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from test_recorded import x
 
-from localllm.arch.states import Latent, Paged, Recurrent
-from localllm.arch.storage import KVType
-from localllm.engine import guess_head
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.fusion import with_integers
 from localllm.engine.cuda.program import Arena
-from localllm.engine.guess_head import GuessHead
+from localllm.engine.draft_head import GuessHead
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory import reserved

@@ -71,8 +71,8 @@ EXCEPTIONS = {
     "localllm.quant.codebook.": "compiled by Numba, which takes arrays one by one",
     "localllm.cli.": "Typer reads a command's options off its parameters",
     "localllm.api.open_model": "what users say when they open a model, each by its name",
-    "localllm.generation.answers.answers": "a prompt, what answers it and what the answers are like",
-    "localllm.services.imatrix.__init__": "what is read, for what, and how",
+    "localllm.generation.beam_search.answers": "a prompt, what answers it and what the answers are like",
+    "localllm.quantizing.imatrix.__init__": "what is read, for what, and how",
 }
 
 

@@ -12,15 +12,16 @@ from models import model
 from readings import metadata_of
 from readings import read as read_again
 
-from localllm.arch import ARCHITECTURES, REFUSED, architecture, llama
+from localllm.arch import ARCHITECTURES, REFUSED, architecture
 from localllm.arch.attention import Transformer
-from localllm.arch.fields import Fields
-from localllm.arch.general import require_general
+from localllm.arch.families import llama
+from localllm.arch.general_metadata import require_general
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import with_sections
 from localllm.arch.rope import Rope
-from localllm.arch.sections import with_sections
-from localllm.arch.states import Paged
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.oddities import Oddities
 
 METADATA = {
@@ -319,7 +320,7 @@ def of_size(name: str, vocab: int = 272, **sizes) -> Any:
     made = model(name)
     changed = {f"{made.arch}.{key.replace('__', '.')}": value for key, value in sizes.items()}
     metadata = {key: value for key, value in (made.metadata | changed).items() if value is not None}
-    module = import_module(f"localllm.arch.{ARCHITECTURES[made.arch]}")
+    module = import_module(f"localllm.arch.families.{ARCHITECTURES[made.arch]}")
     return module.read(Fields(metadata, "model.gguf", vocab))
 
 

@@ -16,7 +16,7 @@ from localllm.images import opened as opening
 from localllm.images.opened import opened_image
 from localllm.images.parts import has_image, images_of, marked, texts_of
 from localllm.images.urls import data_url, with_urls
-from localllm.text.plain import IMAGE
+from localllm.text.marker_escaping import IMAGE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)

@@ -19,12 +19,12 @@ from test_goldens import nmse
 from test_pictures import picture
 
 import localllm
+from localllm.engine.image_tokens import is_within, last_end
 from localllm.engine.runs import Runs
-from localllm.engine.seen import is_within, last_end
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.files.projectors import projector_beside
+from localllm.files.gguf.projectors import projector_beside
+from localllm.generation.chunked_prefill import around_images
 from localllm.generation.prefill import read_prompt
-from localllm.generation.reading import around_images
 
 FAMILIES = "gemma3", "idefics3", "llava", "llava16", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 
@@ -110,7 +110,7 @@ def test_a_conversation_reads_an_image_once(models, opened):
 def test_as_read_anew(models, opened):
     """A conversation that goes on says what one says that reads all of it."""
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling_options import SamplingOptions
+    from localllm.generation.sampling.options import SamplingOptions
 
     greedy = GenerationOptions(10, sampling=SamplingOptions(temperature=0))
     session = opened.session
@@ -235,9 +235,9 @@ def test_many_records(models, said, tmp_path, monkeypatch):
 
 def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     """Images are forgotten when others have come, but not those of a prompt that was not read yet."""
-    from localllm.generation import eye
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.sampling_options import SamplingOptions
+    from localllm.generation.sampling.options import SamplingOptions
+    from localllm.generation.vision import image_encoder as eye
 
     monkeypatch.setattr(eye, "LEAST", 0)
     monkeypatch.setattr(eye, "MOST_BYTES", 0)
@@ -264,7 +264,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
 )
 def test_which_images_are_forgotten(count: int, mega: float, left: int):
     """64 stay at least, and as many as take 256 MB: the latest."""
-    from localllm.generation.eye import Eye, SeenImage
+    from localllm.generation.vision.image_encoder import Eye, SeenImage
 
     eye, half = Eye.__new__(Eye), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
     eye._known = OrderedDict((number, SeenImage([], [half, half])) for number in range(count))
@@ -277,9 +277,9 @@ def test_which_images_are_forgotten(count: int, mega: float, left: int):
 def test_pieces_do_not_cut_images(tmp_path, name, precise):
     """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of
     every family: Gemma's images have 144 rows here, which see each other and are read at once."""
-    from localllm.generation.batch import Batch
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.prefill import read_prompt
+    from localllm.generation.scheduler import Batch
 
     write(seeing(name, context=4096), tmp_path / "tiny.gguf")
     write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
@@ -391,9 +391,9 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
 
 def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
     """/image shows one with the next question; a session keeps its path, and /retry shows it again."""
-    from localllm.cli.chat_commands import Tools, execute
-    from localllm.cli.conversation import Conversation
-    from localllm.cli.terminal import ProgressLine
+    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.slash_commands import Tools, execute
+    from localllm.cli.terminal.output import ProgressLine
     from localllm.generation.generate import GenerationOptions
     from localllm.services import sessions
 

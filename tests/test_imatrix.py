@@ -14,12 +14,12 @@ from engines import open_engine
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
-from localllm.cli import imatrix as command
 from localllm.cli import main
-from localllm.engine.record import observe
+from localllm.cli.commands import imatrix as command
 from localllm.engine.sequence import Sequence
+from localllm.engine.trace import imatrix_collector as observe
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import (
     ImportanceMatrix,
     Squares,
@@ -29,9 +29,9 @@ from localllm.files.imatrix_file import (
     write_imatrix,
 )
 from localllm.files.text_file import read_text
-from localllm.services import imatrix
+from localllm.quantizing import imatrix
+from localllm.quantizing.imatrix import Collector, merge
 from localllm.services.chunks import cut
-from localllm.services.imatrix import Collector, merge
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))

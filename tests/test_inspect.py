@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny_model
 
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.pooling import NONE
-from localllm.arch.storage import KVType
 from localllm.errors import ModelError, UsageError
 from localllm.quant.formats import BY_NAME
 from localllm.services import inspect
 from localllm.services.inspect import inspect_model
-from localllm.services.validity import Validity
+from localllm.services.validate import Validity
 
 
 def test_all_facts_of_a_model(tmp_path: Path):

@@ -8,9 +8,9 @@ from served import Served, scripted, serving
 from test_calls import QWEN
 from test_serve_tools import calls_in
 
-from localllm.generation.call_reader import ARGUMENTS, CALL
-from localllm.generation.json_calls import JsonCallReader
-from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.tools.json_tool_calls import JsonCallReader
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 
 WEATHER = {
     "type": "object",

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from test_reuse import TakenLock
 
-from localllm.arch.states import Paged, Recurrent
-from localllm.engine.memory import prefixes
-from localllm.engine.memory.prefixes import Prefixes, Waiting, kept_store
-from localllm.engine.memory.store import PagedStore
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.engine.memory import prefix_cache as prefixes
+from localllm.engine.memory.prefix_cache import Prefixes, Waiting, kept_store
+from localllm.engine.memory.sequence_state import PagedStore
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.files import prefix_files
-from localllm.files.prefix_files import MOMENT, PrefixAbout
+from localllm.files.cache import prefix_files
+from localllm.files.cache.prefix_files import MOMENT, PrefixAbout
 
 
 @pytest.fixture

@@ -15,19 +15,19 @@ from test_pictures import picture
 import localllm
 from localllm import images
 from localllm.arch import vision
+from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
 from localllm.engine.memory import fingerprint as fingerprints
-from localllm.engine.memory import seen_rows
-from localllm.engine.memory.seen_rows import SeenRows, key_of
-from localllm.engine.record.operations import ALL, Activation, Operation
+from localllm.engine.memory import image_cache as seen_rows
+from localllm.engine.memory.image_cache import SeenRows, key_of
 from localllm.engine.runs import Runs
-from localllm.engine.seen import is_worth_keeping, last_end, piece_ends
+from localllm.engine.trace.operations import ALL, Activation, Operation
 from localllm.errors import LocalllmError, UsageError
-from localllm.files import prefix_files
-from localllm.generation import eye
-from localllm.generation.eye import Eye
+from localllm.files.cache import prefix_files
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.vision import image_encoder as eye
+from localllm.generation.vision.image_encoder import Eye
 
 GREEDY = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
 ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (320, 480)), (3, (640, 480))))

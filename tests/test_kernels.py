@@ -25,9 +25,9 @@ from kernel_calls import (
 
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
-from localllm.kernels.cpu.product.pieces import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
-from localllm.kernels.cpu.product.prefill_words import SLAB
-from localllm.kernels.cpu.product.rescale import BYTE_OFFSET, span
+from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
+from localllm.kernels.cpu.matmul.kernel_variants import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
+from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
 from localllm.kernels.formats import FAMILIES, as_groups
 from localllm.kernels.machine import this_lane
 from localllm.quant.encode import ENCODERS, encode

@@ -5,15 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tiny_model import write_tiny_model
 
 from localllm.errors import ModelError
-from localllm.files import known
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_header import Metadata
-from localllm.services.validity import require_vocabulary
+from localllm.files.cache import validated_cache as known
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import Metadata
+from localllm.services.validate import require_vocabulary
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -40,7 +41,7 @@ def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: 
     known.remember("vocabulary", "abc")
     known.state_of.cache_clear()
     assert known.is_known("vocabulary", "abc")
-    source = copies[1] / "vocabulary.py"
+    source = copies[-1] / "vocabulary.py"
     if change == "size":
         status = source.stat()
         source.write_text(source.read_text() + "\n")
@@ -79,7 +80,8 @@ def test_all_of_a_vocabularys_check_is_covered():
     beneath = {"localllm.quant", "localllm.errors", "localllm.values", "localllm.frozen", "localllm.system"}
     program = "import sys, localllm.text.tokenizer; print(*[name for name in sys.modules if name[:9] == 'localllm.'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    covered = {f"localllm.{folder.name}" for folder in known.CHECKS} | beneath
+    package = Path(known.__file__).parents[2]
+    covered = {".".join(("localllm", *folder.relative_to(package).parts)) for folder in known.CHECKS} | beneath
     assert not [name for name in loaded if not any(f"{name}.".startswith(f"{root}.") for root in covered)]
 
 

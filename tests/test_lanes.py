@@ -14,7 +14,7 @@ import test_kernels
 import test_recurrent_kernels
 from kernel_calls import caller, compiled_for
 
-from localllm.files.kept import read_kept
+from localllm.files.cache.checksummed_cache import read_kept
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import object_file
 from localllm.kernels.machine import Lane, this_lane

@@ -14,6 +14,7 @@ LAYERS = [
     ["localllm.__main__"],
     ["localllm.cli"],
     ["localllm.server"],
+    ["localllm.quantizing"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],
@@ -92,7 +93,7 @@ def test_nothing_is_called_quant():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("localllm.generation.sampling", "from localllm import api"),
+        ("localllm.generation.sampling.sampler", "from localllm import api"),
         ("localllm.kernels.reference", "def build():\n    import localllm.engine.lower.tape"),
         ("localllm.text.tokenizer", "from ..engine.model import Engine"),
         ("localllm.generation.session", "from localllm import open"),
@@ -126,7 +127,7 @@ def test_no_command_imports_another():
         "tokenize",
         "warmup",
     }
-    modules = {f"localllm.cli.{name}" for name in commands}
+    modules = {f"localllm.cli.commands.{name}" for name in commands}
     assert modules <= SOURCES.keys()
     assert [(one, other) for one in modules for other in imported(one, SOURCES[one]) if other in modules] == []
 
@@ -154,7 +155,10 @@ HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}
         ("import localllm", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['--help']; main()", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['tokenize', '-h']; main()", set()),
-        ("from localllm.cli.completion import possible; possible([], ''); possible(['run', 'x'], '--te')", set()),
+        (
+            "from localllm.cli.commands.completion import possible; possible([], ''); possible(['run', 'x'], '--te')",
+            set(),
+        ),
         (f"from localllm.cli.main import main; sys.argv[1:] = ['inspect', {__file__!r}]; main()", {"numpy"}),
     ],
 )

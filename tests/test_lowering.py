@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from test_recorded import LATENT, ROPE, tensor, w
 
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged, Recurrent
-from localllm.arch.storage import KVType
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
@@ -26,9 +26,9 @@ from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
-from localllm.engine.record.recorder import Recorder
 from localllm.engine.run import Header
+from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
+from localllm.engine.trace.recorder import Recorder
 from localllm.kernels.arguments import PAGE
 
 

@@ -12,25 +12,26 @@ import pytest
 from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read, written
 from test_recorded import w
 
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.routing import Routing
-from localllm.arch.storage import KVType
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight
-from localllm.engine.cpu import attention, lowering, products
+from localllm.engine.cpu import attention, lowering
+from localllm.engine.cpu import matmul as products
 from localllm.engine.cpu.attention import attention_scratch, choose_scratch, most_units
 from localllm.engine.cpu.lowering import VERBS, prepared, target_for_this_cpu
-from localllm.engine.cpu.products import float_scratch, parts_of
+from localllm.engine.cpu.matmul import float_scratch, parts_of
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import few_count
 from localllm.engine.lower.lowering import lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.record.operations import ALL, WANTED
-from localllm.engine.record.recorder import Recorder
 from localllm.engine.run import BATCH, Header
+from localllm.engine.trace.operations import ALL, WANTED
+from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
 from localllm.kernels.machine import has_tiles

@@ -11,21 +11,21 @@ from test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, c
 from test_lowering_cpu import of_experts, product, weight
 from test_recorded import w
 
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged
-from localllm.arch.storage import KVType
 from localllm.arch.verbs import Scores
 from localllm.engine.cuda.attention import Few
 from localllm.engine.cuda.lowering import card_steps, encoded, kernels_of
-from localllm.engine.cuda.products import Within
+from localllm.engine.cuda.matmul import Within
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.record.operations import WANTED
-from localllm.engine.record.recorder import Recorder
 from localllm.engine.run import Header
+from localllm.engine.trace.operations import WANTED
+from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda import MOST_EXPERTS

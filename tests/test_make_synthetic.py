@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from kernel_calls import dequantized
 
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import MIXES, SHAPES, format_of, planned, vocabulary, write_model

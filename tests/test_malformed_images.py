@@ -12,9 +12,9 @@ from test_image_files import saved
 from test_pictures import picture
 
 from localllm.engine.options import EngineOptions
-from localllm.engine.pictures import PictureReader
+from localllm.engine.vision_encoder import PictureReader
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import opened_image
 
 FORMATS = "PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"

@@ -19,10 +19,10 @@ from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
 
 from localllm import builtin_model
-from localllm.cli.map import finishing
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.commands.map import finishing
+from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.line_file import LineFile, json_line
+from localllm.files.jsonl_file import LineFile, json_line
 from localllm.services.map import MapJob, Mapping, belonging, in_order, shortest_first, unfinished
 from localllm.services.map import result as result_of
 from localllm.services.records import Prompts, Record, read_records

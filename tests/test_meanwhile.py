@@ -9,12 +9,16 @@ import pytest
 from tiny_model import write_tiny_model
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files import kept, models_folder, origin, prefix_files, safe_file, written_file
-from localllm.files.origin import Origin, digest, forget, goes_on_from, mark_of, remember, remembered, require_same
-from localllm.files.prefix_files import PrefixAbout
+from localllm.files import models_folder, safe_file
+from localllm.files import provenance as origin
+from localllm.files.cache import checksummed_cache as kept
+from localllm.files.cache import ngram_cache_file as written_file
+from localllm.files.cache import prefix_files
+from localllm.files.cache.prefix_files import PrefixAbout
+from localllm.files.provenance import Origin, digest, forget, goes_on_from, mark_of, remember, remembered, require_same
 from localllm.files.safe_file import SafeFile
+from localllm.quantizing.imatrix import Collector
 from localllm.services import catalogue, sessions
-from localllm.services.imatrix import Collector
 from localllm.services.sessions import SavedChat, SessionFile
 
 

@@ -13,8 +13,8 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.errors import ModelError, UsageError
-from localllm.generation.calls import Tool, ToolUse
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, take_turns
 from localllm.text.messages import checked, short_id
 from localllm.text.templates import ChatTemplate

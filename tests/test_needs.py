@@ -10,12 +10,21 @@ import pytest
 from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES
-from localllm.services import by_need, corrected
-from localllm.services.calibrate import Calibration
-from localllm.services.corrected import held_back
-from localllm.services.needs import Need, candidates, filled, group_of, layer_of, predicted, total
-from localllm.services.quantize_plan import QuantizeRequest, TensorJob
-from localllm.services.survey import READ, MatrixBlocks
+from localllm.quantizing.calibrate import Calibration
+from localllm.quantizing.mixed_precision import plan as by_need
+from localllm.quantizing.mixed_precision import refine as corrected
+from localllm.quantizing.mixed_precision.measure import READ, MatrixBlocks
+from localllm.quantizing.mixed_precision.refine import held_back
+from localllm.quantizing.mixed_precision.sensitivity import (
+    Need,
+    candidates,
+    filled,
+    group_of,
+    layer_of,
+    predicted,
+    total,
+)
+from localllm.quantizing.plan import QuantizeRequest, TensorJob
 
 
 def size_of(name: str) -> tuple[int, int]:

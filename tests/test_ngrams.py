@@ -1,4 +1,4 @@
-"""Embeddings of sequences of tokens (localllm.arch.ngrams): who goes on, forks or goes back takes the tokens before."""
+"""N-gram embeddings: who goes on, forks or goes back takes the tokens before."""
 
 import re
 

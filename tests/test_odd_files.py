@@ -15,7 +15,7 @@ from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 import localllm
 from localllm.arch.other_parts import part_of
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.oddities import MOST, Oddities
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import read_vocabulary

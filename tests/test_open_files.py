@@ -11,7 +11,7 @@ import pytest
 from tiny_model import write_tiny_model
 
 from localllm.errors import LocalllmError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.safe_file import SafeFile
 from localllm.system import files
 

@@ -12,28 +12,30 @@ from test_recorded import tensor
 
 from localllm import api
 from localllm.api import Model
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged, Recurrent
-from localllm.arch.storage import KVType
 from localllm.arch.verbs import EVERY_TOKEN, Scores
-from localllm.engine import forks, opening
+from localllm.engine import backend_selection as opening
+from localllm.engine import forks
+from localllm.engine.backend_selection import BackendChoice, Opened, Said, chosen, opened
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.devices import Placed, layers_on
-from localllm.engine.cuda.placing import MARGIN, Sizes, sizes, spare, state_bytes
+from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
+from localllm.engine.embedding_only import EngineWithoutText
 from localllm.engine.forks import Refusal, lock_for, was_forked
-from localllm.engine.opening import BackendChoice, Opened, Said, chosen, opened
 from localllm.engine.options import EngineOptions, layers_of
-from localllm.engine.record.forms import with_forms
-from localllm.engine.record.observe import SquareSums
-from localllm.engine.record.operations import ALL, WANTED, Activation, Operation, last_uses, stored
-from localllm.engine.record.rows import Angles, RowRecorder, TurningRecorder, row_operations
-from localllm.engine.record.split import split
 from localllm.engine.runs import Runs
-from localllm.engine.without_text import EngineWithoutText
+from localllm.engine.trace.activation_forms import with_forms
+from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
+from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation, last_uses, stored
+from localllm.engine.trace.split import split
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
-from localllm.generation import batch, reading
-from localllm.generation.embedding import EmbedOptions
+from localllm.generation import chunked_prefill as reading
+from localllm.generation import scheduler as batch
+from localllm.generation.embedding.embedder import EmbedOptions
 from localllm.generation.generate import GenerationOptions
 from localllm.kernels.arguments import PAGE
 from localllm.system import memory as system_memory
@@ -570,8 +572,8 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "WrittenBefore", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
-    monkeypatch.setattr("localllm.engine.memory.prefixes.Prefixes", lambda *given: given)
-    monkeypatch.setattr("localllm.files.ahead.map_ahead", told.append)
+    monkeypatch.setattr("localllm.engine.memory.prefix_cache.Prefixes", lambda *given: given)
+    monkeypatch.setattr("localllm.files.gguf.prefault.map_ahead", told.append)
     made: Any = api.open_model("p", **given)
     assert made[5:] == ((engine, file) if keeps else None, (9, "of pieces") if guesses else None)
     assert made[0] is file and made[2:5] == (engine, None, given.get("threads")) and told[0] is file
@@ -590,8 +592,10 @@ def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
         def __getattr__(self, name: str) -> Any:
             return lambda *given: told.append((name, *given)) or name
 
-    monkeypatch.setattr("localllm.generation.embedding.Embedder", lambda *given: told.append(given[3:]) or Teller())
-    monkeypatch.setattr("localllm.generation.reranking.Reranker", lambda *given: Teller())
+    monkeypatch.setattr(
+        "localllm.generation.embedding.embedder.Embedder", lambda *given: told.append(given[3:]) or Teller()
+    )
+    monkeypatch.setattr("localllm.generation.embedding.reranker.Reranker", lambda *given: Teller())
     asked: Any = Teller()
     model: Any = model_with(tokenizer=asked, engine=asked, session=asked, file="f", context=9, _threads=1)
     model.__dict__ |= {"_opening": threading.Lock(), "_readers": {}}

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from localllm.errors import UnsupportedError
-from localllm.files.gguf_file import Tensor
-from localllm.files.source import GGUFSource
+from localllm.files.gguf.file import Tensor
+from localllm.files.gguf.tensor_source import GGUFSource
 from localllm.quant.formats import BY_NAME
-from localllm.services import calibrate, originals
-from localllm.services.calibrate import CalibratedMatrices, Calibration, as_file
-from localllm.services.folded import FoldedSource
-from localllm.services.originals import Originals
-from localllm.services.quantize_plan import QuantizePlan, TensorJob
-from localllm.services.sequential import FinishedError, Inputs
+from localllm.quantizing import calibrate
+from localllm.quantizing import original_weights as originals
+from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, as_file
+from localllm.quantizing.folded_source import FoldedSource
+from localllm.quantizing.layerwise_runner import FinishedError, Inputs
+from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.plan import QuantizePlan, TensorJob
 
 
 class Numbered:

@@ -11,11 +11,11 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ContextError, UsageError
-from localllm.generation import overflow
+from localllm.generation import context_overflow as overflow
+from localllm.generation.context_overflow import Rolling, rolling, unneeded
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.overflow import Rolling, rolling, unneeded
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 

@@ -25,7 +25,9 @@ def test_a_file_of_the_users_may_be_called_quant(tmp_path: Path):
     for name in ("quant", "scripts", "tests"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     script = tmp_path / "script.py"
-    script.write_text("import localllm, localllm.services.quantize, sys\nprint(localllm.open, 'quant' in sys.modules)")
+    script.write_text(
+        "import localllm, localllm.quantizing.quantize, sys\nprint(localllm.open, 'quant' in sys.modules)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and done.stdout.endswith(" False\n"), done

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.states import Latent, Paged, Recurrent
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import KVCache, ranges
+from localllm.engine.memory.cache_pool import Room
 from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.pages import Pages
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
-from localllm.engine.memory.room import Room
 from localllm.engine.memory.run_cache import RunCache
-from localllm.engine.memory.store import HybridStore
+from localllm.engine.memory.sequence_state import HybridStore
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 

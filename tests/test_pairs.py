@@ -14,14 +14,14 @@ from models import pairs
 from models.golden import FOLDER
 from PIL import Image
 
+from localllm.engine.clip_encoder import PairReader
 from localllm.engine.options import EngineOptions
-from localllm.engine.pairs import PairReader
 from localllm.errors import ContextError, ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation import pair_embedding
-from localllm.generation.embedding import EmbedOptions, ShownImage
-from localllm.generation.pair_embedding import PairEmbedder
-from localllm.services.validity import validity
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.embedding import clip_embedder as pair_embedding
+from localllm.generation.embedding.clip_embedder import PairEmbedder
+from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
+from localllm.services.validate import validity
 from localllm.text.clip_words import END, START, ClipWords, merges_of
 
 

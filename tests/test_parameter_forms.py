@@ -10,8 +10,8 @@ import tiny_model
 from test_calls import CODER, LFM2, read
 
 from localllm import api
-from localllm.generation.call_format import CallFormat
-from localllm.generation.calls import Calls, Tool, ToolUse
+from localllm.generation.tools.tool_call_format import CallFormat
+from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
 
 
 @pytest.fixture(scope="module")

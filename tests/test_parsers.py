@@ -16,12 +16,12 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import LocalllmError
 from localllm.files import settings as config
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
-from localllm.services.quantize import parse_override
+from localllm.quantizing.quantize import parse_override
 from localllm.services.records import Prompts, read_records
-from localllm.services.validity import require_valid
+from localllm.services.validate import require_valid
 from localllm.text import templates
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files import partial
-from localllm.files.partial import Partial, partials, sha256_of
+from localllm.files import download as partial
+from localllm.files.download import Partial, partials, sha256_of
 
 CONTENT = bytes(range(250))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

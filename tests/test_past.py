@@ -9,12 +9,12 @@ from models import DECLARATIONS
 
 from localllm.arch import architecture
 from localllm.arch.weights import Weights
-from localllm.engine.record.recorder import recorded
-from localllm.files.gguf_file import GGUFFile
+from localllm.engine.trace.recorder import recorded
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
-from localllm.services.calibrate import read_again
-from localllm.services.last_reads import LastReads
-from localllm.services.sequential import MatrixRows, Sequential, pasts
+from localllm.quantizing.calibrate import read_again
+from localllm.quantizing.layerwise_runner import MatrixRows, Sequential, pasts
+from localllm.quantizing.liveness import LastReads
 
 # Experts, recurrent layers, shared keys and values, latent ones, what the first layer makes for all others.
 FAMILIES = [

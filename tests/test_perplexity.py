@@ -15,10 +15,10 @@ from engines import bound, open_engine
 from tiny_model import damage, exact, write_tiny_model
 
 from localllm.cli import main
-from localllm.cli.remaining import duration
+from localllm.cli.terminal.eta import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
 from localllm.files.text_file import read_text
 from localllm.services import perplexity

@@ -9,9 +9,10 @@ from test_recorded import tensor, w
 from test_reuse import TakenLock
 
 from localllm.arch.vision import clip
-from localllm.engine import pairs, pictures
-from localllm.engine.pairs import PairReader, rows_of
-from localllm.engine.pictures import PictureProgram, PictureReader, said_by, said_parts
+from localllm.engine import clip_encoder as pairs
+from localllm.engine import vision_encoder as pictures
+from localllm.engine.clip_encoder import PairReader, rows_of
+from localllm.engine.vision_encoder import PictureProgram, PictureReader, said_by, said_parts
 from localllm.errors import ModelError
 
 H = SimpleNamespace(

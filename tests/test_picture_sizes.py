@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
 from localllm.arch.vision.any_size import read_any_size
 from localllm.arch.vision.anyres import Anyres, arranged, read_anyres, without_bars

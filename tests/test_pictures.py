@@ -15,21 +15,21 @@ from PIL import Image
 from test_goldens import nmse
 from test_reuse import TakenLock
 
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.vision.anyres import Anyres, arranged
 from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
-from localllm.engine.cpu import passing
+from localllm.engine.cpu import streaming_run as passing
+from localllm.engine.image_tokens import Seen
 from localllm.engine.options import EngineOptions
-from localllm.engine.pictures import PictureReader
 from localllm.engine.run import Span
-from localllm.engine.seen import Seen
+from localllm.engine.vision_encoder import PictureReader
 from localllm.errors import ModelError
-from localllm.files.behind import forget, map_of
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.page_release import forget, map_of
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import Remembered
+from localllm.kernels.reference_cache import Remembered
 
 SIZES = (131, 90), (33, 200)
 

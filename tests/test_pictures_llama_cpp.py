@@ -26,8 +26,8 @@ from localllm.arch.vision import anyres, internvl, llava
 from localllm.arch.vision.hyperparameters import pixels_of
 from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
-from localllm.engine.pictures import PictureReader
-from localllm.files.gguf_file import GGUFFile
+from localllm.engine.vision_encoder import PictureReader
+from localllm.files.gguf.file import GGUFFile
 
 
 @pytest.fixture

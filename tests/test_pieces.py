@@ -12,11 +12,11 @@ from conftest import ROOT
 from engines import open_engine
 
 from localllm.engine.cpu import lowering
-from localllm.engine.cpu.pieces import EVERY, Pieces
-from localllm.engine.record.operations import ALL, WANTED, Routed, Rows
+from localllm.engine.cpu.kernel_variants import EVERY, Pieces
+from localllm.engine.trace.operations import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
-from localllm.kernels.cpu.product.pieces import PIECES, few_tokens, piece_for
+from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from make_synthetic import SHAPES, write_model

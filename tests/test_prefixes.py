@@ -22,19 +22,21 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.arch.states import SLACK
-from localllm.arch.storage import KVType
-from localllm.engine.memory import fingerprint, prefixes
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import SLACK
+from localllm.engine.memory import fingerprint
+from localllm.engine.memory import prefix_cache as prefixes
 from localllm.engine.memory.fingerprint import described, plain, sample
-from localllm.engine.memory.prefixes import Prefixes
-from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
+from localllm.engine.memory.prefix_cache import Prefixes
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
 from localllm.errors import LocalllmError
-from localllm.files import prefix_files, written_file
+from localllm.files.cache import ngram_cache_file as written_file
+from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sequences import Sequences
+from localllm.generation.sequence_pool import Sequences
 from localllm.kernels.arguments import PAGE
 from localllm.quant.cache import cache_folder
 

@@ -13,24 +13,30 @@ import pytest
 from invoked import Opened, Told, invoke
 from tiny_model import write_tiny_model
 
-from localllm.cli import chat, chat_session, opening, pulling, render, rm, serve, shape, tokenize, tool_options
-from localllm.cli import list as list_command
-from localllm.cli.line_editor import DumbEditor
-from localllm.cli.options import Cache, EngineGroup
+from localllm.cli import open_model as opening
+from localllm.cli import resolve_model as pulling
+from localllm.cli.commands import chat, rm, serve, tokenize
+from localllm.cli.commands import list as list_command
+from localllm.cli.interactive import session_choice as chat_session
+from localllm.cli.options import constraint as shape
+from localllm.cli.options import tools as tool_options
+from localllm.cli.options.shared import Cache, EngineGroup
+from localllm.cli.terminal import render
+from localllm.cli.terminal.line_editor import DumbEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
+from localllm.quantizing import imatrix as imatrix_service
 from localllm.services import bench as bench_service
 from localllm.services import bench_texts, sessions
 from localllm.services import embed as embed_service
-from localllm.services import imatrix as imatrix_service
 from localllm.services import perplexity as perplexity_service
 from localllm.services import rerank as rerank_service
 from localllm.services.bench import Result, Test
 from localllm.services.catalogue import HubReference, MissingError
-from localllm.services.costs import MatrixCosts
 from localllm.services.scores import Comparison, Prediction
+from localllm.services.token_costs import MatrixCosts
 from localllm.services.tools import confined
 
 Test.__test__ = False  # type: ignore[attr-defined]  # no test case

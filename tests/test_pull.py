@@ -21,15 +21,17 @@ from selection import everything
 from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
 
-from localllm.cli import pulling, rm, terminal
-from localllm.cli.render import size
+from localllm.cli import resolve_model as pulling
+from localllm.cli.commands import rm
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.render import size
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files import hollow
-from localllm.files import partial as partial_file
-from localllm.files.gguf_file import GGUFFile
+from localllm.files import download as partial_file
+from localllm.files.download import Partial
+from localllm.files.gguf import header_only as hollow
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.projectors import projector_among, projector_beside
 from localllm.files.models_folder import files_below, models_folder
-from localllm.files.partial import Partial
-from localllm.files.projectors import projector_among, projector_beside
 from localllm.services import hub as hub_service
 from localllm.services import pull as service
 from localllm.services.catalogue import HubReference, MissingError, models_on_disk, referred, resolve
@@ -375,7 +377,7 @@ def test_what_is_not_supported_is_found_by_its_header(hub, models):
 
 def split(path: Path, parts: int) -> dict[str, bytes]:
     """A model as several files, by name."""
-    from localllm.files.gguf_writer import Output, Packed, write_gguf
+    from localllm.files.gguf.writer import Output, Packed, write_gguf
 
     found = {}
     with GGUFFile.open(path) as file:
@@ -509,7 +511,7 @@ def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatc
 # Forks a process for each line of stdin, which it kills after so many seconds: it has imported everything before.
 KILLER = """
 import os, sys, time
-import huggingface_hub.hf_api, localllm.arch.llama
+import huggingface_hub.hf_api, localllm.arch.families.llama
 from localllm.services.catalogue import referred
 from localllm.services.pull import pull
 for line in sys.stdin:

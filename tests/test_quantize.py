@@ -27,24 +27,27 @@ from terminal import Terminal
 from test_cli import posix
 from tiny_model import write_tiny_model
 
-from localllm.cli import quantize as quantize_command
+from localllm.cli.commands import quantize as quantize_command
 from localllm.cli.main import main
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files import source
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_writer import Output, write_gguf
-from localllm.files.record_file import RecordFile
+from localllm.files.cache.array_log import RecordFile
+from localllm.files.gguf import tensor_source as source
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.tensor_source import GGUFTensor, map_under, row_count
+from localllm.files.gguf.writer import Output, write_gguf
 from localllm.files.safe_file import SafeFile
-from localllm.files.source import GGUFTensor, map_under, row_count
-from localllm.kernels.widen import Widener, can_widen
+from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, FORMATS
 from localllm.quant.recipes import RECIPES, Options
-from localllm.services import by_need, finite, folding, quantize_plan
-from localllm.services import quantize as service
-from localllm.services.quantize import default_output, open_source, parse_override, run
-from localllm.services.quantize_plan import CHUNK, COPY, QuantizeRequest, make_plan
+from localllm.quantizing import plan as quantize_plan
+from localllm.quantizing import quantize as service
+from localllm.quantizing import scale_folding as folding
+from localllm.quantizing.mixed_precision import plan as by_need
+from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
+from localllm.quantizing.quantize import default_output, open_source, parse_override, run
+from localllm.services import finite_check as finite
 
 MADE = {
     "general.architecture": "made",

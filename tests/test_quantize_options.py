@@ -11,9 +11,9 @@ from tiny_model import write_tiny_model
 
 from localllm.convert.folder import parted
 from localllm.errors import UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
-from localllm.services.quantize import listed_patterns, parse_patterns
+from localllm.quantizing.quantize import listed_patterns, parse_patterns
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ import pytest
 from test_quantize import arrays, write_imatrix, write_model
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_writer import Packed, packed
+from localllm.files.gguf.writer import Packed, packed
 from localllm.files.imatrix_file import ImportanceMatrix, Squares
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Options
-from localllm.services import calibrate, folding, quantize, quantize_plan
-from localllm.services.quantize import default_output, open_source, type_named
-from localllm.services.quantize_plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
+from localllm.quantizing import calibrate, quantize
+from localllm.quantizing import plan as quantize_plan
+from localllm.quantizing import scale_folding as folding
+from localllm.quantizing.plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
+from localllm.quantizing.quantize import default_output, open_source, type_named
 
 
 def tensor(name: str = "blk.0.attn_q.weight", shape: tuple[int, ...] = (4, 256), format: str = "F32") -> Any:

@@ -20,10 +20,10 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.cli import receipt as cli_receipt
 from localllm.errors import UsageError
-from localllm.files import file_hash
-from localllm.generation.draft_model import Drafter
+from localllm.files.cache import file_hash
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.speculation.draft_model import Drafter
 from localllm.kernels.machine import Lane
 from localllm.services import receipts
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files import record_file
-from localllm.files.record_file import RecordFile
+from localllm.files.cache import array_log as record_file
+from localllm.files.cache.array_log import RecordFile
 
 RECORDS = {"a": np.arange(7, dtype=np.uint8), "bé": np.arange(6, dtype=np.float32), "c": np.zeros(0, np.uint8)}
 

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged, Recurrent
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.memory.fingerprint import described
-from localllm.engine.record.operations import ALL, WANTED, Activation, Operation
-from localllm.engine.record.recorder import Recorder, Shown, recorded
+from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
+from localllm.engine.trace.recorder import Recorder, Shown, recorded
 from localllm.errors import LocalllmError, ModelError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import BY_NAME
 

@@ -10,8 +10,8 @@ import pytest
 
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
-from localllm.generation import pair_embedding
-from localllm.generation.embedding import EmbedOptions, ShownImage
+from localllm.generation.embedding import clip_embedder as pair_embedding
+from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
 from localllm.services import embed
 from localllm.services.embed import (
     EmbedJob,

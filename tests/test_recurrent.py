@@ -8,14 +8,14 @@ from tiny_hybrid import write_tiny_hybrid
 
 import localllm
 from localllm.arch import architecture
-from localllm.arch.states import Recurrent, cache_bytes
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Recurrent, cache_bytes
 from localllm.engine.engine import REREAD, Engine
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 

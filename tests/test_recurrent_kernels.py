@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, output, padded, vector, written
 
+from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.states import Recurrent
 from localllm.arch.weights import Weight
 from localllm.engine.run import Span
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import SEQUENCE
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import Remembered
+from localllm.kernels.reference_cache import Remembered
 from localllm.quant.formats import BY_NAME
 
 COUNTS = [[1], [7], [5, 1, 3, 40]]  # tokens of each sequence

@@ -10,11 +10,11 @@ import pytest
 from test_endpoint import reacting, replying
 
 from localllm.errors import ContextError, UsageError
-from localllm.generation.calls import Tool, ToolUse
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.thinking import ANSWER, THOUGHT
+from localllm.generation.reasoning import ANSWER, THOUGHT
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.services.records import Prompts, Record
 from localllm.services.remote import http
 from localllm.services.remote import model as remote_model

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from test_remote import answered, model, said
 
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
 from localllm.services.receipts import answers_of, difference, options_of
 from localllm.services.remote import receipts
 from localllm.services.remote.dialect import Form

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from fake_sequences import FakeSequences
 
-from localllm.engine.memory.store import StoredPrefix
+from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
-from localllm.generation.overflow import Rolling
-from localllm.generation.reuse import Candidate, Reuse, TurnEnds, best_reuse
-from localllm.generation.sequences import HELD, BegunSequence, Sequences
+from localllm.generation.context_overflow import Rolling
+from localllm.generation.prefix_match import Candidate, Reuse, TurnEnds, best_reuse
+from localllm.generation.sequence_pool import HELD, BegunSequence, Sequences
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))

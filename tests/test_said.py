@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.attention import by_head, qkv, rope_factors, rotated
 from localllm.arch.experts import admitted, gated_or_mixture, matrices, mixture, shared
+from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.feed_forward import gated, plain
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import SLACK, Latent, Paged, Recurrent, cache_bytes, kept_tokens
 from localllm.arch.pooling import DENSE, pooled, read_pooling
-from localllm.arch.states import SLACK, Latent, Paged, Recurrent, cache_bytes, kept_tokens
-from localllm.arch.storage import KVType
 from localllm.arch.vision.anyres import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import activated, as_matrix, feed_forward, transposed
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 
 

@@ -8,8 +8,9 @@ from models import write_model
 from step_costs import Free
 
 from localllm import api
-from localllm.generation import leaps, speculation
-from localllm.generation.speculation import MOST
+from localllm.generation.speculation import acceptance as speculation
+from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation.acceptance import MOST
 
 KINDS = {"dense": "llama", "experts": "qwen3moe", "latent": "deepseek2_v3", "recurrent": "mamba2", "both": "qwen35moe"}
 DRAWN = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed} for seed in range(20))]

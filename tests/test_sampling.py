@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.candidates import Candidates
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_options import LETTERS, SamplingOptions
-from localllm.generation.sampling_steps import (
+from localllm.generation.sampling.candidates import Candidates
+from localllm.generation.sampling.options import LETTERS, SamplingOptions
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sampling.steps import (
     draw,
     likeliest,
     min_p,

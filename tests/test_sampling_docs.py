@@ -5,8 +5,8 @@ from dataclasses import fields
 
 from conftest import ROOT
 
-from localllm.cli import commands
-from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
+from localllm.cli import registry as commands
+from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 
 ROWS = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (ROOT / "docs/sampling.md").read_text(), re.MULTILINE)
 KEYS = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){4} (?:`(\w+)`)? ?\|", (ROOT / "docs/sampling.md").read_text(), re.M))

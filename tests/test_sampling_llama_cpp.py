@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.sampler import Sampler
 
 RECORDED = json.loads((ROOT / "tests/llama_samplers.json").read_text())
 VOCAB = RECORDED["vocab"]

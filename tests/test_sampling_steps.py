@@ -15,14 +15,14 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation import sampling_steps as steps
-from localllm.generation.candidates import Candidates
-from localllm.generation.history import Breakers, History
-from localllm.generation.recommended import OPTIONS, recommended
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_chain import STEPS, State, chain
-from localllm.generation.sampling_options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
-from localllm.generation.speculation import StepCosts
+from localllm.generation.sampling import steps
+from localllm.generation.sampling.candidates import Candidates
+from localllm.generation.sampling.chain import STEPS, State, chain
+from localllm.generation.sampling.history import Breakers, History
+from localllm.generation.sampling.model_defaults import OPTIONS, recommended
+from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.speculation.acceptance import StepCosts
 
 PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]

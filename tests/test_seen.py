@@ -7,8 +7,7 @@ from models import model, write
 from test_goldens import nmse
 
 from localllm.engine.engine import batches
-from localllm.engine.runs import Runs
-from localllm.engine.seen import (
+from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
     Seen,
@@ -25,6 +24,7 @@ from localllm.engine.seen import (
     texts_only,
     whole_end,
 )
+from localllm.engine.runs import Runs
 from localllm.errors import UsageError
 
 SCALED = {"gemma3": 8.0}  # by the root of its width

@@ -19,7 +19,7 @@ from localllm.engine.memory.pages import Pages
 from localllm.engine.options import EngineOptions
 from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 CONTEXT, MOST = 3 * PAGE + 7, 8

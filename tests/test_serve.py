@@ -19,16 +19,16 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
-from localllm.cli.endpoint import EndpointGroup
-from localllm.cli.serve import keys_of
-from localllm.files import prefix_files
-from localllm.generation.batch import Batch
-from localllm.generation.constraints import Constraint
-from localllm.generation.reading import HEARD
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.speculation import Guesses
-from localllm.server.events import Hearer
+from localllm.cli.commands.serve import keys_of
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.files.cache import prefix_files
+from localllm.generation.chunked_prefill import HEARD
+from localllm.generation.constraints.constraint import Constraint
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.scheduler import Batch
+from localllm.generation.speculation.acceptance import Guesses
+from localllm.server.response_stream import Hearer
 
 GUIDE = str(builtin_model())
 QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
@@ -274,7 +274,7 @@ def test_too_long_has_both_numbers(tmp_path):
 
 def test_the_oldest_turns_go(tmp_path):
     """If the server was told so: as few as make it fit, never the system message, and the client is told."""
-    from localllm.server.wire import Limits
+    from localllm.server.http import Limits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     system = {"role": "system", "content": "Be brief."}
@@ -383,7 +383,7 @@ def test_too_many_wait(told: Served):
 
 
 def test_an_answer_may_take_only_so_long(tmp_path):
-    from localllm.server.wire import Limits
+    from localllm.server.http import Limits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(answer_seconds=0.3)) as served:
@@ -559,9 +559,9 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     import asyncio
 
     from localllm.generation.generate import GenerationOptions
+    from localllm.server.http import EventStream
     from localllm.server.openai_chat import streamed
     from localllm.server.service import Question
-    from localllm.server.wire import EventStream
 
     told.chat("x")
     told.model().engine.gate.clear()

@@ -14,8 +14,8 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.server.guard import Rules, origin_of
-from localllm.server.listening import HEAD_BYTES, Patient
-from localllm.server.wire import Limits, nesting, parsed
+from localllm.server.http import Limits, nesting, parsed
+from localllm.server.listener import HEAD_BYTES, Patient
 
 ASKED = {"messages": [{"role": "user", "content": "hello"}]}
 KEY = "correct horse battery"

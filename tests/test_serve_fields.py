@@ -8,7 +8,7 @@ from invoked import flat
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 
 from localllm.errors import UsageError
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.server import anthropic_messages, openai_responses
 from localllm.server.fields import Body

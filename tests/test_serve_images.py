@@ -17,12 +17,12 @@ from test_pictures import picture
 from tiny_model import write_tiny_model
 
 from localllm import api
-from localllm.cli.conversation import Conversation
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.interactive.conversation import Conversation
+from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.server.wire import Limits
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.server.http import Limits
 from localllm.services.remote.http import Endpoint
 from localllm.services.remote.model import RemoteModel
 

@@ -20,8 +20,9 @@ from tiny_model import write_tiny_model
 
 from localllm import builtin_model
 from localllm.errors import LocalllmError
-from localllm.server import listening, wire
-from localllm.server.listening import Patient, tcp_socket, twin
+from localllm.server import http as wire
+from localllm.server import listener as listening
+from localllm.server.listener import Patient, tcp_socket, twin
 
 
 @pytest.fixture

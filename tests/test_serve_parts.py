@@ -22,45 +22,22 @@ pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 import h11
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
-from localllm.files import projectors
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation.call_reader import ARGUMENTS, CALL
-from localllm.generation.constraints import constraint_of
-from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
-from localllm.server import page, service, shelf, wire, worker
+from localllm.files.gguf import projectors
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.server import http as wire
+from localllm.server import model_pool as shelf
+from localllm.server import page, service, worker
 from localllm.server.anthropic_messages import conversation as conversation_of_anthropic
 from localllm.server.anthropic_messages import question_of
 from localllm.server.anthropic_messages import streamed as streamed_message
-from localllm.server.asking import (
-    biases,
-    choice_of,
-    function_of,
-    options_of,
-    sampling_of,
-    schema_of,
-    think_of,
-    tools_of,
-)
-from localllm.server.blocks import CLOSE, DELTA, OPEN, Blocks
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Blocks
+from localllm.server.embeddings import MOST, in_turn, texts_of
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
-from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listening import Ending, Patient, listener, tcp_socket, unix_socket
-from localllm.server.messages import conversation
-from localllm.server.metrics import Histogram, Metrics
-from localllm.server.openai_chat import IGNORED, chat_question, ignored
-from localllm.server.openai_chat import streamed as streamed_chat
-from localllm.server.openai_completions import MOST_PROMPTS, completion_question, prompts_of
-from localllm.server.openai_completions import streamed as streamed_texts
-from localllm.server.openai_responses import conversation as conversation_of_responses
-from localllm.server.openai_responses import question_of as question_of_responses
-from localllm.server.openai_responses import streamed as streamed_response
-from localllm.server.openai_responses import tools_of as tools_of_responses
-from localllm.server.page import with_what_is_known
-from localllm.server.service import in_time, merged
-from localllm.server.shelf import Book, Shelf, UnknownModelError
-from localllm.server.texts import MOST, in_turn, texts_of
-from localllm.server.wire import (
+from localllm.server.http import (
     EventStream,
     LeftError,
     Limits,
@@ -76,6 +53,31 @@ from localllm.server.wire import (
     status_of,
     unless_gone,
 )
+from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
+from localllm.server.listener import Ending, Patient, listener, tcp_socket, unix_socket
+from localllm.server.messages import conversation
+from localllm.server.metrics import Histogram, Metrics
+from localllm.server.model_pool import Book, Shelf, UnknownModelError
+from localllm.server.openai_chat import IGNORED, chat_question, ignored
+from localllm.server.openai_chat import streamed as streamed_chat
+from localllm.server.openai_completions import MOST_PROMPTS, completion_question, prompts_of
+from localllm.server.openai_completions import streamed as streamed_texts
+from localllm.server.openai_responses import conversation as conversation_of_responses
+from localllm.server.openai_responses import question_of as question_of_responses
+from localllm.server.openai_responses import streamed as streamed_response
+from localllm.server.openai_responses import tools_of as tools_of_responses
+from localllm.server.page import with_what_is_known
+from localllm.server.request_options import (
+    biases,
+    choice_of,
+    function_of,
+    options_of,
+    sampling_of,
+    schema_of,
+    think_of,
+    tools_of,
+)
+from localllm.server.service import in_time, merged
 from localllm.server.worker import StoppedError, Worker, chosen
 
 # ---- fields

@@ -14,19 +14,19 @@ from fake_engine import FakeEngine, saying
 from tiny_model import damage, write_tiny_model
 
 import localllm
+from localllm.engine.image_tokens import Seen
 from localllm.engine.options import EngineOptions
-from localllm.engine.seen import Seen
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.generation import eye
-from localllm.generation.answers import Answer
-from localllm.generation.constraints import Constraint
-from localllm.generation.eye import Eye
+from localllm.generation.beam_search import Answer
+from localllm.generation.constraints.constraint import Constraint
+from localllm.generation.conversation import SoFar, Turns
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
 from localllm.generation.session import Prompt, Session, blind, has_calls
-from localllm.generation.sight import Sight
-from localllm.generation.turns import SoFar, Turns
+from localllm.generation.vision import image_encoder as eye
+from localllm.generation.vision.adapter import Sight
+from localllm.generation.vision.image_encoder import Eye
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -425,9 +425,9 @@ def test_who_sees(monkeypatch):
         made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
         return made[-1]
 
-    monkeypatch.setattr("localllm.generation.eye.Eye", opening)
-    monkeypatch.setattr("localllm.files.projectors.projector_beside", lambda path: f"beside {path}")
-    monkeypatch.setattr("localllm.files.projectors.projector_bytes", lambda path: len(path))
+    monkeypatch.setattr("localllm.generation.vision.image_encoder.Eye", opening)
+    monkeypatch.setattr("localllm.files.gguf.projectors.projector_beside", lambda path: f"beside {path}")
+    monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
     sight = Sight("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()
     assert (sight.eye, sight.nbytes, made) == (None, 6, [])
@@ -511,7 +511,7 @@ def test_what_is_asked_of_a_text(monkeypatch):
     twice = [Answer("a", [token], -token, "stop") for token in (1, 2)]
     session.tokenizer.stream = lambda continued: streams.append(continued) or "decoder"
     session.sequences.prefixes = "prefixes"
-    monkeypatch.setattr("localllm.generation.answers.answers", lambda *asked: told.append(asked[2:]) or twice)
+    monkeypatch.setattr("localllm.generation.beam_search.answers", lambda *asked: told.append(asked[2:]) or twice)
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
     assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice[:1])
     assert [(task.prompt, *others) for task, *others in told] == [

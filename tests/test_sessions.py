@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from system_calls import SAFE, SystemCalls
 from wcwidth import wcswidth
 
-from localllm.cli import chat_options, history
-from localllm.cli.chat_commands import COMMANDS
-from localllm.cli.drawing import Wrapper, blocks, clusters
-from localllm.cli.line_editor import LineEditor, is_open, without_quotes
+from localllm.cli.interactive import settings as chat_options
+from localllm.cli.interactive.slash_commands import COMMANDS
+from localllm.cli.terminal import history
+from localllm.cli.terminal.line_editor import LineEditor, is_open, without_quotes
+from localllm.cli.terminal.stream_renderer import Wrapper, blocks, clusters
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.generation.generate import GenerationOptions
 from localllm.quant.formats import BY_NAME
 from localllm.services import sessions

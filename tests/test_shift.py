@@ -10,15 +10,15 @@ from models import DECLARATIONS
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
+from localllm.arch.layer_state import Paged
 from localllm.arch.rope import Rope
-from localllm.arch.states import Paged
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import ALL, Activation, Operation
-from localllm.engine.record.shift import turn_of, turns
+from localllm.engine.trace.operations import ALL, Activation, Operation
+from localllm.engine.trace.rope_shift import turn_of, turns
 from localllm.errors import UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 TOKENS = np.random.default_rng(5).integers(0, 256, 700).tolist()

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from localllm.files import gguf_header, short_strings
-from localllm.files.gguf_header import HeaderReader
+from localllm.files.gguf import header as gguf_header
+from localllm.files.gguf import short_strings
+from localllm.files.gguf.header import HeaderReader
 
 USUAL = ["a", "Ġthe", "本", " ", "\n\n", "x" * 200, "<|im_end|>", "é\ud7ff", "8" * 8]
 UNUSUAL = [

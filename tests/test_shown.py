@@ -10,13 +10,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from localllm.cli import chat_options, drawing, fit, inspect, pulling, render, report, session_list, shape, terminal
-from localllm.cli import list as list_command
-from localllm.cli.history import FileHistory
-from localllm.cli.prompt import read_bounded
+from localllm.cli import resolve_model as pulling
+from localllm.cli.commands import fit, inspect
+from localllm.cli.commands import list as list_command
+from localllm.cli.interactive import settings as chat_options
+from localllm.cli.options import constraint as shape
+from localllm.cli.prompt_input import read_bounded
+from localllm.cli.terminal import (
+    output as terminal,
+)
+from localllm.cli.terminal import (
+    render,
+    session_list,
+)
+from localllm.cli.terminal import (
+    result_report as report,
+)
+from localllm.cli.terminal import (
+    stream_renderer as drawing,
+)
+from localllm.cli.terminal.history import FileHistory
 from localllm.errors import ContextError, UsageError
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.thinking import ANSWER, THOUGHT
+from localllm.generation.reasoning import ANSWER, THOUGHT
 from localllm.services import sessions
 
 
@@ -400,7 +416,7 @@ def test_more_than_could_fit_is_not_read(size: int, most: int, encoding: str | N
 
 
 def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
-    from localllm.cli import history
+    from localllm.cli.terminal import history
 
     monkeypatch.setattr(history, "MOST_BYTES", 100)
     monkeypatch.setattr(history, "MOST_TEXT", 30)

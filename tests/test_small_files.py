@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files import hollow, line_file, logits_file, settings, text_file
-from localllm.files.checked import Checked, is_number, is_text, number_of_strings
-from localllm.files.gguf_writer import Output, write_gguf
-from localllm.files.line_file import LineFile
+from localllm.files import jsonl_file as line_file
+from localllm.files import logits_file, settings, text_file
+from localllm.files.gguf import header_only as hollow
+from localllm.files.gguf.metadata_reader import Checked, is_number, is_text, number_of_strings
+from localllm.files.gguf.writer import Output, write_gguf
+from localllm.files.jsonl_file import LineFile
 from localllm.files.settings import line_of, names_in, parse
 from localllm.files.text_file import require_encoding, without_line_break
 from localllm.system import files
@@ -134,7 +136,7 @@ def test_settings(tmp_path, monkeypatch):
 @pytest.mark.parametrize("can_replace", [True, False])
 def test_lines_that_go(tmp_path, monkeypatch, can_replace):
     """Also where no open file can be replaced."""
-    monkeypatch.setattr("localllm.files.line_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
+    monkeypatch.setattr("localllm.files.jsonl_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"id": "a"}\n{"id": "b"}\n{"id": "c')
     with LineFile(path, keep=lambda record: record["id"] != "a") as file:

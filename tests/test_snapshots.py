@@ -7,7 +7,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from localllm.arch.states import Recurrent
+from localllm.arch.layer_state import Recurrent
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.kernels.arguments import PAGE

@@ -17,13 +17,12 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.errors import ModelError, UsageError
-from localllm.generation import heads, speculation
-from localllm.generation.draft_model import PADDING, Drafter
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.ngrams import NGrams, from_text
-from localllm.generation.sampling import Sampler, SamplingOptions
-from localllm.generation.sequences import Sequences
-from localllm.generation.speculation import (
+from localllm.generation.sampling.sampler import Sampler, SamplingOptions
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.speculation import acceptance as speculation
+from localllm.generation.speculation import eagle as heads
+from localllm.generation.speculation.acceptance import (
     GAIN,
     LOSS,
     MOST,
@@ -36,6 +35,8 @@ from localllm.generation.speculation import (
     Guesses,
     StepCosts,
 )
+from localllm.generation.speculation.draft_model import PADDING, Drafter
+from localllm.generation.speculation.ngram import NGrams, from_text
 
 # ---- from the text --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from strangers import GONE, Wrong
 from tiny_model import MERGES, vocabulary
 
-from localllm.files.gguf_writer import Packed
+from localllm.files.gguf.writer import Packed
 
 ALL = ("run", "inspect", "tokenize", "quantize")
 PIECES = vocabulary()

@@ -15,7 +15,9 @@ import pytest
 from jinja2 import nodes
 
 from localllm.errors import ModelError
-from localllm.text import limits, sandbox, templates, trial
+from localllm.text import sandbox, templates
+from localllm.text import template_limits as limits
+from localllm.text import template_probe as trial
 from localllm.text.sandbox import LimitError, compile_template, render_template
 from localllm.text.templates import ChatTemplate
 
@@ -206,7 +208,7 @@ def test_how_a_trial_went(told: bytes, was_ended: bool, problem: str | None, mon
     monkeypatch.setattr(trial, "can_fork", lambda: False)
     monkeypatch.setattr(trial, "limited", lambda *limits: asked.append(limits) or (told, was_ended))
     assert trial.tried("a\udc80é") == problem
-    assert asked == [([sys.executable, "-P", "-m", "localllm.text.trial"], "a?é".encode(), 3, 384 << 20, 20.0)]
+    assert asked == [([sys.executable, "-P", "-m", "localllm.text.template_probe"], "a?é".encode(), 3, 384 << 20, 20.0)]
 
 
 def test_a_trial_in_a_program_of_its_own(monkeypatch, capfdbinary):

@@ -6,7 +6,8 @@ import time
 import pytest
 import vocabularies
 
-from localllm.text import subwords, words
+from localllm.text import pretokenize as words
+from localllm.text import subwords
 from localllm.text.pretokenizers import PRETOKENIZERS
 from localllm.text.tokenizer import Tokenizer
 

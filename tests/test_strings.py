@@ -10,9 +10,9 @@ import pytest
 import vocabularies
 from tiny_model import write_tiny_model
 
-from localllm.files import strings
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.strings import StringPlaces, Strings, keep_strings, kept_strings, table_of
+from localllm.files.gguf import strings
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.strings import StringPlaces, Strings, keep_strings, kept_strings, table_of
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"

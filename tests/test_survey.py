@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.quant.eight_bits import rounded
+from localllm.quant.activation_rounding import rounded
 from localllm.quant.formats import BY_NAME
-from localllm.quant.moments import mean_moments
-from localllm.services import survey
-from localllm.services.calibrate import EMBEDDING
-from localllm.services.needs import Need, candidates
-from localllm.services.quantize_plan import TensorJob
-from localllm.services.sequential import FinishedError, Inputs, Parts
-from localllm.services.survey import MatrixBlocks, Meeting, Surveyed, blocks_of, divergence, is_free
+from localllm.quant.hessian import mean_moments
+from localllm.quantizing.calibrate import EMBEDDING
+from localllm.quantizing.layerwise_runner import FinishedError, Inputs, Parts
+from localllm.quantizing.mixed_precision import measure as survey
+from localllm.quantizing.mixed_precision.measure import MatrixBlocks, Meeting, Surveyed, blocks_of, divergence, is_free
+from localllm.quantizing.mixed_precision.sensitivity import Need, candidates
+from localllm.quantizing.plan import TensorJob
 
 COLUMNS = 256
 FORMATS = candidates(COLUMNS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from terminal import PROGRAM, PROMPT, Terminal
 
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX"),

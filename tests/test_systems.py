@@ -22,7 +22,8 @@ import llvmlite.binding as llvm
 import pytest
 from test_layers import SOURCES
 
-from localllm.cli import chat_commands, options
+from localllm.cli.interactive import slash_commands as chat_commands
+from localllm.cli.options import shared as options
 from localllm.errors import UsageError
 from localllm.kernels.build.machine_code import ELF, is_x86_64
 from localllm.system import cpu, files, memory, processes, terminal
@@ -43,10 +44,10 @@ NAMES = re.compile(
 PLACES = re.compile(r"/proc/|/sys/|/dev/(fd|shm|tty)|XDG_|APPDATA|Library/")
 # By the beginning of a module's name: what it may name, and why.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
-    "localllm.server.listening": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
+    "localllm.server.listener": (r"os\.umask", "a Unix socket is made with the permissions of its user alone"),
     "localllm.services.tools.commands": ("APPDATA", "a variable that a command keeps"),
     "localllm.services.tools.confined": (".", "a script for Linux alone, which imports nothing"),
-    "localllm.text.trial": (r"signal\.SIGKILL", "it ends the child that it has forked"),
+    "localllm.text.template_probe": (r"signal\.SIGKILL", "it ends the child that it has forked"),
 }
 
 
@@ -263,8 +264,8 @@ def test_a_pipe_that_nobody_reads(monkeypatch):
 def test_a_server_ends_by_ctrl_break(monkeypatch):
     """As by SIGTERM elsewhere; afterwards the signal means what it meant."""
     pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
-    from localllm.server.listening import Ending, listener
-    from localllm.server.wire import Limits
+    from localllm.server.http import Limits
+    from localllm.server.listener import Ending, listener
 
     number = signal.SIGBREAK if sys.platform == "win32" else signal.SIGUSR1
     monkeypatch.setattr(sys, "platform", "win32")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.weights import Weight
-from localllm.engine.cpu.products import float_scratch
+from localllm.engine.cpu.matmul import float_scratch
 from localllm.engine.lower import tape as tape_module
 from localllm.engine.lower.tape import (
     SCRATCH_BYTES,
@@ -23,9 +23,9 @@ from localllm.engine.lower.tape import (
     padded,
     row_bytes,
 )
-from localllm.engine.record.operations import Activation, Operation, Rows
-from localllm.engine.record.split import layer_of
-from localllm.files.gguf_file import Tensor
+from localllm.engine.trace.operations import Activation, Operation, Rows
+from localllm.engine.trace.split import layer_of
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import ADD
 from localllm.kernels.cpu import FLOAT_SCRATCH
 from localllm.quant.formats import BY_NAME

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from invoked import Opened
 
-from localllm.cli import chat, chat_commands, line_editor, main, terminal, tool_calls, type_ahead
-from localllm.cli import map as map_command
-from localllm.cli.line_editor import LineEditor
+from localllm.cli import main
+from localllm.cli.commands import chat
+from localllm.cli.commands import map as map_command
+from localllm.cli.interactive import slash_commands as chat_commands
+from localllm.cli.terminal import line_editor, tool_calls, type_ahead
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.line_editor import LineEditor
 from localllm.errors import (
     ContextError,
     CutError,
@@ -24,7 +28,7 @@ from localllm.errors import (
     RecordsError,
     UsageError,
 )
-from localllm.generation.constraints import constraint_of
+from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
 
 # ---- how it ends
@@ -275,7 +279,7 @@ def test_one_answer_of_chat(has_tools: bool, monkeypatch):
     settled: list[Any] = []
     answer, ends = SimpleNamespace(finish_reason="length"), [False]
     model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
-    monkeypatch.setattr("localllm.cli.tool_calls.answered", lambda *told: (answer, [], ends[0]))
+    monkeypatch.setattr("localllm.cli.terminal.tool_calls.answered", lambda *told: (answer, [], ends[0]))
     monkeypatch.setattr(chat, "begin", lambda *told: answer)
     monkeypatch.setattr(chat, "stream", lambda *told: ends[0])
     monkeypatch.setattr(chat.opening, "settle", settled.append)

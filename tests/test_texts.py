@@ -15,12 +15,12 @@ from test_reuse import TakenLock
 
 from localllm.arch import verbs
 from localllm.arch.pooling import KINDS
-from localllm.engine import texts as engine_texts
+from localllm.engine import embedding_runner as engine_texts
+from localllm.engine.embedding_runner import TextReader, by_reference, runs
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Text
-from localllm.engine.texts import TextReader, by_reference, runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 
 def opened(path: Path, name: str, backend: str, **options) -> TextReader:
@@ -220,7 +220,7 @@ def test_who_computes_texts(monkeypatch):
     """A card, if one is asked for; if one may, and cannot, the CPU, and why."""
     closed = list[int]()
     card = SimpleNamespace(close=lambda: closed.append(1), warning="slow", name="a card", read="read")
-    monkeypatch.setattr("localllm.engine.cuda.texts.CardTexts", lambda *given: made.append(given) or card)
+    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CardTexts", lambda *given: made.append(given) or card)
     reader, made = Bare(), list[tuple]()
     options = EngineOptions(backend="cuda")
     assert reader._on_card(["operations"], ["states"], options) == "read"
@@ -232,7 +232,7 @@ def test_who_computes_texts(monkeypatch):
     def broken(*given):
         raise LocalllmError("it is on fire")
 
-    monkeypatch.setattr("localllm.engine.cuda.texts.CardTexts", broken)
+    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CardTexts", broken)
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
         Bare()._on_card([], [], options)
     reader = Bare()

@@ -16,14 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
-from localllm.cli.terminal import printable
+from localllm.cli.terminal.output import printable
 from localllm.errors import UsageError
+from localllm.generation.constraints.token_mask import Guide
 from localllm.generation.generate import Generation, GenerationOptions
-from localllm.generation.guide import Guide
-from localllm.generation.sampling import SamplingOptions
-from localllm.generation.sequences import Sequences
-from localllm.generation.session import Session
-from localllm.generation.thinking import (
+from localllm.generation.reasoning import (
     ANSWER,
     FORMATS,
     SIGN,
@@ -35,6 +32,9 @@ from localllm.generation.thinking import (
     format_of,
     template_variables,
 )
+from localllm.generation.sampling.sampler import SamplingOptions
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.session import Session
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
@@ -471,7 +471,7 @@ def test_run_writes_the_answer_and_not_the_thought(thinker: Path, cli):
 
 
 def test_thoughts_on_a_terminal(thinker: Path, cli, monkeypatch):
-    monkeypatch.setattr("localllm.cli.terminal.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("localllm.cli.terminal.output.is_terminal", lambda stream: stream is sys.stderr)
     told = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
     _, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
     assert out == told["text"] + "\n"

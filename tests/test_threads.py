@@ -19,12 +19,12 @@ import pytest
 from localllm.engine.cpu.threads import KERNEL, Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
 from localllm.kernels.build import compilers, library, objects
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import DAY, object_file, object_folder, symbol
-from localllm.kernels.cpu.job import JOB, LINE, STEP, Job
+from localllm.kernels.cpu.shared_job import JOB, LINE, STEP, Job
 from localllm.system import cpu as cores_module
 from localllm.system.cpu import logical_cores, usable_cores
 from localllm.system.files import lock

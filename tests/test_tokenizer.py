@@ -23,13 +23,13 @@ from vocabularies import GIVEN
 from localllm.errors import ModelError, UsageError
 from localllm.text import normalizing, subwords
 from localllm.text.plamo import Plamo, round_half_up
+from localllm.text.pretokenize import cutter
 from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
-from localllm.text.special import SpecialTokens
+from localllm.text.rwkv_vocab import unescaped
+from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import merge, merge_long, word_boundary
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.words import cutter
-from localllm.text.world import unescaped
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]

@@ -15,8 +15,8 @@ import pytest
 from test_tools import ALL, home, perform
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.calls import Tool
-from localllm.generation.said_call import SaidCall
+from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import commands, files, folders, mcp
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
 from localllm.services.tools.folders import Folders

@@ -19,7 +19,7 @@ from tiny_model import write_tiny_model
 from tool_talker import QWEN
 
 from localllm.errors import UsageError
-from localllm.generation.said_call import SaidCall
+from localllm.generation.tools.tool_call import SaidCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
 from localllm.services.tools.commands import performed

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Oracle
 from tokenizers import models
 
 from localllm.errors import ModelError
-from localllm.text.charsmap import Charsmap
+from localllm.text.precompiled_charsmap import Charsmap
 from localllm.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4

@@ -7,9 +7,9 @@ import pytest
 from models import write_model
 
 from localllm.arch import architecture
-from localllm.arch.unread import NEUTRAL
+from localllm.arch.unsupported_keys import NEUTRAL
 from localllm.errors import UnsupportedError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 READ, SOME = 12, slice(0, 50, 10)  # tokens, logits
 NEAR = 0.01  # of logits: llama.cpp looks GELU up in a table

@@ -68,7 +68,7 @@ def test_another_cpu(cpu, file):
 
 ASSEMBLY = """
 from localllm.kernels.build.compile import linked
-from localllm.kernels.cpu.product.pieces import PIECES
+from localllm.kernels.cpu.matmul.kernel_variants import PIECES
 for piece in PIECES:
     module, machine = linked(f"{piece}-Q4_K")
     print(machine.emit_assembly(module))

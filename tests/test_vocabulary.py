@@ -8,7 +8,7 @@ import pytest
 from test_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, byte_level, sentence_piece
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import Checked
+from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
 from localllm.text.merges import note_odd_merges
 from localllm.text.tokenizer import _chat_template

@@ -7,7 +7,7 @@ import pytest
 
 from localllm.arch.weights import Weight, Weights, names_in_layers, stacked
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 
 NUMBERS = np.arange(24, dtype=np.float32) + 1

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from localllm.arch.states import SLACK, Paged
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import SLACK, Paged
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 WINDOW = 16  # of the golden gemma3

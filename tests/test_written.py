@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
 from localllm import api
-from localllm.files import written_file
-from localllm.generation import written
-from localllm.generation.ngrams import NGrams, from_text
-from localllm.generation.speculation import SURE
-from localllm.generation.written import GAP, GRAM, LEAST, NOTHING, Earlier, WrittenBefore
+from localllm.files.cache import ngram_cache_file as written_file
+from localllm.generation.speculation import ngram_cache as written
+from localllm.generation.speculation.acceptance import SURE
+from localllm.generation.speculation.ngram import NGrams, from_text
+from localllm.generation.speculation.ngram_cache import GAP, GRAM, LEAST, NOTHING, Earlier, WrittenBefore
 
 
 def of(*texts: list[int]) -> Earlier:
@@ -117,7 +117,7 @@ def alone(tokens: list[int]) -> int:
 
 def test_what_nobody_reads_does_not_pile_up(monkeypatch):
     """With many callers nobody guesses, so that texts only wait."""
-    monkeypatch.setattr("localllm.generation.written.MOST", 1000)
+    monkeypatch.setattr("localllm.generation.speculation.ngram_cache.MOST", 1000)
     before = WrittenBefore(5000, "v")
     for seed in range(40):
         before.add(numbers(seed, 100), is_kept=True)

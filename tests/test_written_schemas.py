@@ -16,9 +16,9 @@ import pytest
 from test_closed_schemas import takes
 
 from localllm.errors import UsageError
-from localllm.generation.call_format import GENERIC
-from localllm.generation.calls import Calls, Tool, ToolUse
-from localllm.generation.constraints import Constraint
+from localllm.generation.constraints.constraint import Constraint
+from localllm.generation.tools.tool_call_format import GENERIC
+from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
 
 LONG = 10**30
 STRING = {"type": "string"}

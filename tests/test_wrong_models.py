@@ -13,7 +13,7 @@ from models import DECLARATIONS, MASKED
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 
 # What nobody can miss: without an output matrix the embedding is used; few models have factors for frequencies, and no
 # hyperparameter says so; values may be keys in some layers of Gemma 4; one layer of this DeepSeek has a router at all.

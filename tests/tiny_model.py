@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.files.gguf_file import GGUFFile, Tensor
+from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
 

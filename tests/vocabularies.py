@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tiny_model import byte_pieces
 
-from localllm.files.gguf_writer import header
+from localllm.files.gguf.writer import header
 
 FOLDER = Path(__file__).parent
 PROSE = (FOLDER / "prose.txt").read_text()

@@ -3,15 +3,15 @@
 from importlib import import_module
 from types import ModuleType
 
-from localllm.arch.agreement import require_agreement
-from localllm.arch.fields import Fields
-from localllm.arch.general import require_general
+from localllm.arch.general_metadata import require_general
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.kinds import require_kinds
-from localllm.arch.unread import require_asked
+from localllm.arch.metadata import Fields
+from localllm.arch.metadata_consistency import require_agreement
+from localllm.arch.metadata_types import require_kinds
+from localllm.arch.unsupported_keys import require_asked
 from localllm.errors import UnsupportedError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import shown
 
 ARCHITECTURES = {
     "afmoe": "afmoe",
@@ -44,7 +44,7 @@ ARCHITECTURES = {
     "dots3note": "dots3note",
     "ernie4_5": "llama",
     "ernie4_5-moe": "deepseek",
-    "dream": "masked",
+    "dream": "diffusion_lm",
     "eurobert": "eurobert",
     "exaone": "exaone",
     "exaone-moe": "exaone_moe",
@@ -88,8 +88,8 @@ ARCHITECTURES = {
     "laguna": "laguna",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2",
-    "llada": "masked",
-    "llada-moe": "masked",
+    "llada": "diffusion_lm",
+    "llada-moe": "diffusion_lm",
     "llama": "llama",
     "llama-embed": "eurobert",
     "llama4": "llama4",
@@ -143,7 +143,7 @@ ARCHITECTURES = {
     "qwen3vlmoe": "qwen3vl",
     "qwen4exp": "qwen4exp",
     "refact": "baichuan",
-    "rnd1": "masked",
+    "rnd1": "diffusion_lm",
     "rwkv6": "rwkv6",
     "rwkv6qwen2": "rwkv6",
     "rwkv7": "rwkv7",
@@ -190,7 +190,7 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)
-    module = import_module(f"localllm.arch.{ARCHITECTURES[fields.arch]}")
+    module = import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}")
     fields.asked.clear()  # by the checks
     hyperparameters = module.read(fields)
     require_asked(fields)

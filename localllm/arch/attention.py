@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.fields import Fields, show
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields, show
 from localllm.arch.rope import Rope, read_base, read_rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Paged
 from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError

@@ -4,8 +4,8 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
-from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.metadata import Fields
 from localllm.arch.pooling import NONE, pooled, read_pooling
 from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
 from localllm.arch.weights import Weights

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from localllm.arch.feed_forward import gated
-from localllm.arch.fields import Fields, show
+from localllm.arch.metadata import Fields, show
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder, Choice
 from localllm.arch.weights import Weight, Weights, stacked

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
-from localllm.arch.states import Latent, State
+from localllm.arch.layer_state import Latent, State
 from localllm.frozen import frozen
 
 RANK = "rank"  # the pooling whose row is one of scores

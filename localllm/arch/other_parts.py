@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.files.oddities import Oddities
 
 PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the beginning of their names

@@ -4,8 +4,8 @@ Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of th
 last. Models that compare a query with a text have a head behind that, whose numbers are scores.
 """
 
-from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import RANK, Hyperparameters
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 

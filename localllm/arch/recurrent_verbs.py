@@ -1,4 +1,4 @@
-"""The verbs of recurrent layers: what they keep of a sequence is a Recurrent state (localllm.arch.states).
+"""The verbs of recurrent layers: what they keep of a sequence is a Recurrent state (localllm.arch.layer_state).
 
 See localllm.arch.verbs for what a verb is.
 """
@@ -6,7 +6,7 @@ See localllm.arch.verbs for what a verb is.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from localllm.arch.states import Recurrent
+from localllm.arch.layer_state import Recurrent
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
 

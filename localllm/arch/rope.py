@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.fields import Fields, show
+from localllm.arch.metadata import Fields, show
 from localllm.frozen import frozen
 
 

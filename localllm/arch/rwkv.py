@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import centered, decoder
 from localllm.arch.feed_forward import gated
-from localllm.arch.fields import Fields
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.states import Recurrent
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen

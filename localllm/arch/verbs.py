@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.arch.formulas import (
+from localllm.arch.elementwise_reference import (
     clamp,
     exponential,
     gelu_erf,
@@ -29,10 +29,10 @@ from localllm.arch.formulas import (
     swiglu_limited,
     xielu,
 )
+from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.recurrent_verbs import StateVerbs
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
-from localllm.arch.states import Latent, Paged
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
 
@@ -210,7 +210,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def reveal(self, x: Activation) -> Activation:
-        """The same, for a layer that guesses (localllm.arch.guessing) to go on with. Only if the builder reveals."""
+        """The same, for a layer that guesses (localllm.arch.mtp) to go on with. Only if the builder reveals."""
         ...
 
     def enter(self, x: Activation, layer: int) -> Activation:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 
 
 @dataclass(frozen=True, eq=False)

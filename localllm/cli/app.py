@@ -7,10 +7,10 @@ import typer
 from typer.core import TyperGroup
 
 from localllm.cli.command import Command, command
-from localllm.cli.commands import COMMANDS, COMPLETE, HELP, function, require_command, summary
 from localllm.cli.help_text import columns, command_help, finished
 from localllm.cli.parameters import Parameter, option
-from localllm.cli.terminal import write
+from localllm.cli.registry import COMMANDS, COMPLETE, HELP, function, require_command, summary
+from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
 
 
@@ -95,7 +95,7 @@ def context_of(name: str | None = None) -> typer.Context:
 def execute(arguments: list[str]) -> int:
     """Run the command line; its exit code. Errors come out as they are: Typer's own handling would hide Ctrl-C."""
     if os.environ.get(COMPLETE):
-        from localllm.cli.completion import answer
+        from localllm.cli.commands.completion import answer
 
         answer(arguments)
         return 0

@@ -11,13 +11,13 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from localllm.cli.commands import HELP
+from localllm.cli.argv import Words, as_typed, read_words
+from localllm.cli.compat import left_out_line
 from localllm.cli.defaults import Chosen, chosen_before, strange
 from localllm.cli.help_text import columns, command_help, finished
-from localllm.cli.llama_names import left_out_line
 from localllm.cli.parameters import Parameter, gathered, parameters
-from localllm.cli.terminal import say, write
-from localllm.cli.words import Words, as_typed, read_words
+from localllm.cli.registry import HELP
+from localllm.cli.terminal.output import say, write
 from localllm.errors import UsageError
 
 WORDS = "localllm.words"  # under this name a context has the words that were typed, as Words
@@ -89,7 +89,7 @@ def value_of(param: Parameter, words: Words, chosen: Chosen | None) -> Any:
 
 def unescape(values: dict[str, Any]) -> None:
     """Texts with their escape sequences read."""
-    from localllm.cli.escapes import unescaped
+    from localllm.cli.terminal.escapes import unescaped
 
     for name in ESCAPED & values.keys():
         if (value := values[name]) is not None:

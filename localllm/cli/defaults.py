@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from localllm.cli.commands import COMMANDS, params_of
+from localllm.cli.argv import did_you_mean
 from localllm.cli.parameters import PREFIX, Parameter
-from localllm.cli.words import did_you_mean
+from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, settings
 
@@ -177,7 +177,7 @@ def all_params() -> "Iterator[Parameter]":
 def silenced(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
-        from localllm.cli.options import ExactSampling, Sampling
+        from localllm.cli.options.shared import ExactSampling, Sampling
 
         return tuple(field.name for group in (Sampling, ExactSampling) for field in fields(group))
     return {

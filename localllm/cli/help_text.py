@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
 from localllm.cli.parameters import Parameter
-from localllm.cli.terminal import is_terminal
+from localllm.cli.terminal.output import is_terminal
 
 NARROW = 60  # columns: with fewer, what is explained stands above its explanation
 WIDEST = 100  # columns of a line that is still read with ease

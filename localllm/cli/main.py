@@ -135,7 +135,7 @@ def report(error: BaseException) -> int:
     if is_interruption(error):
         return 130
     if isinstance(error, OSError):
-        from localllm.cli.terminal import discard_output
+        from localllm.cli.terminal.output import discard_output
 
         discard_output()
         if is_unread(error):
@@ -145,7 +145,7 @@ def report(error: BaseException) -> int:
 
         traceback.print_exception(error)
     message, code = explained(error)
-    from localllm.cli.terminal import say
+    from localllm.cli.terminal.output import say
 
     say(f"localllm: error: {message}")
     return code

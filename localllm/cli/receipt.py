@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli import terminal
-from localllm.cli.terminal import ProgressLine
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.output import ProgressLine
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
-    from localllm.text.plain import Message
+    from localllm.text.marker_escaping import Message
 
 
 def prepared(

@@ -14,7 +14,7 @@ from localllm.convert.places import TensorPlace, places
 from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, scaled, stacked
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.quant.formats import BY_NAME, Format
 
 # What old checkpoints store and nobody reads.

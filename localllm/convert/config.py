@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.fields import MOST
+from localllm.arch.metadata import MOST
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 LARGEST = 1e38  # number
 

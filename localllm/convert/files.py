@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 MOST_BYTES = 1 << 28  # the largest tokenizer.json known has 33 MB
 

@@ -23,14 +23,14 @@ from localllm.convert.unused_keys import unused_of_config
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
-from localllm.files.source import row_count
+from localllm.files.gguf.header import shown
+from localllm.files.gguf.tensor_source import row_count
 from localllm.quant.recipes import ordered, recipe_named
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A folder, opened: a source for localllm.services.quantize."""
+    """A folder, opened: a source for localllm.quantizing.quantize."""
 
     path: str
     files: list[str]  # all that belongs to it

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.rope_scaling import read_rope, rope_parameters
 from localllm.frozen import frozen

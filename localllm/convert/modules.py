@@ -11,7 +11,7 @@ from typing import Any
 from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.weights import Stored, read_header
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers
 FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}

@@ -9,7 +9,7 @@ import numpy as np
 from localllm.convert.pretokenizer_name import parts
 from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.text.token_types import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.wordpiece import LONGEST
 

@@ -17,7 +17,7 @@ from localllm.convert.projectors.parts import Part, plain, with_bias
 from localllm.convert.tensors import in_float32
 from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 PAIR = "CLIPModel"  # in config.json
 ACTIVATIONS = {"quick_gelu": False, "gelu": True}  # whether it is GELU itself

@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from localllm.errors import ModelError
+from localllm.text.pretokenize import cutter
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
-from localllm.text.words import cutter
 
 # The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}

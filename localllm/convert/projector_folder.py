@@ -18,7 +18,7 @@ from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
 from localllm.convert.tensors import in_float32
 from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 OF_IMAGES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"

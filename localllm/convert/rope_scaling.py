@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 PLAIN = "default"
 BEYOND = "dynamic"  # stretches only what is longer than the context that the model has: GGUF has no word for it

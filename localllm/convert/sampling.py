@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.unused_keys import OF_GENERATION, unused_of
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 FILE = "generation_config.json"
 FLOAT32, INT32 = np.float32, np.int32

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.text.token_types import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes

@@ -11,7 +11,7 @@ from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
 from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.text.subwords import merge
 from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 

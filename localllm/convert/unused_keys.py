@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 MOST = 8  # names in a line
 # Patterns of names, by what they are about.

@@ -10,7 +10,7 @@ from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.tokens import Tokens, read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from localllm.convert.files import read_json, understood
 from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.frozen import frozen
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.arch.states import State
-from localllm.engine.memory.store import Store
-from localllm.engine.record.shift import Turn
+from localllm.arch.layer_state import State
+from localllm.engine.memory.sequence_state import Store
 from localllm.engine.run import Span
+from localllm.engine.trace.rope_shift import Turn
 
 
 class Backend(Protocol):

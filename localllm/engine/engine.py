@@ -10,25 +10,25 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.guessing import has_guessing_layer
+from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
+from localllm.engine.backend_selection import Said, opened
 from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.draft_head import Follower, GuessHead, shown_to
+from localllm.engine.draft_head_source import GuessSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
-from localllm.engine.guess_head import Follower, GuessHead, shown_to
-from localllm.engine.guess_source import GuessSource, head, own_layer
-from localllm.engine.memory.store import Store
-from localllm.engine.opening import Said, opened
+from localllm.engine.image_tokens import Seen, ahead_of, images_between, is_within, key_of, passages, row_of
+from localllm.engine.memory.sequence_state import Store
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.recorder import recorded
-from localllm.engine.record.rows import row_operations
-from localllm.engine.record.shift import turns
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
-from localllm.engine.seen import Seen, ahead_of, images_between, is_within, key_of, passages, row_of
 from localllm.engine.sequence import Sequence
+from localllm.engine.trace.image_rows import row_operations
+from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.rope_shift import turns
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 Request = tuple[Sequence, Ids[int]]

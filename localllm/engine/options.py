@@ -2,8 +2,8 @@
 
 import re
 
-from localllm.arch.storage import KVType
-from localllm.engine.record.observe import SquareSums
+from localllm.arch.kv_cache_types import KVType
+from localllm.engine.trace.imatrix_collector import SquareSums
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress

@@ -6,14 +6,14 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
-from localllm.arch.states import State
-from localllm.arch.storage import KVType
-from localllm.engine.record.observe import SquareSums
-from localllm.engine.record.shift import Turn
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import State
 from localllm.engine.run import Span
+from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.rope_shift import Turn
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.reference import Reference
-from localllm.kernels.remembered import Remembered
+from localllm.kernels.reference_cache import Remembered
 
 
 class ReferenceBackend:

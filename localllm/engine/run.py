@@ -24,7 +24,9 @@ class Span(NamedTuple):
     wanted: int  # of how many tokens, the last ones, logits are returned
     kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
     encoded: int = 0  # the sequence's first tokens, which an encoder has read
-    seen: Any = None  # localllm.engine.seen.Seen: the image that the ids are rows of; then the only span of its run
+    seen: Any = (
+        None  # localllm.engine.image_tokens.Seen: the image that the ids are rows of; then the only span of its run
+    )
     ahead: int = 0  # by how much places are ahead of the positions by which keys turn: behind images
 
 

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.engine.memory.store import Store
+from localllm.engine.image_tokens import Seen, last_end, row_of
+from localllm.engine.memory.sequence_state import Store
 from localllm.engine.run import BATCH
 from localllm.engine.runs import Runs
-from localllm.engine.seen import Seen, last_end, row_of
 from localllm.errors import LocalllmError, UsageError
 
 
@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 
 class ReadListener(Protocol):
-    """Who goes on with what a model makes of tokens (localllm.engine.guess_head). Attribute engine: whose it is."""
+    """Who goes on with what a model makes of tokens (localllm.engine.draft_head). Attribute engine: whose it is."""
 
     engine: Any
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_header import MAGIC, shown
-from localllm.files.gguf_writer import Output, write_gguf
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import MAGIC, shown
+from localllm.files.gguf.writer import Output, write_gguf
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNK_SIZE = 512  # tokens, for files that do not tell

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 from localllm.files.safe_file import SafeFile, checked_target
 
 MAGIC = b"_logits_"

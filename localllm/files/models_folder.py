@@ -1,7 +1,7 @@
 """The folder of models that were pulled: plain files, OWNER/REPOSITORY/FILE.gguf, for people and other programs too.
 
 Other GGUF files that lie in it are models as well. What is on its way is beside its place, with the ending .partial
-(see localllm.files.partial).
+(see localllm.files.download).
 """
 
 import os

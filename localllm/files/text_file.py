@@ -7,7 +7,7 @@ import codecs
 import os
 
 from localllm.errors import UsageError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 

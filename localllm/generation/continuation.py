@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError, UsageError
-from localllm.generation.thinking import Tags
-from localllm.generation.turns import SoFar
-from localllm.text.plain import BREAK, Message
+from localllm.generation.conversation import SoFar
+from localllm.generation.reasoning import Tags
+from localllm.text.marker_escaping import BREAK, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from localllm.generation.thinking import ThinkingFormat
+    from localllm.generation.reasoning import ThinkingFormat
 
 MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, behind the content and in front of the thought
 

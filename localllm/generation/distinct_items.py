@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from localllm.generation.schemas import alternatives
+from localllm.generation.constraints.schemas import alternatives
 
 Schema = Mapping[str, Any]
 

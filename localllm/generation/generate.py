@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from localllm.engine.image_tokens import has_images, texts_only, whole_end
 from localllm.engine.runs import LONG
-from localllm.engine.seen import has_images, texts_only, whole_end
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.draft_model import Drafter, DraftModel, account_of
-from localllm.generation.guide import Expected, Guide
-from localllm.generation.ngrams import from_text
-from localllm.generation.overflow import SINKS, Rolling, require_choice, require_shift
+from localllm.generation.constraints.token_mask import Expected, Guide
+from localllm.generation.context_overflow import SINKS, Rolling, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sequences import BegunSequence, Sequences
-from localllm.generation.speculation import Guesses, Proposer
-from localllm.generation.thinking import ANSWER, TextPart, Thinking
-from localllm.generation.thinking import require_choice as require_thinking
+from localllm.generation.reasoning import ANSWER, TextPart, Thinking
+from localllm.generation.reasoning import require_choice as require_thinking
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sequence_pool import BegunSequence, Sequences
+from localllm.generation.speculation.acceptance import Guesses, Proposer
+from localllm.generation.speculation.draft_model import Drafter, DraftModel, account_of
+from localllm.generation.speculation.ngram import from_text
 from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
-    from localllm.engine.guess_head import Follower
-    from localllm.engine.seen import Seen
+    from localllm.engine.draft_head import Follower
+    from localllm.engine.image_tokens import Seen
     from localllm.engine.sequence import Sequence as Tokens
-    from localllm.generation.calls import Calls, ToolUse
-    from localllm.generation.constraints import Constraint
-    from localllm.generation.said_call import SaidCall
+    from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.tools.tool_call import SaidCall
+    from localllm.generation.tools.tool_grammar import Calls, ToolUse
 
 SPECULATE = ("auto", "mtp", "ngram", "off")
 
@@ -121,7 +121,7 @@ class Task:
         """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
         matcher, calls = None, self.calls
         if self.options.constraint:
-            from localllm.generation.constraints import matcher_of  # llguidance, where it is needed
+            from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed
 
             matcher = matcher_of(self.options.constraint, tokenizer, vocab)
         form = self.options.constraint
@@ -137,7 +137,7 @@ class Task:
             return Guide(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
         if matcher is None or calls.have_heads:  # whose heads say what a message is
             return Guide(transcript, self.thinking, matcher, calls.matcher(vocab))
-        from localllm.generation.either import Either
+        from localllm.generation.constraints.union_matcher import Either
 
         return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
 
@@ -189,7 +189,7 @@ class Making:
 
     @property
     def calls(self) -> "list[SaidCall]":
-        from localllm.generation.said_call import whole
+        from localllm.generation.tools.tool_call import whole
 
         return whole(self._guide.transcript.calls) if self._guide.transcript.calls else []
 

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 from localllm.errors import UsageError
-from localllm.generation.gbnf import (
+from localllm.generation.constraints.gbnf import (
     Alternatives,
     Characters,
     Concatenation,

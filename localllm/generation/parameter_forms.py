@@ -47,7 +47,7 @@ class ParameterForm:
     def read(self, said: str) -> str:
         """As JSON what was written between the marks of a text."""
         if self.other is not None:
-            from localllm.generation.constraints import fits
+            from localllm.generation.constraints.constraint import fits
 
             text = said.strip()
             if not text.startswith('"') and fits(text, self.other):

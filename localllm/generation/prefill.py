@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.engine.seen import whole_end
+from localllm.engine.image_tokens import whole_end
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
-    from localllm.generation.overflow import Rolling
+    from localllm.generation.context_overflow import Rolling
 
 
 def read_prompt(

@@ -7,28 +7,28 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
+from localllm.generation.context_overflow import SINKS
 from localllm.generation.continuation import begun_answer, render_up_to
+from localllm.generation.conversation import SoFar, Turns
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.overflow import SINKS
-from localllm.generation.reuse import common
-from localllm.generation.sampling import Sampler
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.sequences import Sequences
-from localllm.generation.thinking import Tags, Thinking, format_of, template_variables
-from localllm.generation.turns import SoFar, Turns
+from localllm.generation.prefix_match import common
+from localllm.generation.reasoning import Tags, Thinking, format_of, template_variables
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sequence_pool import Sequences
 from localllm.images.parts import marked
+from localllm.text.marker_escaping import Message
 from localllm.text.messages import checked
-from localllm.text.plain import Message
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
-    from localllm.engine.seen import Seen
-    from localllm.generation.answering import AnswerRequest
-    from localllm.generation.answers import Answer
-    from localllm.generation.call_format import CallFormat
-    from localllm.generation.eye import SeenImage
-    from localllm.generation.thinking import ThinkingFormat
+    from localllm.engine.image_tokens import Seen
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.reasoning import ThinkingFormat
+    from localllm.generation.request import AnswerRequest
+    from localllm.generation.tools.tool_call_format import CallFormat
+    from localllm.generation.vision.image_encoder import SeenImage
     from localllm.text.templates import ChatTemplate
 
 
@@ -128,7 +128,7 @@ class Session(Turns):
         """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers. Of
         beams, those that say the same are one.
         """
-        from localllm.generation.answers import answers, distinct
+        from localllm.generation.beam_search import answers, distinct
 
         task, known = self._prepared(asked, options), self.sequences
         found = answers(known.engine, self.tokenizer, task, n, beams, known.prefixes)
@@ -142,7 +142,7 @@ class Session(Turns):
         key: Any = None,
     ) -> "AnswerRequest":
         """The same for a Batch, which answers many."""
-        from localllm.generation.answering import AnswerRequest
+        from localllm.generation.request import AnswerRequest
 
         return AnswerRequest(self._prepared(asked, options), n, key)
 
@@ -178,7 +178,7 @@ class Session(Turns):
         messages = checked(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
             return self._encoded(messages, images, options)
-        from localllm.generation.tool_messages import as_data, in_format
+        from localllm.generation.tools.tool_messages import as_data, in_format
 
         told = in_format(as_data(messages, self._result_marks), self._call_format, use)
         if begun_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
@@ -196,7 +196,7 @@ class Session(Turns):
             thinking = Thinking() if begun else thinking.inside()
         calls, use = None, options.tools
         if use and use.callable:
-            from localllm.generation.tool_messages import with_calls
+            from localllm.generation.tools.tool_messages import with_calls
 
             calls, thinking = with_calls(use, self._call_format, self.tokenizer, thinking)
         return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen, begun)
@@ -204,14 +204,14 @@ class Session(Turns):
     @cached_property
     def _call_format(self) -> "CallFormat":
         """How the model writes calls of tools."""
-        from localllm.generation.tool_messages import format_of_template
+        from localllm.generation.tools.tool_messages import format_of_template
 
         return format_of_template(self.template, self.tokenizer)
 
     @cached_property
     def _result_marks(self) -> tuple[str, ...]:
         """What the template writes behind the result of a call, as far as a text could."""
-        from localllm.generation.tool_messages import marks_of_results
+        from localllm.generation.tools.tool_messages import marks_of_results
 
         return marks_of_results(self.template, self.tokenizer)
 

@@ -5,16 +5,16 @@ from copy import copy, deepcopy
 from json import loads
 from typing import TYPE_CHECKING
 
-from localllm.generation.call_reader import ARGUMENTS, CALL
 from localllm.generation.distinct_items import DistinctItems
 from localllm.generation.json_text import JsonCompactor
-from localllm.generation.thinking import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
+from localllm.generation.reasoning import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
-    from localllm.generation.calls import Calls
-    from localllm.generation.constraints import Constraint
-    from localllm.generation.said_call import SaidCall
+    from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.tools.tool_call import SaidCall
+    from localllm.generation.tools.tool_grammar import Calls
 
 
 class StopFilter:
@@ -172,7 +172,7 @@ class Transcript:
         elif kind == ANSWER:
             self.text += text
         elif text:
-            from localllm.generation.said_call import take  # seldom needed
+            from localllm.generation.tools.tool_call import take  # seldom needed
 
             if kind == CALL:
                 self._call_json = self._call_json and JsonCompactor()

@@ -5,7 +5,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import is_bare_base64, is_data_url
-from localllm.text.plain import IMAGE, Message
+from localllm.text.marker_escaping import IMAGE, Message
 
 
 def marked(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.images.opened import content, imported, opened_image
 from localllm.images.parts import has_image, is_image, source_of
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 KINDS = {"JPEG": "image/jpeg", "PNG": "image/png"}  # that every server reads
 ORIENTATION = 0x0112  # among what EXIF tells

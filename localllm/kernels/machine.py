@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
 from localllm.quant.cache import cache_folder
 from localllm.system import cpu
 

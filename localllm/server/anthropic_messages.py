@@ -8,21 +8,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
-from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.thinking import THOUGHT
-from localllm.server.asking import EFFORTS, MOST_STOPS, call_options, json_options, sampling_of
-from localllm.server.blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
+from localllm.generation.reasoning import THOUGHT
+from localllm.generation.tools.tool_call_parser import CALL
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
 from localllm.server.fields import Body, kind
+from localllm.server.http import EventStream, answered_whole, anthropic_error, event, json_response, read_json
 from localllm.server.ids import new_id
 from localllm.server.messages import content_of, named_results, said_arguments, shown_of
 from localllm.server.openai_chat import ignored
+from localllm.server.request_options import EFFORTS, MOST_STOPS, call_options, json_options, sampling_of
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, answered_whole, anthropic_error, event, json_response, read_json
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
-    from localllm.generation.calls import Tool, ToolUse
+    from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
 # Lines that clients put at the head of a system message and change from request to request: with them nothing that was
 # read before could be used again.
@@ -69,7 +69,7 @@ def question_of(body: Body, max_tokens: int | None) -> Question:
         effort = output.choice("effort", (*EFFORTS, "max"))
         think = EFFORTS.get(effort, "high") if effort and think == "auto" else think
         if format := output.object("format"):
-            from localllm.generation.constraints import constraint_of
+            from localllm.generation.constraints.constraint import constraint_of
 
             constraint = constraint_of(format.mapping("schema"), **json_options(body))
     options = GenerationOptions(
@@ -100,7 +100,7 @@ def system_of(given: Any) -> list[Message]:
 
 def tools_of(body: Body) -> "ToolUse | None":
     """Raises UsageError."""
-    from localllm.generation.calls import ToolUse
+    from localllm.generation.tools.tool_grammar import ToolUse
 
     given, choice = body.items("tools") or (), body.object("tool_choice")
     tools = [tool_of(Body.of(tool, "tools")) for tool in given if not is_foreign(tool)]
@@ -120,7 +120,7 @@ def is_foreign(tool: Any) -> bool:
 
 
 def tool_of(tool: Body) -> "Tool":
-    from localllm.generation.calls import NOTHING, Tool
+    from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     schema, about = tool.mapping("input_schema"), tool.text("description") or ""
     return Tool(tool.needed_text("name"), about, dict(schema or NOTHING), tool.flag("strict"))

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp
 from localllm.errors import LocalllmError
 from localllm.server.addresses import canonical, matches, nothing_at
 from localllm.server.anthropic_messages import count_tokens, messages
+from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
+from localllm.server.http import LeftError, RefusedError, failed, json_response, shape_of
 from localllm.server.openai_chat import chat_completions, models, one_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import responses
 from localllm.server.page import all_sessions, page, session, write_session
 from localllm.server.service import Service
-from localllm.server.texts import embeddings, rerank
-from localllm.server.wire import LeftError, RefusedError, failed, json_response, shape_of
 from localllm.server.worker import STOPPING, StoppedError
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.server.wire import LeftError, RefusedError, failed, shape_of
+from localllm.server.http import LeftError, RefusedError, failed, shape_of
 
 HERE = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/", "/health")  # that need no key

@@ -10,7 +10,7 @@ from localllm.errors import UsageError
 from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.images.parts import images_of
 from localllm.server.fields import Body
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 TYPES = ("image_url", "input_image", "image")  # of parts: OpenAI's, those of its responses, Anthropic's
 MOST_IMAGES = 64  # in a request

@@ -7,8 +7,8 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.server.fields import kind
 from localllm.server.images import TYPES, image_part
+from localllm.text.marker_escaping import Message
 from localllm.text.messages import ROLES, modernize
-from localllm.text.plain import Message
 
 TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
 SHOWING = ("user", "tool", "assistant")  # roles that show images

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from threading import Lock
 
-from localllm.generation.answering import AnswerRequest
+from localllm.generation.request import AnswerRequest
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 

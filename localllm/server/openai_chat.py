@@ -8,10 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.generation.call_reader import ARGUMENTS, CALL
-from localllm.generation.said_call import SaidCall, take
-from localllm.generation.thinking import THOUGHT, TextPart
-from localllm.server.asking import (
+from localllm.generation.reasoning import THOUGHT, TextPart
+from localllm.generation.tools.tool_call import SaidCall, take
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.server.fields import Body
+from localllm.server.http import EventStream, answered_whole, event, json_response, openai_error, read_json
+from localllm.server.ids import new_id
+from localllm.server.messages import conversation
+from localllm.server.request_options import (
     MOST_ANSWERS,
     MOST_LIKELY,
     constraint_of_format,
@@ -19,12 +23,8 @@ from localllm.server.asking import (
     options_of,
     tools_of,
 )
-from localllm.server.events import LikelyToken, TokenLogprob, Told
-from localllm.server.fields import Body
-from localllm.server.ids import new_id
-from localllm.server.messages import conversation
+from localllm.server.response_stream import LikelyToken, TokenLogprob, Told
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
 from localllm.text.tokenizer import Tokenizer
 
 CHAT = "chatcmpl", "chat.completion"

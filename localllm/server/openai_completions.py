@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
-from localllm.server.asking import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
-from localllm.server.events import LikelyToken
 from localllm.server.fields import Body
+from localllm.server.http import EventStream, answered_whole, event, openai_error, read_json
 from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of, whole
+from localllm.server.request_options import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
+from localllm.server.response_stream import LikelyToken
 from localllm.server.service import Asked, Exchange, Question, Service
-from localllm.server.wire import EventStream, answered_whole, event, openai_error, read_json
 
 TEXT = "cmpl", "text_completion"
 USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says

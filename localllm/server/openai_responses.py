@@ -10,10 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
-from localllm.generation.call_reader import CALL
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.thinking import THOUGHT
-from localllm.server.asking import (
+from localllm.generation.reasoning import THOUGHT
+from localllm.generation.tools.tool_call_parser import CALL
+from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
+from localllm.server.fields import Body, kind
+from localllm.server.http import EventStream, answered_whole, event, json_response, openai_error, read_json
+from localllm.server.ids import new_id
+from localllm.server.messages import ROLES, SHOWING, content_of, named_results, said_arguments, shown_of
+from localllm.server.openai_chat import ignored
+from localllm.server.request_options import (
     EFFORTS,
     call_options,
     choice_of,
@@ -22,17 +28,11 @@ from localllm.server.asking import (
     sampling_of,
     schema_of,
 )
-from localllm.server.blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
-from localllm.server.fields import Body, kind
-from localllm.server.ids import new_id
-from localllm.server.messages import ROLES, SHOWING, content_of, named_results, said_arguments, shown_of
-from localllm.server.openai_chat import ignored
 from localllm.server.service import Exchange, Question, Service, Usage
-from localllm.server.wire import EventStream, answered_whole, event, json_response, openai_error, read_json
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
-    from localllm.generation.calls import ToolUse
+    from localllm.generation.tools.tool_grammar import ToolUse
 
 MEANINGLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
@@ -62,7 +62,7 @@ def question_of(body: Body) -> Question | None:
     text, reasoning = body.object("text"), body.object("reasoning")
     schema = schema_of(text.object("format")) if text else None
     effort = reasoning.choice("effort", tuple(EFFORTS)) if reasoning else None
-    from localllm.generation.constraints import constraint_of
+    from localllm.generation.constraints.constraint import constraint_of
 
     constraint = constraint_of(schema, **json_options(body))
     options = GenerationOptions(
@@ -80,7 +80,7 @@ def question_of(body: Body) -> Question | None:
 
 def tools_of(body: Body) -> "ToolUse | None":
     """The functions; tools of other kinds, which others would run, are left out. Raises UsageError."""
-    from localllm.generation.calls import ToolUse
+    from localllm.generation.tools.tool_grammar import ToolUse
 
     given, choice = body.items("tools") or (), body.get("tool_choice")
     parallel, more = body.get("parallel_tool_calls") is not False, call_options(body)

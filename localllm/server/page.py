@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body
+from localllm.server.http import json_response, read_json
 from localllm.server.messages import calls_of
 from localllm.server.service import Service
-from localllm.server.wire import json_response, read_json
 from localllm.services import sessions
 
 FILE = Path(__file__).with_name("page.html")

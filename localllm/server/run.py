@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NoReturn
 from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
-from localllm.server.listening import Ending, Listener, listener, tcp_socket, twin, unix_socket
+from localllm.server.http import Limits
+from localllm.server.listener import Ending, Listener, listener, tcp_socket, twin, unix_socket
 from localllm.server.metrics import Metrics
+from localllm.server.model_pool import Shelf
 from localllm.server.service import Service
-from localllm.server.shelf import Shelf
-from localllm.server.wire import Limits
 from localllm.system.memory import available_memory
 
 if TYPE_CHECKING:

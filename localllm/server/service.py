@@ -10,14 +10,14 @@ from typing import Any, TypeGuard, TypeVar
 
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.answering import AnswerRequest
 from localllm.generation.generate import GenerationOptions
+from localllm.generation.request import AnswerRequest
 from localllm.images.parts import texts_of
-from localllm.server.events import Hearer, Told
+from localllm.server.http import Limits, TimeUpError
 from localllm.server.images import with_files
 from localllm.server.metrics import Metrics
-from localllm.server.shelf import Shelf
-from localllm.server.wire import Limits, TimeUpError
+from localllm.server.model_pool import Shelf
+from localllm.server.response_stream import Hearer, Told
 from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
 

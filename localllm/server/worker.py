@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.generation.answering import Answering, AnswerRequest
-from localllm.generation.answers import log_total
-from localllm.generation.thinking import ANSWER, TextPart
-from localllm.server.events import Hearer, LikelyToken, TokenLogprob, Told
+from localllm.generation.beam_search import log_total
+from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.request import Answering, AnswerRequest
 from localllm.server.metrics import Metrics
+from localllm.server.response_stream import Hearer, LikelyToken, TokenLogprob, Told
 
 if TYPE_CHECKING:
     from localllm.api import Model

@@ -21,7 +21,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
 from localllm.kernels.machine import lane_name, this_lane
-from localllm.services.costs import MatrixCosts
+from localllm.services.token_costs import MatrixCosts
 from localllm.system.cpu import processor_name, usable_cores
 
 OnStep = Callable[[str], None]  # told what is being done

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.engine.embedding_runner import TextReader
 from localllm.engine.options import EngineOptions
-from localllm.engine.texts import TextReader
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.library import Progress
 
 TOKENS = 8192  # that are read in a repetition, at least one text

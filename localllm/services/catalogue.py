@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.download import partials
+from localllm.files.gguf.projectors import is_projector
 from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
-from localllm.files.partial import partials
-from localllm.files.projectors import is_projector
 from localllm.files.settings import settings
 from localllm.frozen import frozen
 

@@ -11,11 +11,11 @@ import numpy as np
 from localllm.arch.vision.clip import is_pair
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.text_file import decoded
 from localllm.frozen import frozen
-from localllm.generation.embedding import Embedder, EmbedOptions, ShownImage
+from localllm.generation.embedding.embedder import Embedder, EmbedOptions, ShownImage
 from localllm.images.opened import content
 from localllm.quant.cache import cache_folder
 from localllm.services.records import IMAGE, Record
@@ -43,7 +43,7 @@ def embedder(job: EmbedJob) -> Iterator[Any]:
     file = GGUFFile.open(job.path)
     made: Any
     if is_pair(file):
-        from localllm.generation import pair_embedding  # seldom needed
+        from localllm.generation.embedding import clip_embedder as pair_embedding  # seldom needed
 
         if job.pooling is not None:
             raise UsageError("--pooling: a model of pictures and texts says itself how their rows become vectors")

@@ -8,14 +8,14 @@ from typing import Any
 
 from localllm.arch import architecture
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.states import cache_bytes
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import cache_bytes
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.projectors import projector_bytes
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.projectors import projector_bytes
 from localllm.services.catalogue import HubReference, MissingError, resolve
-from localllm.services.costs import MatrixCosts
 from localllm.services.inspect import is_reader, memory
+from localllm.services.token_costs import MatrixCosts
 from localllm.system.memory import available_memory
 
 TYPES = (

@@ -10,21 +10,21 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.attention import Transformer
-from localllm.arch.fields import Fields
-from localllm.arch.guessing import has_guessing_layer
 from localllm.arch.hyperparameters import RANK, Hyperparameters
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import cache_bytes
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.pooling import NONE, read_pooling
-from localllm.arch.states import cache_bytes
-from localllm.arch.storage import KVType
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
-from localllm.files.checked import number_of_strings
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.projectors import projector_beside
-from localllm.generation.recommended import recommended
-from localllm.services.made_with import made_with
-from localllm.services.validity import Validity, require_numbers, validity
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.metadata_reader import number_of_strings
+from localllm.files.gguf.projectors import projector_beside
+from localllm.generation.sampling.model_defaults import recommended
+from localllm.services.quantization_info import made_with
+from localllm.services.validate import Validity, require_numbers, validity
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
 SHORTEST = 2048  # tokens: where the table of memory needs begins

@@ -10,9 +10,9 @@ from localllm.services.records import Prompts, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.answering import Answering, AnswerRequest
-    from localllm.generation.batch import Batch
     from localllm.generation.generate import GenerationOptions
+    from localllm.generation.request import Answering, AnswerRequest
+    from localllm.generation.scheduler import Batch
 
 Result = dict[str, Any]
 

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 
 def is_model(path: str) -> bool:
     """Whether it is a model in a GGUF file, or the vocabulary of one."""
-    from localllm.files.gguf_file import GGUFFile
+    from localllm.files.gguf.file import GGUFFile
 
     with GGUFFile.open(path, needed=()) as file:
         return file.metadata.get("general.type") not in ("imatrix", "adapter")

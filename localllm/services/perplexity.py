@@ -19,7 +19,7 @@ from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, 
 from localllm.files.safe_file import checked_target
 from localllm.kernels.build.library import Progress
 from localllm.services.chunks import as_read
-from localllm.services.made_with import made_with
+from localllm.services.quantization_info import made_with
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 from localllm.system.cpu import usable_cores
 

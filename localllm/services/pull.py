@@ -6,11 +6,11 @@ from pathlib import Path
 
 from localllm.arch import architecture
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.gguf_file import GGUFFile, open_part
-from localllm.files.hollow import hollow_model
+from localllm.files.download import Partial, partials, sha256_of
+from localllm.files.gguf.file import GGUFFile, open_part
+from localllm.files.gguf.header_only import hollow_model
+from localllm.files.gguf.projectors import projector_among
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
-from localllm.files.partial import Partial, partials, sha256_of
-from localllm.files.projectors import projector_among
 from localllm.frozen import frozen
 from localllm.services.catalogue import HubReference, chosen
 from localllm.services.hub import RemoteFile, Repository

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
-from localllm.files.file_hash import OnProgress, sha256_of
-from localllm.files.gguf_header import shown
+from localllm.files.cache.file_hash import OnProgress, sha256_of
+from localllm.files.gguf.header import shown
 from localllm.files.safe_file import SafeFile
-from localllm.generation.draft_model import Drafter
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.speculation.draft_model import Drafter
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import this_lane
 from localllm.services.bench import processor
 from localllm.system.cpu import system_name
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -164,7 +164,7 @@ def options_of(receipt: Receipt) -> GenerationOptions:
         biases = {token: float(bias) for token, bias in drawn.pop("logit_bias")}
         sampling = SamplingOptions(**drawn, logit_bias=biases)
         if given.get("constraint") is not None:
-            from localllm.generation.constraints import Constraint  # llguidance takes 30 ms to import
+            from localllm.generation.constraints.constraint import Constraint  # llguidance takes 30 ms to import
 
             given["constraint"] = Constraint(**given["constraint"])
         kind = "auto" if speculate.startswith("draft:") else speculate

@@ -12,7 +12,7 @@ from typing import Any
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decoded
 from localllm.frozen import frozen
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 Asked = str | list[Message]
 IMAGE = "image"  # the field

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from localllm.engine.options import EngineOptions
-from localllm.files.gguf_file import GGUFFile
-from localllm.generation.reranking import Reranker
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.embedding.reranker import Reranker
 from localllm.text.tokenizer import Tokenizer
 
 

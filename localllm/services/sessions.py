@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.folders import data_folder, make_private
-from localllm.files.line_file import json_line
+from localllm.files.jsonl_file import json_line
 from localllm.files.safe_file import OnlyWriter, SafeFile
 from localllm.frozen import frozen
 from localllm.system.files import name_problem, open_file, sync
 
 if TYPE_CHECKING:
-    from localllm.files.gguf_file import GGUFFile
+    from localllm.files.gguf.file import GGUFFile
 
 Line = dict[str, Any]  # a message: role and content, and perhaps thinking, finish and tokens
 VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.errors import ModelError
-from localllm.files.checked import Checked
+from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.subwords import merge
 
 START, END, END_OF_WORD = "<|startoftext|>", "<|endoftext|>", "</w>"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.files.checked import Checked
+from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.duplicates import Twins, tokens_of
 from localllm.text.token_types import CONTROL, NORMAL, PREFIX, UNKNOWN, USER_DEFINED, of_kinds, special_id
 

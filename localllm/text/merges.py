@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from localllm.errors import ModelError
-from localllm.files.checked import Checked, show
-from localllm.files.gguf_header import Metadata
-from localllm.files.known import is_known, remember
+from localllm.files.cache.validated_cache import is_known, remember
+from localllm.files.gguf.header import Metadata
+from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.text.token_types import PREFIX
 
 

@@ -7,8 +7,8 @@ neighbours of one role become one message.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from localllm.text.marker_escaping import Message
 from localllm.text.messages import short_id
-from localllm.text.plain import Message
 
 BETWEEN, LAST = "between", "last"  # where a later system message is
 ALONE, ANSWERED = "alone", "answered"  # there are no others; an answer is the last message

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 # What other programs call a role, and what templates call it.
 ROLES = {

@@ -21,7 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from localllm.text.limits import (
+from localllm.text.marker_escaping import BREAK
+from localllm.text.template_limits import (
     BITS,
     GATHERING,
     ITEMS,
@@ -44,7 +45,6 @@ from localllm.text.limits import (
     tick,
     weighed,
 )
-from localllm.text.plain import BREAK
 
 SOURCE = 500_000  # characters of a template; released ones have up to 30 000
 BRANCHES = 1000  # of an `if`; Python's parser raises MemoryError for some thousands

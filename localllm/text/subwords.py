@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
+from localllm.text.pretokenize import cutter
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary
-from localllm.text.words import cutter
 
 # A byte that is a printable Latin-1 character stands for itself, the others for the characters from 256 on (GPT-2).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

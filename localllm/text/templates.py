@@ -13,10 +13,10 @@ from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError, UsageError
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
+from localllm.text.marker_escaping import Message
 from localllm.text.message_order import ANSWERED, arrangements, system_probe
-from localllm.text.plain import Message
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
-from localllm.text.trial import require_harmless
+from localllm.text.template_probe import require_harmless
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer

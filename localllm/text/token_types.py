@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localllm.files.checked import Checked, is_whole
+from localllm.files.gguf.metadata_reader import Checked, is_whole
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 PREFIX, ID = "tokenizer.ggml.", "_token_id"

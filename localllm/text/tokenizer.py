@@ -12,13 +12,13 @@ from os import PathLike
 from typing import Any, Self
 
 from localllm.errors import UsageError
-from localllm.files.checked import Checked
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
 from localllm.text.endings import MARK_TEXTS, end_texts
+from localllm.text.marker_escaping import BREAK, IMAGE, Markers, without_surrogates
 from localllm.text.normalizing import GROWTH, composed, composes
-from localllm.text.plain import BREAK, IMAGE, Markers, without_surrogates
-from localllm.text.special import SpecialTokens
+from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
 from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, of_kinds
 from localllm.text.vocabulary import Vocabulary, read_vocabulary
@@ -229,7 +229,7 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
         return WordPiece
     if vocabulary.model == "rwkv":
-        from localllm.text.world import World
+        from localllm.text.rwkv_vocab import World
 
         return World
     if vocabulary.model == "plamo2":

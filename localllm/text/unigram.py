@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
-from localllm.text.charsmap import Charsmap
+from localllm.text.precompiled_charsmap import Charsmap
 from localllm.text.subwords import Subwords, word_boundary
 from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary

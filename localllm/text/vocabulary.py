@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.checked import Checked, show
-from localllm.files.gguf_header import Metadata
+from localllm.files.gguf.header import Metadata
+from localllm.files.gguf.metadata_reader import Checked, show
+from localllm.files.gguf.strings import StringPlaces, Strings
 from localllm.files.oddities import Oddities
-from localllm.files.strings import StringPlaces, Strings
 from localllm.frozen import frozen
 from localllm.text.duplicates import Twins, ids_of_duplicates
 from localllm.text.endings import more_ends, settle_types, stripping, without_exceptions

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.files.gguf_writer import Output, header
+from localllm.files.gguf.writer import Output, header
 from localllm.quant.formats import BY_NAME
 
 from .numbers import Numbers

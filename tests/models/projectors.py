@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from localllm.files.gguf_writer import Output, header
+from localllm.files.gguf.writer import Output, header
 from localllm.quant.formats import BY_NAME
 
 from . import model

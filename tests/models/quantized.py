@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME, Format
 from localllm.quant.layouts import floats_at

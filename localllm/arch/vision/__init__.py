@@ -11,12 +11,12 @@ Files are those that llama.cpp writes (mmproj-*.gguf).
 from importlib import import_module
 from types import ModuleType
 
-from localllm.arch.fields import Fields
-from localllm.arch.general import require_general
+from localllm.arch.general_metadata import require_general
+from localllm.arch.metadata import Fields
 from localllm.arch.vision.hyperparameters import Vision, projector_type
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf_file import GGUFFile
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.header import shown
 
 FAMILIES = {
     "gemma3": "gemma3",

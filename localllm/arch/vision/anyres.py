@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.vision.resizing import BICUBIC, Picture, Size, resized, with_bars
 from localllm.arch.vision.tiling import cut, most_used
 from localllm.arch.vision.vit import numbers_of

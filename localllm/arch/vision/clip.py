@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.fields import Fields
-from localllm.arch.general import require_general
+from localllm.arch.general_metadata import require_general
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
 from localllm.arch.vision.llava import positions, with_whole
@@ -21,7 +21,7 @@ from localllm.arch.vision.resizing import BICUBIC, Picture, resized
 from localllm.arch.vision.vit import as_matrix, transformer
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 
 CLIP = "clip"

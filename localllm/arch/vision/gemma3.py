@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resized

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.fields import Fields
-from localllm.arch.states import Paged
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import EVERY_TOKEN
 from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights

@@ -7,7 +7,7 @@ An image is cut in squares of the side that the encoder was trained for, after i
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.resizing import LANCZOS, Picture, resized

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
 from localllm.arch.vision.llava import positions, with_whole

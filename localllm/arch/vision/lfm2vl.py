@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import AnySize, read_any_size
 from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of

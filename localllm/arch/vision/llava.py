@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.anyres import Anyres, arranged, newline_numbers, newline_of, read_anyres, squares
 from localllm.arch.vision.hyperparameters import Prepared, Vision, pixels_of, read_vision

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import AnySize, read_any_size

@@ -5,7 +5,7 @@ model, of what earlier layers of the encoder see (DeepStack).
 
 import numpy as np
 
-from localllm.arch.fields import Fields
+from localllm.arch.metadata import Fields
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.vision.any_size import read_any_size
 from localllm.arch.vision.position_tables import by_corners, stretched, use_square_table

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.states import Paged
+from localllm.arch.layer_state import Paged
 from localllm.arch.verbs import Activation, Builder, Scores
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
 
 Turn = Callable[[Activation], Activation]

@@ -44,7 +44,7 @@ from localllm.convert.families import (
     windowed,
 )
 from localllm.convert.family import Family
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 FAMILIES = {
     "AfmoeForCausalLM": mixtures.AFMOE,

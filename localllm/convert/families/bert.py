@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
 from localllm.convert.family import Family, Layer, MadeOf, Sizes

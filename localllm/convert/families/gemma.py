@@ -1,7 +1,7 @@
 """Gemma 1 to 3."""
 
-from localllm.arch import gemma2 as gemma2_arch
-from localllm.arch import gemma3 as gemma3_arch
+from localllm.arch.families import gemma2 as gemma2_arch
+from localllm.arch.families import gemma3 as gemma3_arch
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND
 from localllm.convert.family import Family

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, NORMS_BEFORE
 from localllm.convert.family import Family

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import as_it_is
 from localllm.convert.family import Family, MadeOf, Sizes

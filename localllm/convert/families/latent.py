@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch import minicpm3 as arch
+from localllm.arch.families import minicpm3 as arch
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import (
     DEEPSEEK2,

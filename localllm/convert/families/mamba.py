@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import Family, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, refuse_other_activations

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.fields import MOST_LAYERS
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.hybrids import MAMBA2, NORM, attending, mamba2_of, norm_of, with_mamba2
 from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE, ROTATED

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from localllm.arch.llama4 import EXPERTS_OF_MAVERICK
+from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, leading_dense
 from localllm.convert.families.dense import exaone4

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.muse_glimmer import BEHIND
+from localllm.arch.families.muse_glimmer import BEHIND
 from localllm.convert.config import Config
 from localllm.convert.families.gemma3n import windows_of
 from localllm.convert.families.layers import ATTENTION, GATED, ROTATED, as_stored

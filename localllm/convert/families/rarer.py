@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from localllm.arch.fields import MOST_LAYERS
-from localllm.arch.smallthinker import PERIOD, WINDOW
+from localllm.arch.families.smallthinker import PERIOD, WINDOW
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX
 from localllm.convert.families.experts import with_experts

@@ -9,7 +9,7 @@ from localllm.convert.families import dense, hybrids, llama, newer, qwen, qwen_n
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import SECTIONS
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 READERS = {
     "lfm2": hybrids.LFM2,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from localllm.arch.gpt_oss import LIMIT, SHARPNESS
+from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.convert.config import Config
 from localllm.convert.families.deepseek import INDEXER, SIGMOID, leading_dense
 from localllm.convert.families.experts import with_experts

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.fields import MOST_LAYERS
-from localllm.arch.t5 import REACH
+from localllm.arch.families.t5 import REACH
+from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.family import Family, Layer, MadeOf, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from localllm.convert.config import Config
 from localllm.convert.projectors import gemma3, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl, qwen3vl
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
-from localllm.files.gguf_header import shown
+from localllm.files.gguf.header import shown
 
 PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
     "Gemma3ForConditionalGeneration": gemma3.gemma3,

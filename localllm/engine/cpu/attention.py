@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.states import Latent, Paged
+from localllm.arch.layer_state import Latent, Paged
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.record.operations import ALL, Operation
+from localllm.engine.trace.operations import ALL, Operation
 from localllm.frozen import frozen
 from localllm.kernels.arguments import SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.states import Recurrent, State
+from localllm.arch.layer_state import Recurrent, State
 from localllm.engine.cpu.program import Program, compiled
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.cache_pool import Room
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.memory.room import Room
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import Operation
-from localllm.engine.record.shift import Turn
 from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.trace.operations import Operation
+from localllm.engine.trace.rope_shift import Turn
 from localllm.errors import UnsupportedError
 
 
@@ -26,7 +26,7 @@ class CpuBackend:
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         encoding: Sequence[Operation] = (), rows: Callable[[bool], Any] | None = None,
     ):  # fmt: skip
-        """encoding: the operations of an encoder; rows: as of localllm.engine.opening.Said. Raises ModelError,
+        """encoding: the operations of an encoder; rows: as of engine.backend_selection. Raises ModelError,
         MemoryLimitError, LocalllmError."""
         recurrent = [state for state in states if isinstance(state, Recurrent)]
         self._states = [state for state in states if not isinstance(state, Recurrent)]
@@ -89,6 +89,6 @@ class CpuBackend:
 
     def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
         """Raises LocalllmError."""
-        from localllm.engine.cpu.shift import KeyTurner  # seldom needed
+        from localllm.engine.cpu.rope_shift import KeyTurner  # seldom needed
 
         self.turn = KeyTurner(self._cache, self._states, turns).turn

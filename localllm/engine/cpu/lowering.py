@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from localllm.engine.cpu.attention import attend, choose
-from localllm.engine.cpu.products import expert_linear, halves, halves_of, has_integers, linear, quantize
+from localllm.engine.cpu.matmul import expert_linear, halves, halves_of, has_integers, linear, quantize
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
-from localllm.engine.record.forms import with_forms
-from localllm.engine.record.operations import PRODUCTS, Operation, stored
 from localllm.engine.run import BATCH
+from localllm.engine.trace.activation_forms import with_forms
+from localllm.engine.trace.operations import PRODUCTS, Operation, stored
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import prepared, target_for_this_cpu
-from localllm.engine.cpu.passing import Passing
-from localllm.engine.cpu.pieces import Loader
+from localllm.engine.cpu.streaming_run import Passing
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import Crossing, lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.reserved import Reserved
-from localllm.engine.record.operations import Operation
 from localllm.engine.run import Header, Span, Text
+from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library, Progress
 

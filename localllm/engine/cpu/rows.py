@@ -5,8 +5,8 @@ import numpy as np
 from localllm.engine.cpu.program import compiled
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.rows import RowOperations
 from localllm.engine.run import Header, Span
+from localllm.engine.trace.image_rows import RowOperations
 
 
 class RowProgram:

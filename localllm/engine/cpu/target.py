@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cpu.pieces import Pieces
+from localllm.engine.cpu.kernel_variants import Pieces
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.run import BATCH
 from localllm.errors import UnsupportedError

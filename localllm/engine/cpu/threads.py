@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.kernels.cpu.job import JOB, JOB_WORDS, LINE
+from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
 from localllm.system.processes import prepare_waiting, waiting_functions
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -66,7 +66,7 @@ class Team:
 
 
 class Threads:
-    """Runs a tape on several threads (see localllm.kernels.cpu.runner for the rules).
+    """Runs a tape on several threads (see localllm.kernels.cpu.tape_runner for the rules).
 
     The threads end with `close`, when the last reference is gone, or when Python ends, whichever comes first.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Address, Buffer
-from localllm.engine.record.operations import ALL, WANTED, Operation, Routed, Rows
+from localllm.engine.trace.operations import ALL, WANTED, Operation, Routed, Rows
 from localllm.frozen import frozen
 from localllm.kernels.cpu import (
     CALL_BYTES,

@@ -4,7 +4,7 @@ from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.attention import AttentionSteps, before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.record.operations import ALL, Operation
+from localllm.engine.trace.operations import ALL, Operation
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cuda import CHOOSING

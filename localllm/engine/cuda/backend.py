@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.states import Recurrent, State
+from localllm.arch.layer_state import Recurrent, State
 from localllm.engine.cpu.program import Program, compiled
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.card import Card
@@ -15,13 +15,13 @@ from localllm.engine.lower.lowering import Crossing
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
+from localllm.engine.memory.cache_pool import Room
 from localllm.engine.memory.joint_cache import JointCache
-from localllm.engine.memory.room import Room
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import Operation
-from localllm.engine.record.shift import Turn
-from localllm.engine.record.split import split
 from localllm.engine.run import BATCH, Header, Span
+from localllm.engine.trace.operations import Operation
+from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.split import split
 from localllm.errors import UnsupportedError
 
 
@@ -71,7 +71,7 @@ class CudaBackend:
         return self._program.run(spans, precise)
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
-        """No encoder comes here (localllm.engine.opening)."""
+        """No encoder comes here (localllm.engine.backend_selection)."""
         raise AssertionError
 
     def prepare_all(self) -> None:

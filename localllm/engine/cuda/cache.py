@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from localllm.arch.states import State
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import State
 from localllm.engine.cuda.card import Card
-from localllm.engine.cuda.placing import state_bytes
+from localllm.engine.cuda.placement import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.kernels.arguments import PAGE
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from localllm.arch.states import State
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import State
 from localllm.engine.cuda.card import Card
 from localllm.engine.cuda.device import NoCardError, open_card
-from localllm.engine.cuda.placing import Sizes, layers_that_fit, require_room, sizes, spare
+from localllm.engine.cuda.placement import Sizes, layers_that_fit, require_room, sizes, spare
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UnsupportedError
-from localllm.files.gguf_file import GGUFFile
+from localllm.files.gguf.file import GGUFFile
 
 
 class Placed(NamedTuple):

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda import products
+from localllm.engine.cuda import matmul as products
 from localllm.engine.cuda.attention import attend, choose
 from localllm.engine.cuda.card import Launch, LibraryProduct, Work
 from localllm.engine.cuda.fusion import fused, with_integers
-from localllm.engine.cuda.products import Within
+from localllm.engine.cuda.matmul import Within
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
 from localllm.engine.lower.lowering import Crossing, lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer, Step
-from localllm.engine.record.forms import with_forms
-from localllm.engine.record.operations import PRODUCTS, WANTED, Operation
+from localllm.engine.trace.activation_forms import with_forms
+from localllm.engine.trace.operations import PRODUCTS, WANTED, Operation
 from localllm.kernels.cuda import grid, parameters
 
 VERBS = {

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Recurrent, State
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Recurrent, State
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
 from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of
@@ -17,8 +17,8 @@ from localllm.engine.lower.tape import assign_stages, offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.options import EngineOptions
-from localllm.engine.record.operations import Operation
 from localllm.engine.run import BATCH, Header, Span, Text, int64_zeros
+from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.library import Progress

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.states import Recurrent
+from localllm.arch.layer_state import Recurrent
 from localllm.engine.cuda.card import Card
 from localllm.engine.memory.recurrent import StateLayout
 

@@ -1,4 +1,4 @@
-"""A model's matrices in a card's memory, in the layout that its kernels read (localllm.kernels.cuda.product.planes)."""
+"""A model's matrices in a card's memory, in the layout that its kernels read (localllm.kernels.cuda.matmul.planes)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -7,10 +7,10 @@ import numpy as np
 
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import CHUNK, Card, Launch
-from localllm.files.gguf_file import Tensor
+from localllm.files.gguf.file import Tensor
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cuda import grid, parameters
-from localllm.kernels.cuda.product.planes import PLANES, row_bytes, stored_as
+from localllm.kernels.cuda.matmul.planes import PLANES, row_bytes, stored_as
 from localllm.quant.formats import BY_NAME
 
 Key = tuple[str, int, tuple[int, ...]]

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Latent, Paged
+from localllm.arch.layer_state import Latent, Paged
 from localllm.engine.lower.steps import Steps, shape
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache, Streams
-from localllm.engine.record.operations import ALL, Activation, Operation
 from localllm.engine.run import Header
+from localllm.engine.trace.operations import ALL, Activation, Operation
 
 
 class AttentionSteps(NamedTuple):

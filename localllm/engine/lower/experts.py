@@ -4,7 +4,7 @@ import numpy as np
 
 from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.record.operations import Activation, Operation, RoutedActivation
+from localllm.engine.trace.operations import Activation, Operation, RoutedActivation
 from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
 
 OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")

@@ -13,7 +13,7 @@ from localllm.engine.lower.experts import EXPERTS
 from localllm.engine.lower.recurrent import RECURRENT
 from localllm.engine.lower.steps import StepPlaces, Steps, Target, shape, vector_of
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.record.operations import ALL, Activation, Operation, last_uses
+from localllm.engine.trace.operations import ALL, Activation, Operation, last_uses
 from localllm.kernels.verbs import ROWWISE, where
 
 NUMBERS = {"embed": "ids", "embed_positions": "positions", "embed_kinds": "kinds"}  # of a run's header

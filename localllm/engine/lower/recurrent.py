@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.lower.steps import Steps, Target, vector_of
-from localllm.engine.record.operations import Operation
+from localllm.engine.trace.operations import Operation
 
 
 def convolve(steps: Steps, operation: Operation, target: Target) -> None:

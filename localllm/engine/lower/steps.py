@@ -5,14 +5,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from localllm.arch.layer_state import State
 from localllm.arch.routing import Routing
-from localllm.arch.states import State
 from localllm.arch.weights import Weight
 from localllm.engine.lower.tape import Buffer, Step, padded, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.record.operations import ALL, WANTED, Activation, Operation, Routed, Rows
 from localllm.engine.run import Header
+from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation, Routed, Rows
 from localllm.frozen import frozen
 
 
@@ -29,7 +29,7 @@ class StepPlaces(NamedTuple):
 
 @frozen
 class Experts:
-    """What a mixture of experts has to do in a run, see localllm.kernels.cpu.product.routing."""
+    """What a mixture of experts has to do in a run, see localllm.kernels.cpu.matmul.routing."""
 
     chosen: Buffer | np.ndarray
     weights: Buffer

@@ -92,7 +92,7 @@ class Tape:
         return (value for step in self.steps for value in step.arguments.values())
 
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
-        """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.runner reads it.
+        """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.tape_runner reads it.
 
         addresses: of kernels; threads: that will walk it.
         """

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Latent, Paged, Recurrent, State
-from localllm.arch.storage import KVType, stored_bytes
+from localllm.arch.kv_cache_types import KVType, stored_bytes
+from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.engine.memory.reserved import Reserved
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
@@ -27,7 +27,7 @@ class Streams(NamedTuple):
     start: int  # in the reserved memory
     heads: int
     token_bytes: int  # of a head
-    kind: str  # a key of localllm.arch.storage.STORAGE
+    kind: str  # a key of localllm.arch.kv_cache_types.STORAGE
 
 
 class KVCache:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weight
-from localllm.engine.record.operations import Activation, Operation
-from localllm.files.gguf_file import GGUFFile
+from localllm.engine.trace.operations import Activation, Operation
+from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import has_tiles
 from localllm.system.files import version_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from localllm.arch.states import SLACK
+from localllm.arch.layer_state import SLACK
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.pages import Pages

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.arch.states import Recurrent
+from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from localllm.arch.states import State
-from localllm.arch.storage import KVType
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import State
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.engine.memory.reserved import Reserved
-from localllm.engine.record.operations import Operation
+from localllm.engine.trace.operations import Operation
 from localllm.kernels.arguments import PAGE
 
 

@@ -11,8 +11,8 @@ import zlib
 from contextlib import suppress
 
 from localllm.errors import ModelError
-from localllm.files.gguf_header import shown
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.gguf.header import shown
 from localllm.kernels.build.machine_code import MachineCode
 from localllm.kernels.build.objects import object_file
 from localllm.system.cpu import object_triple

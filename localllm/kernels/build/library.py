@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
 from localllm.kernels.build.machine_code import MachineCode
 from localllm.kernels.build.objects import Progress, mark_used, object_file, object_folder, prune, symbol
 from localllm.kernels.machine import Lane

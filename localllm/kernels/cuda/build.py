@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.files.kept import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_kept, write_kept
 from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
 from localllm.kernels.machine import version_file
 from localllm.quant.cache import cache_folder

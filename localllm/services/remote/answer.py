@@ -5,8 +5,8 @@ from typing import Any
 
 from localllm.frozen import frozen
 from localllm.generation.json_text import JsonCompactor
-from localllm.generation.said_call import SaidCall, whole
-from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
+from localllm.generation.tools.tool_call import SaidCall, whole
 
 REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
 

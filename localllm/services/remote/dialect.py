@@ -8,8 +8,8 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.closed_schemas import closed
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.sampling_options import SamplingOptions
-from localllm.generation.thinking import EFFORTS
+from localllm.generation.reasoning import EFFORTS
+from localllm.generation.sampling.options import SamplingOptions
 
 USUAL = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias")
 OPENAI = dict(zip(USUAL, USUAL, strict=True))

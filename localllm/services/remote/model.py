@@ -7,14 +7,14 @@ from time import perf_counter
 from typing import Any, Self
 
 from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.generation.conversation import Turns
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.thinking import ANSWER, THOUGHT, TextPart
-from localllm.generation.turns import Turns
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.images.urls import with_urls
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError
-from localllm.text.plain import Message
+from localllm.text.marker_escaping import Message
 
 CHAT, TEXT = "/chat/completions", "/completions"
 MOST = 16  # answers to one prompt

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.calls import Tool, ToolUse
-from localllm.generation.said_call import SaidCall
-from localllm.text.plain import without_surrogates
+from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_grammar import Tool, ToolUse
+from localllm.text.marker_escaping import without_surrogates
 
 MOST = 30_000  # characters of a result
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
-from localllm.generation.calls import Tool
+from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools.box import OfferedTool, ToolError, number_in, text_in
 from localllm.services.tools.folders import Folders
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.calls import NOTHING, Tool
+from localllm.generation.tools.tool_grammar import NOTHING, Tool
 from localllm.services.tools.box import OfferedTool, ToolError
 
 START, SECONDS = 30.0, 120.0  # for a server to be there, and for a call

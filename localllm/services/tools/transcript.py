@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.line_file import json_line
+from localllm.files.jsonl_file import json_line
 from localllm.system.files import open_file
 
 LAYOUT = 1

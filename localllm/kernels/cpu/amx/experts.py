@@ -8,8 +8,8 @@ from localllm.kernels.arguments import (
     LINEAR_TILES_QUANTIZED,
 )
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS
-from localllm.kernels.cpu.product.experts import ANY_NUMBER, make_experts, put
-from localllm.kernels.cpu.product.routing import EXPERT_BYTES
+from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, make_experts, put
+from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
 from localllm.kernels.cpu.signature import argument, device
 from localllm.kernels.simd import load_i64, store_i64
 

@@ -3,7 +3,7 @@
 from localllm.kernels.arguments import UNPACK
 from localllm.kernels.cpu.amx.slab import HALF_BYTES, PLANE_BYTES, ROWS
 from localllm.kernels.cpu.amx.tiles import TILE, store_high, store_planes
-from localllm.kernels.cpu.product.linear_float import PLAIN, block_of, make_blocks, make_plain
+from localllm.kernels.cpu.matmul.matmul_float import PLAIN, block_of, make_blocks, make_plain
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import load_f32x16, load_lanes_f32x16
 

@@ -21,7 +21,7 @@ from itertools import product
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.cpu.product.tiles_f32 import BFloat
+from localllm.kernels.cpu.matmul.tiles_f32 import BFloat
 from localllm.kernels.cpu.signature import device, inlined
 from localllm.kernels.machine import this_lane
 from localllm.kernels.simd import (

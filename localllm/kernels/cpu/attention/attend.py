@@ -23,7 +23,7 @@ from localllm.kernels.cpu.attention import few as attention_few
 from localllm.kernels.cpu.attention import many as attention_many
 from localllm.kernels.cpu.attention.cache_formats import STORAGE
 from localllm.kernels.cpu.attention.plan import FEW_ROWS, SPLIT_BYTES, UNIT_BYTES, first_seen
-from localllm.kernels.cpu.product.tiles_f32 import ROWS as TILE
+from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
 from localllm.kernels.simd import (
     NAN,

@@ -9,7 +9,7 @@ then the keys of the next block. Two cores of a Zen 4 read a float16 cache at 34
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
-from localllm.kernels.cpu.product.tiles_f32 import (
+from localllm.kernels.cpu.matmul.tiles_f32 import (
     make_load,
     make_outer,
     make_splats,

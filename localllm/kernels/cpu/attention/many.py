@@ -6,7 +6,7 @@ of q is zero, and what comes of it is not used.
 """
 
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
-from localllm.kernels.cpu.product.tiles_f32 import (
+from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
     ROWS,
     make_load,

@@ -1,4 +1,4 @@
-"""What is summed over tokens: squares by column, for importance matrices (localllm.services.imatrix), and texts."""
+"""What is summed over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and texts."""
 
 from numba import float32
 

@@ -1,4 +1,4 @@
-"""Sums of squared activations per column, for importance matrices (localllm.services.imatrix)."""
+"""Sums of squared activations per column, for importance matrices (localllm.quantizing.imatrix)."""
 
 from numba import cuda
 

@@ -1,0 +1,56 @@
+"""Trinity (Arcee AI 2025).
+
+Unlike dots.llm1: embeddings are multiplied by the root of the width; three of four layers rotate, and see a window;
+what heads see goes through a gate; norms behind attention and feed-forward network too.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_local_rope, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+PERIOD = 4  # of layers, the last of which rotates nothing, whatever it sees
+
+
+@frozen
+class AFMoE(LocallyRotated):
+    has_shared: bool  # an expert that every token goes to
+
+    def rope(self, layer: int) -> Rope | None:
+        return None if (layer + 1) % PERIOD == 0 else super().rope(layer)
+
+
+def read(fields: Fields) -> AFMoE:
+    """The hyperparameters. Raises ModelError."""
+    common = AFMoE.shared_fields(fields, interleaved=False)
+    return AFMoE(
+        **common,
+        windows=read_windows(fields, PERIOD),
+        local_rope=read_local_rope(fields, common["attention"].rope),
+        routing=read_own_routing(fields, SIGMOID),
+        has_shared=fields.count("expert_shared_count", 0) > 0,
+    )
+
+
+def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+
+
+def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    seen = attend(b, h, state, *normed_heads(b, w, h, q, k), v)
+    y = b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
+    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

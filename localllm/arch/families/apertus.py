@@ -1,0 +1,66 @@
+"""Apertus (Swiss AI Initiative 2025, arXiv 2509.14233).
+
+Unlike llama: xIELU instead of a gate, with numbers of its own in each layer, learned as logarithms of a kind; each head
+of queries and keys is normalized; rotated pairs are half a head apart.
+"""
+
+import numpy as np
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.files.gguf.metadata_reader import Checked
+from localllm.frozen import frozen
+
+NAMES = "alpha_p", "alpha_n", "beta", "eps"
+MOST = 1e4  # of their sizes
+
+
+@frozen
+class Apertus(Transformer):
+    """By layer, what the verb takes: alpha_p, alpha_n, beta, epsilon."""
+
+    xielu: tuple[tuple[float, float, float, float], ...]
+
+
+def read(fields: Fields) -> Apertus:
+    """The hyperparameters. Raises ModelError."""
+    shared = Apertus.shared_fields(fields, interleaved=False)
+    of_xielu = Checked(fields.metadata, "xielu.", fields.path)
+    alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
+    alpha_p, alpha_n = np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n)
+    xielu = np.stack((alpha_p, alpha_n, beta, epsilon), axis=1).tolist()
+    return Apertus(**shared, xielu=tuple(tuple(of_layer) for of_layer in xielu))
+
+
+def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
+    """A number for each layer, or one for all. Raises ModelError."""
+    value = fields.raw(name)
+    numbers = np.full(layers, value) if isinstance(value, float) else value
+    if (
+        not isinstance(numbers, np.ndarray)
+        or numbers.dtype.kind != "f"
+        or numbers.shape != (layers,)
+        or not (np.abs(numbers) <= MOST).all()
+    ):
+        raise fields.wrong(name, f"{layers} numbers from {-MOST:g} to {MOST:g}")
+    return numbers.astype(np.float64)
+
+
+def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, plain(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))

@@ -1,0 +1,33 @@
+"""Arctic (Snowflake 2024).
+
+Unlike llama: beside attention and a feed-forward network, experts read what the layer got, by a norm of their own.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture
+from localllm.arch.families.llama import read as read_llama
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    fields.count("expert_count")  # which is not 0
+    return read_llama(fields)
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, and experts, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.add(y, gated(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(y, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))

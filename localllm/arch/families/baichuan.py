@@ -1,0 +1,53 @@
+"""Baichuan 1 and 2 (Yang et al. 2023, arXiv 2309.10305), Refact (Small Magellanic Cloud AI 2023).
+
+Unlike llama: Refact and the 13B models of Baichuan rotate nothing, their scores fall with the distance (ALiBi). No file
+says so: the number of layers does.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.families.mpt import alibi_slopes
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
+ALIBI_BIAS = 8.0  # where slopes begin
+
+
+@frozen
+class Baichuan(Transformer):
+    """`rotated`: heads know positions by rotation, otherwise by ALiBi."""
+
+    rotated: bool
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.rotated else None
+
+
+def read(fields: Fields) -> Baichuan:
+    """The hyperparameters. Raises ModelError, also for a Baichuan of another size."""
+    shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
+    if fields.arch == "baichuan":
+        if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
+            known = f"{LAYERS_OF_7B} and {LAYERS_OF_13B} layers are known"
+            raise fields.unsupported(f"a Baichuan of {fields.key('block_count')} {shared['layers']}: {known}")
+        rotated = shared["layers"] == LAYERS_OF_7B
+    return Baichuan(**shared, rotated=rotated)
+
+
+def forward(b: Builder, w: Weights, h: Baichuan) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    slopes = () if h.rotated else alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

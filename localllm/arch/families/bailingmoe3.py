@@ -1,0 +1,80 @@
+"""Ling 3 (Ant 2026).
+
+Unlike Kimi Linear: layers that attend rotate a part of each head (pairs half of it apart, by sections, in a model that
+sees), and have a gate for each head; rates of the others are sigmoids, between 0 and a lowest one; what gates and other
+numbers of feed-forward networks may be is limited by layer.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import by_head
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, SOFTMAX, Gate, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import to_latents
+from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
+from localllm.arch.families.step35 import limited, read_limits
+from localllm.arch.layer_state import Latent, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import read_sections, with_sections
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+
+
+@frozen
+class Ling3(KimiLinear):
+    """Limits as of Step 3.5."""
+
+    lowest: float  # of what the logarithms of decays are
+    expert_limits: tuple[float, ...]
+    limits: tuple[float, ...]
+
+
+def read(fields: Fields) -> Ling3:
+    """The hyperparameters. Raises ModelError."""
+    common, layers = read_kimi(fields), fields.layers()
+    lowest = fields.raw("kda.gate_lower_bound")
+    if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
+        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
+    if not fields.flag("kda.safe_gate", True):
+        raise fields.unsupported(f"{fields.key('kda.safe_gate')} is false: such gates are not supported here")
+    function = fields.count("expert_gating_func")
+    if function not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    rope = with_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
+    return Ling3(
+        **common | {"rope": rope},
+        routing=read_own_routing(fields),
+        lowest=lowest,
+        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:
+    """One layer: attention of a kind, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    if isinstance(state, Latent):
+        seen = to_latents(b, w, h, state, y)
+        seen = by_head(b, seen, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
+    else:
+        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.exactly("ssm_dt.bias"))
+        decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, rates_of(w, h))), h.lowest))
+        seen = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
+    x = b.add(x, b.linear(seen, w.attn_output))
+    of_experts, of_others = (limited(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
+    if is_mixture:
+        w.require_biases("exp_probs_b")
+
+    def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+        return shared(b, w, x, of_others)
+
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))

@@ -1,0 +1,45 @@
+"""BERT (Devlin et al. 2018, arXiv 1810.04805) and XLM-RoBERTa (Conneau et al. 2019, arXiv 1911.02116): MiniLM, BGE, E5,
+GTE, Arctic.
+
+Unlike llama: tokens see those behind them; a table of positions is added to the embeddings, and nothing is rotated;
+layer norms, behind what they normalize and not before it; GELU without a gate; biases everywhere.
+"""
+
+from localllm.arch.attention import attend, qkv
+from localllm.arch.encoder import Encoder, embedded, encoder_fields, finished
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class BERT(Encoder):
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+
+def read(fields: Fields) -> BERT:
+    """The hyperparameters. Raises ModelError."""
+    return BERT(**encoder_fields(fields))
+
+
+def forward(b: Builder, w: Weights, h: BERT) -> Activation:
+    """A row for each text."""
+    x = b.add(embedded(b, w), b.embed_positions(w.position_embd, b.positions))
+    x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
+    for state in h.states():
+        layer = w.block(state.layer)
+        x = after_attention(b, layer, h, state, x)
+        x = b.layer_norm(b.add(plain(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
+    return finished(b, w, h, x)
+
+
+def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
+    """What heads see, added to x, and normalized."""
+    q, k, v = qkv(b, w, h, state.layer, x)
+    y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
+    return b.layer_norm(b.add(y, x), w.attn_output_norm, h.epsilon)

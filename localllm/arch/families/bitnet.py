@@ -1,0 +1,35 @@
+"""BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764).
+
+Unlike llama: norms within attention and feed-forward network, before their last matrices; rotated pairs are half a head
+apart; matrices may have a scale; the output matrix is the embedding matrix.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields, show
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    for name in ("hidden_act", "hidden_activation"):
+        if (activation := fields.raw(name, "silu")) != "silu":
+            raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.rms_norm(attend(b, h, state, q, k, v), w.attn_sub_norm, h.epsilon)
+    x = b.add(x, b.linear(y, w.attn_output))
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    y = b.rms_norm(b.swiglu(b.linear(y, w.ffn_gate), b.linear(y, w.ffn_up)), w.ffn_sub_norm, h.epsilon)
+    return b.add(x, b.linear(y, w.ffn_down))

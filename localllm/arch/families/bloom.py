@@ -1,0 +1,26 @@
+"""BLOOM (BigScience 2022, arXiv 2211.05100).
+
+Unlike llama: scores fall with the distance (ALiBi), and nothing is rotated; layer norms, the first of them for the
+embeddings; GELU without a gate; biases everywhere; queries, keys and values by one matrix.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.families.baichuan import ALIBI_BIAS
+from localllm.arch.families.mpt import MPT, block
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> MPT:
+    """The hyperparameters. Raises ModelError."""
+    shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
+
+
+def forward(b: Builder, w: Weights, h: MPT) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require_biases("token_embd_norm")
+    x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
+    return decoder(b, w, h, block, x, centered(b, w, h))

@@ -1,0 +1,63 @@
+"""Chameleon (Meta 2024, arXiv 2405.09818), as it writes text.
+
+Unlike llama: each head of queries and keys has a layer norm with weights of its own; the larger model has its norms
+behind attention and feed-forward network. Some tokens are parts of images: their logits are as low as can be.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+HEAD_EPSILON = 1e-5
+IMAGES = slice(4, 8196)  # tokens
+
+
+@frozen
+class Chameleon(Transformer):
+    norms_behind: bool
+
+
+def read(fields: Fields) -> Chameleon:
+    """The hyperparameters. Raises ModelError."""
+    if fields.vocab_size < IMAGES.stop:
+        raise fields.error(f"{fields.vocab_size} tokens are fewer than those of images")
+    common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
+    return Chameleon(**common, norms_behind=fields.flag("swin_norm", False))
+
+
+def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
+    """Logits of the wanted tokens."""
+    of_images = np.zeros(h.vocab_size, np.float32)
+    of_images[IMAGES] = np.finfo(np.float32).min
+    return b.add_vector(decoder(b, w, h, block), of_images)
+
+
+def normed(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
+    """Each head by its own layer norm."""
+    head_dim = h.attention.head_dim
+    bias = weight.bias.shaped(heads, head_dim).flat() if weight.bias else None
+    return b.layer_norm(x, replace(weight.shaped(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
+
+
+def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    a, keep = h.attention, lambda y, _: y
+    norm = lambda y, weight: b.rms_norm(y, weight, h.epsilon)  # noqa: E731
+    before, behind = (keep, norm) if h.norms_behind else (norm, keep)
+    q, k, v = qkv(b, w, h, state.layer, before(x, w.attn_norm))
+    q = normed(b, h, q, w.attn_q_norm, a.heads[state.layer])
+    k = normed(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])
+    y = behind(b.linear(attend(b, h, state, q, k, v), w.attn_output), w.attn_norm)
+    x = b.add(x, y)
+    # Where norms stand behind, the network gets what attention has made, and not the sum, as in llama.cpp.
+    y = y if h.norms_behind else before(x, w.ffn_norm)
+    return b.add(x, behind(gated(b, w, y, b.swiglu), w.ffn_norm))

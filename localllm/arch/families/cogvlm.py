@@ -1,0 +1,36 @@
+"""The text part of CogVLM (Wang et al. 2023, arXiv 2311.03079).
+
+As llama, with rotated pairs half a head apart. Every layer has other matrices for images, which text does not meet.
+"""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.decoder import decoder
+from localllm.arch.families.llama import block
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+OF_IMAGES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
+             "ffn_up": "vis_up", "ffn_down": "vis_down"}  # fmt: skip
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError, also for a rotation that llama.cpp does not compute for this family."""
+    h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    a, rope = h.attention, h.attention.rope
+    if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
+        raise fields.unsupported(f"{fields.prefix}rope.*: only whole heads, to the base of 10000, are supported here")
+    if a.heads != a.kv_heads or a.heads[0] * a.head_dim != h.width:
+        raise fields.unsupported(f"{fields.key('attention.head_count_kv')}: shared heads are not supported here")
+    return h
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    logits = decoder(b, w, h, block, factors=None)
+    for layer in range(h.layers):
+        of_layer = w.block(layer)
+        for of_text, of_images in OF_IMAGES.items():
+            b.ignore(of_layer.require(of_images).shaped(*of_layer.require(of_text).shape))
+    return logits

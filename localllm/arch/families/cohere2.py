@@ -1,0 +1,25 @@
+"""Command R7B and Command A (Cohere 2025, arXiv 2504.00698).
+
+Unlike Command R: three of four layers see a window; the others see all and rotate nothing.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, read_windows
+from localllm.arch.families.command_r import Cohere, forward
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.frozen import frozen
+
+__all__ = ["forward", "read"]
+
+
+@frozen
+class Cohere2(Cohere):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.windows[layer] else None
+
+
+def read(fields: Fields) -> Cohere2:
+    """The hyperparameters. Raises ModelError."""
+    shared = Cohere2.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    windows = read_windows(fields, period=4)
+    return Cohere2(**shared, windows=windows, logit_scale=fields.number("logit_scale") or 1.0)

@@ -1,0 +1,67 @@
+"""Command A with experts (Cohere 2026).
+
+Unlike Command R7B: experts in all but the first layers, which rotate whatever they see, as one that guesses does; one
+expert for all tokens counts as much as the others together; some files have norms without mean.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.cohere2 import Cohere2
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Cohere2MoE(Cohere2):
+    centered: bool  # norms
+    dense: int  # layers without experts
+    has_shared: bool  # an expert that every token goes to
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
+
+
+def read(fields: Fields) -> Cohere2MoE:
+    """The hyperparameters; windows must be listed. Raises ModelError."""
+    centered = not fields.has(RMS_EPSILON)
+    epsilon = LAYER_EPSILON if centered else RMS_EPSILON
+    return Cohere2MoE(
+        **Cohere2MoE.shared_fields(fields, interleaved=True, epsilon=epsilon, rotates_all=True),
+        windows=read_windows(fields, period=None),
+        logit_scale=fields.number("logit_scale") or 1.0,
+        centered=centered,
+        dense=fields.count("leading_dense_block_count", 0),
+        has_shared=fields.count("expert_shared_count", 0) > 0,
+        routing=read_own_routing(fields, SIGMOID),
+    )
+
+
+def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation:
+    """A norm with mean or without."""
+    return (b.layer_norm if h.centered else b.rms_norm)(x, weight, h.epsilon)
+
+
+def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
+    """Logits of the wanted tokens."""
+    return b.scale(decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
+
+
+def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
+    q, k, v = qkv(b, w, h, state.layer, y)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, shared if both else None)
+    return b.add(x, b.scale(y, 0.5) if both else y)
+
+
+def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    found = guessed(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
+    return Guessed(found.made, b.scale(found.logits, h.logit_scale))

@@ -1,0 +1,42 @@
+"""Command R and R+ (Cohere 2024).
+
+Unlike llama: attention and feed-forward network read the same layer norm, which has no bias, and are added together;
+R+ normalizes each head of queries and keys; a factor for the logits; the output matrix is the embedding matrix.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, centered_heads, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Cohere(Windowed):
+    """Logits are multiplied by their scale."""
+
+    logit_scale: float
+
+
+def read(fields: Fields) -> Cohere:
+    """The hyperparameters. Raises ModelError."""
+    shared = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    return Cohere(**shared, windows=(None,) * shared["layers"], logit_scale=fields.number("logit_scale") or 1.0)
+
+
+def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
+    """Logits of the wanted tokens."""
+    logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+    return b.scale(logits, h.logit_scale)
+
+
+def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    y = b.layer_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k = centered_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated(b, w, y, b.swiglu))

@@ -1,0 +1,74 @@
+"""Llama-Nemotron, which is Llama without what it can do without (NVIDIA 2025, arXiv 2505.00949), and DeciLM.
+
+Unlike llama: layers differ in heads and widths. Without key-value heads one matrix stands for attention, without heads
+nothing does; and a layer without a feed-forward network does nothing at all, as in llama.cpp.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, qkv, rope_factors
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Deci(Transformer):
+    feeds: tuple[bool, ...]  # layers that have a feed-forward network
+
+    def states(self) -> Sequence[Paged]:
+        a = self.attention
+        return [
+            Paged(layer, kv_heads, a.head_dim, a.head_dim)
+            for layer, kv_heads in enumerate(a.kv_heads)
+            if a.heads[layer] and kv_heads and self.feeds[layer]
+        ]
+
+
+def read(fields: Fields) -> Deci:
+    """The hyperparameters. Raises ModelError."""
+    common = fields.common()
+    heads, kv_heads = (
+        fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
+    )
+    if not heads[0] or any(kv_count and count % kv_count for count, kv_count in zip(heads, kv_heads, strict=True)):
+        raise fields.error(f"{fields.key('attention.head_count')}: such heads cannot share key-value heads")
+    head_dim = fields.count("attention.key_length", common["width"] // heads[0])
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise fields.unsupported("keys and values of different lengths are not supported")
+    rope = read_rope(fields, head_dim, interleaved=True)
+    if rope.dims != head_dim:
+        raise fields.error(f"{fields.key('rope.dimension_count')} is {rope.dims}, a head has {head_dim}")
+    feeds = tuple(length > 0 for length in fields.counts("feed_forward_length", common["layers"], 0))
+    attention = Attention(heads, kv_heads, head_dim, rope, head_dim)
+    return Deci(**common, attention=attention, epsilon=fields.epsilon(RMS_EPSILON), feeds=feeds)
+
+
+def forward(b: Builder, w: Weights, h: Deci) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    states = {state.layer: state for state in h.states()}
+    for layer in range(h.layers):
+        x = block(b, w.block(layer), h, layer, states.get(layer), x, factors)
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def block(
+    b: Builder, w: Weights, h: Deci, layer: int, state: Paged | None, x: Activation, factors: Weight | None
+) -> Activation:
+    """One layer: what it has of attention, then the feed-forward network, each added to the residual stream."""
+    if not h.feeds[layer]:
+        b.ignore(*w.all())
+        return x
+    if h.attention.heads[layer]:
+        y = b.rms_norm(x, w.attn_norm, h.epsilon)
+        if state:
+            q, k, v = qkv(b, w, h, layer, y)
+            y = attend(b, h, state, q, k, v, factors)
+        x = b.add(x, b.linear(y, w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

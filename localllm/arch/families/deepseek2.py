@@ -1,0 +1,168 @@
+"""DeepSeek-V2, V2-Lite, V3 and R1 (DeepSeek-AI 2024, arXiv 2405.04434, 2412.19437), Kimi K2, GLM-4.7-Flash.
+
+Unlike llama: keys and values of all heads are made of one latent row, beside which a token has one rotated key for all
+heads. Newer files have the matrices that make keys and values head by head, so that queries and results meet the
+latent rows themselves, which are all that is kept. Older files have them fused, and each head's keys and values are
+kept. The first layers have no experts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import field, replace
+from typing import Any
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_own_routing, shared
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.rope import Rope, read_rope, yarn_magnitude
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+VOCABULARY_OF_GLM = 154880  # whose first files do not say that scores are sigmoids
+
+
+@frozen
+class DeepSeek2(Hyperparameters):
+    """Lengths of a head's key without the rotated part, of its value, and of a latent row."""
+
+    epsilon: float
+    heads: int
+    key_dim: int
+    value_dim: int
+    latent: int
+    keeps_latent: bool  # or keys and values
+    rope: Rope
+    scale: float  # of the scores
+    routing: Routing | None
+    temperature: float = field(default=0.0, kw_only=True)  # how fast queries grow, 0 for not at all
+    temperature_length: int = field(default=1, kw_only=True)
+
+    def states(self) -> Sequence[Latent | Paged]:
+        key_dim = self.key_dim + self.rope.dims
+        if self.keeps_latent:
+            return [Latent(layer, self.latent + self.rope.dims, self.latent) for layer in range(self.layers)]
+        return [Paged(layer, self.heads, key_dim, self.value_dim) for layer in range(self.layers)]
+
+
+def read(fields: Fields) -> DeepSeek2:
+    """The hyperparameters. Raises ModelError."""
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    return DeepSeek2(
+        **read_latent(fields),
+        temperature=temperature,
+        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
+        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+    )
+
+
+def read_latent(fields: Fields) -> dict[str, Any]:
+    """What those have in common whose attention is such. Raises ModelError."""
+    keeps_latent = fields.raw("attention.key_length_mla") is not None
+    suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
+    key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
+    heads, latent = fields.count("attention.head_count"), fields.count("attention.kv_lora_rank")
+    kv_heads = fields.count("attention.head_count_kv", heads)
+    if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
+        raise fields.error(f"{heads} heads of {key_dim}, {kv_heads} of keys, {dims} rotated: makes no sense")
+    for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
+        if fields.count(f"attention.{side}_length", length) != length:
+            raise fields.error(f"{fields.key(f'attention.{side}_length')} should be {length}")
+    rope, sharpness = read_stretch(fields, dims)
+    return {
+        **fields.common(),
+        "epsilon": fields.epsilon(RMS_EPSILON),
+        "heads": heads,
+        "key_dim": key_dim - dims,
+        "value_dim": value_dim,
+        "latent": latent,
+        "keeps_latent": keeps_latent,
+        "rope": rope,
+        "scale": sharpness / math.sqrt(key_dim),
+    }
+
+
+def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
+    """The rotation, and what scores are multiplied by in a stretched context.
+
+    Files have a tenth of the model's multiplier. YaRN with one leaves the rotated numbers as long as they are; without,
+    and where the stretch is linear, scores get its usual magnitude, too, as in llama.cpp. Raises ModelError.
+    """
+    rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if rope.by_factors:
+        raise fields.unsupported("rope scaling longrope is not supported")
+    length = fields.factor("rope.scaling.attn_factor", 1.0)
+    if rope.yarn and multiplier:
+        rope = replace(rope, magnitude=length)
+    else:
+        length *= yarn_magnitude(rope.factor)
+    return rope, (length * yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
+    x = b.add(x, b.linear(y, w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)
+
+
+def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
+    """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
+    if w.get("attn_q_a"):
+        return projected_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
+    return projected_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+
+
+def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
+    """What queries are made of."""
+    return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
+
+
+def projected_from(
+    b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
+    key_norm: Weight | None = None,
+) -> list[Activation]:  # fmt: skip
+    """The same, of queries that are there already; key_norm: of the rotated key, if it is normalized."""
+    if h.temperature:
+        q = b.temper(q, b.positions, h.temperature, h.temperature_length)
+    both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
+    latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
+    key = b.columns(both, h.latent, h.latent + h.rope.dims)
+    key = b.rope(b.rms_norm(key, key_norm, h.epsilon) if key_norm else key, h.rope, b.positions, factors)
+    rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions, factors)
+    return [b.columns(q, 0, h.key_dim, period), rotated, latent, key]
+
+
+def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
+    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    plain, rotated, latent, key = projected(b, w, h, x)
+    q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
+    y = b.attend(q, b.join(latent, key, 1), None, state, Scores(h.heads, h.scale))
+    return b.head_linear(y, w.attn_v_b)
+
+
+def to_keys(
+    b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
+) -> Activation:
+    """What the heads see, of keys and values."""
+    plain, rotated, latent, key = projected(b, w, h, x, factors)
+    both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
+    k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
+    v = b.columns(both, h.key_dim, period, period)
+    return b.attend(b.join(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))

@@ -1,0 +1,142 @@
+"""DeepSeek-V3.2 (DeepSeek-AI 2025, arXiv 2512.02556), GLM 5 (Zhipu AI 2026).
+
+Unlike DeepSeek-V3: a token sees only those keys that an indexer chooses. It has queries of its own, made of the narrow
+ones, a key for all of its heads, which is kept beside the latent row, and weights for its heads. Some layers of GLM 5.2
+see what the last one with an indexer has chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.arch.decoder import last
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, projected_from, read_latent
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
+TYPES = "attention.indexer.types"
+LONG = 1 << 20  # contexts from here on have not said which layers choose: the first two, and every fourth behind them
+
+
+@frozen
+class Indexer:
+    """Heads, and the length of each, which is rotated at its beginning or its end.
+
+    Keys are normalized; `count` of them are chosen, in some layers.
+    """
+
+    heads: int
+    dim: int
+    rope: Rope
+    at_end: bool
+    epsilon: float
+    count: int
+    layers: tuple[int, ...]
+
+    def states(self) -> list[Latent]:
+        """What is kept of the tokens for it."""
+        return [Latent(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
+
+
+@frozen
+class DeepSeek32(DeepSeek2):
+    indexer: Indexer
+
+    def states(self) -> Sequence[Latent | Paged]:
+        return [*super().states(), *self.indexer.states()]
+
+
+def read(fields: Fields) -> DeepSeek32:
+    """The hyperparameters. Raises ModelError."""
+    if fields.raw("attention.key_length_mla") is None:
+        raise fields.unsupported(f"{fields.arch} models with fused matrices of keys and values are not supported")
+    common, is_glm = read_latent(fields), fields.arch == "glm-dsa"
+    layers = common["layers"]
+    usual = [1] * layers
+    if is_glm and fields.count("context_length") >= LONG:
+        usual = [int(layer < 2 or layer % 4 == 2) for layer in range(layers)]
+    return DeepSeek32(
+        **common,
+        routing=read_own_routing(fields, SIGMOID if is_glm else None),
+        indexer=read_indexer(fields, common["rope"], is_glm, usual),
+    )
+
+
+def read_indexer(
+    fields: Fields, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True, at_end: bool = False,
+    epsilon: float = KEY_EPSILON,
+) -> Indexer:  # fmt: skip
+    """Its keys; usual: whether a layer has one, where the file does not say, and the first one mostly needs one.
+
+    Raises ModelError.
+    """
+    heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
+    if rope.dims > dim - at_end:
+        raise fields.error(f"an indexer's heads of {dim} numbers, of which {rope.dims} turn: makes no sense")
+    expected, chooses = f"yes or no for each of {len(usual)} layers", list(usual)
+    if fields.raw(TYPES) is not None:
+        chooses = fields.array(TYPES, "biu", expected).tolist()
+    if len(chooses) != len(usual) or not any(chooses[:1] if needs_first else chooses):
+        raise fields.wrong(TYPES, expected)
+    found = tuple(layer for layer, does in enumerate(chooses) if does)
+    return Indexer(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, found)
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
+    """Logits of the wanted tokens."""
+    x, chosen = b.embed(w.token_embd, b.ids), None
+    for state in h.layer_states():
+        block = w.block(state.layer)
+        y = b.rms_norm(x, block.attn_norm, h.epsilon)
+        narrow = narrow_queries(b, block, h.epsilon, y)
+        if index := index_of(h.indexer, state.layer):
+            chosen = choose(b, block, h.indexer, index, narrow, y)
+        seen = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=chosen), narrow, y)
+        x = b.add(x, b.linear(seen, block.attn_output))
+        y = b.rms_norm(x, block.ffn_norm, h.epsilon)
+        x = b.add(x, gated_or_mixture(b, block, h.routing, y, b.swiglu, shared))
+    return last(b, w, h, x)
+
+
+def index_of(indexer: Indexer, layer: int) -> Latent | None:
+    """What is kept for a layer's indexer, None if it has none."""
+    return next((state for state in indexer.states() if state.layer == layer), None)
+
+
+def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
+    """Which keys tokens see. What all weights of heads are divided by makes no difference."""
+    w.require_biases("indexer.k_norm")
+    q = b.linear(narrow, w.require("indexer.attn_q_b"))
+    k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
+    q, k = turned(b, indexer, q, indexer.heads), turned(b, indexer, k, 1)
+    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), index, indexer.count)
+
+
+def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
+    """Heads of an indexer, rotated."""
+    if not indexer.at_end:
+        return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
+    return turned_at_end(b, indexer.rope, x, heads, indexer.dim)
+
+
+def turned_at_end(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
+    """Heads of `dim` numbers, of which the last ones are rotated; rope: of heads of so many."""
+    plain = dim - rope.dims
+    behind = b.rope(b.columns(x, plain, dim, dim), rope, b.positions)
+    return b.join(b.columns(x, 0, plain, dim), behind, heads)
+
+
+def attention(
+    b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: Scores, narrow: Activation, x: Activation,
+    key_norm: Weight | None = None,
+) -> Activation:  # fmt: skip
+    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    plain, rotated, latent, key = projected_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
+    q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
+    return b.head_linear(b.attend(q, b.join(latent, key, 1), None, state, scores), w.attn_v_b)

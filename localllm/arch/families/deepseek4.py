@@ -1,0 +1,194 @@
+"""DeepSeek-V4 (DeepSeek-AI 2026).
+
+Unlike DeepSeek-V3.2: a token has one row of numbers, key and value of all heads, which sees back by a window only. In
+most layers heads see, in the same softmax, rows of the past, which are means of a block's rows by gates: of 128 tokens,
+or of 4 and the 4 before, of which an indexer chooses some. What rotates a row's end is undone in what heads see. Four
+residual streams as in GLM 5.3; the first layers give tokens to experts by their ids.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from localllm.arch.attention import RMS_EPSILON, read_attention
+from localllm.arch.decoder import ignore_guessing
+from localllm.arch.experts import ROOT_OF_SOFTPLUS, chosen, matrices, read_routing, shared
+from localllm.arch.families.deepseek2 import narrow_queries
+from localllm.arch.families.deepseek32 import turned_at_end
+from localllm.arch.families.glm5_next import MixedStreams, half, read_mixed_streams
+from localllm.arch.families.maple import limited
+from localllm.arch.families.step35 import read_limits
+from localllm.arch.hyper_connections import joined, mixed
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Latent, Recurrent, State
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope, read_base
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block where an indexer chooses, and of any
+
+
+class LayerStates(NamedTuple):
+    """What a layer keeps: rows of tokens, and if it sees blocks, their rows and the last tokens, which may go into the
+    next one; and the same of an indexer, whose tokens are beside those."""
+
+    near: Latent
+    far: Latent | None = None
+    last: Recurrent | None = None
+    choosing: Latent | None = None
+
+
+@frozen
+class DeepSeek4(Hyperparameters):
+    """By layer, tokens of a block, 0 for none; and limits of gates and what they meet, of experts and others.
+
+    The first `hashed` layers go by ids; `far` is the rotation of layers that see blocks.
+    """
+
+    epsilon: float
+    heads: int
+    dim: int
+    window: int
+    ratios: tuple[int, ...]
+    near: Rope
+    far: Rope
+    index_heads: int
+    index_dim: int
+    count: int  # of blocks that are chosen
+    groups: int  # of heads, whose results are made narrow together
+    narrow: int
+    streams: MixedStreams
+    routing: Routing
+    hashed: int
+    limits: tuple[tuple[float, ...], tuple[float, ...]]
+
+    def states(self) -> Sequence[State]:
+        return [state for layer in range(self.layers) for state in self.of_layer(layer) if state]
+
+    def of_layer(self, layer: int) -> LayerStates:
+        """What one layer keeps."""
+        near, ratio = Latent(layer, self.dim, self.dim, self.window), self.ratios[layer]
+        if not ratio:
+            return LayerStates(near)
+        chooses, dims = ratio == CHOSEN, (self.dim, self.index_dim)
+        shapes = tuple((2 * ratio - 1, 4 * dim) for dim in dims) if chooses else ((ratio - 1, 2 * self.dim),)
+        index = Latent(layer, self.index_dim, self.index_dim, is_index=True) if chooses else None
+        return LayerStates(near, Latent(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
+
+
+def read(fields: Fields) -> DeepSeek4:
+    """The hyperparameters. Raises ModelError."""
+    common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
+    rope, said = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
+    if len(said) < layers or not {*said} <= {*RATIOS}:
+        raise fields.wrong("attention.compress_ratios", f"{layers} numbers, each one of {RATIOS}")
+    index_heads, index_dim, count = (
+        fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
+    )
+    if {*attention.kv_heads} != {1} or len({*attention.heads}) > 1 or rope.dims >= min(attention.head_dim, index_dim):
+        raise fields.error(f"heads of {attention.head_dim} and {index_dim}, {rope.dims} rotated: makes no sense")
+    if rope.by_factors:
+        raise fields.unsupported("rope scaling longrope is not supported")
+    base = read_base(fields, "attention.compress_rope_freq_base", None)
+    rope = replace(rope, head_dim=rope.dims, magnitude=1.0)
+    normalized, scale = fields.flag("expert_weights_norm"), fields.number("expert_weights_scale")
+    routing = read_routing(fields, ROOT_OF_SOFTPLUS, normalized, scale or 1.0)
+    fields.count("expert_gating_func")  # which should be there
+    if routing is None:
+        raise fields.error(f"{fields.key('expert_count')} is missing")
+    of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
+    of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    return DeepSeek4(
+        **common,
+        epsilon=fields.epsilon(RMS_EPSILON),
+        heads=attention.heads[0],
+        dim=attention.head_dim,
+        window=fields.count("attention.sliding_window"),
+        ratios=tuple(said),
+        near=rope.unscaled(rope.base),
+        far=replace(rope, base=base),
+        index_heads=index_heads,
+        index_dim=index_dim,
+        count=count,
+        groups=fields.count("attention.output_group_count"),
+        narrow=fields.count("attention.output_lora_rank"),
+        streams=read_mixed_streams(fields),
+        routing=routing,
+        hashed=fields.whole("hash_layer_count", None, 0, layers),
+        limits=(of_experts, of_others),
+    )
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
+    """Logits of the wanted tokens."""
+    ignore_guessing(b, w, h)
+    x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
+    for layer in range(h.layers):
+        block = w.block(layer)
+        y, add = half(b, block, h, x, "attn")
+        x = add(attention(b, block, h, layer, b.rms_norm(y, block.attn_norm, h.epsilon)))
+        y, add = half(b, block, h, x, "ffn")
+        x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
+    x = b.select(x, b.wanted)
+    (gates,) = mixed(b, h, x, w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
+    x = b.mix(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
+    return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
+
+
+def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
+    """What the heads see, turned back, and made narrow group by group."""
+    rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
+    q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
+    k = b.rms_norm(b.linear(x, w.attn_kv), w.attn_kv_a_norm, h.epsilon)
+    q, k = turned_at_end(b, rope, q, h.heads, h.dim), turned_at_end(b, rope, k, 1, h.dim)
+    y = turned_at_end(b, replace(rope, back=True), seen(b, w, h, layer, q, k, narrow, x), h.heads, h.dim)
+    matrix = w.attn_output_a.shaped(h.groups * h.narrow, h.heads * h.dim // h.groups)
+    return b.linear(b.head_linear(y, matrix.in_stacks(h.groups)), w.attn_output_b)
+
+
+def seen(
+    b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
+) -> Activation:
+    """By each head, in the window and of the past, by the sums of what its scores are to the power of e."""
+    kept, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
+    if not kept.far:
+        return b.attend(q, k, None, kept.near, scores)
+    near = b.attend(q, k, None, kept.near, replace(scores, sinks=None, logs=True))
+    k, picked = blocks(b, w, h, kept, "attn", x), choose(b, w, h, kept, narrow, x) if kept.choosing else None
+    far = b.attend(q, k, None, kept.far, replace(scores, chosen=picked, logs=True))
+    wide = h.heads * h.dim
+    (near, of_near), (far, of_far) = ((b.columns(y, 0, wide), b.columns(y, wide, wide + h.heads)) for y in (near, far))
+    share = b.sigmoid(b.add(of_near, b.scale(of_far, -1.0)))
+    return b.add(far, b.multiply_heads(b.add(near, b.scale(far, -1.0)), share))
+
+
+def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x: Activation) -> Activation:
+    """Rows of blocks, by their last tokens, rotated as their first ones are."""
+    assert kept.far and kept.last
+    ratio, is_index = kept.far.period, name == "indexer"
+    rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
+    rows = b.join(b.linear(x, rows), b.linear(x, gates), 1)
+    y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
+    y = b.rms_norm(y, norm, h.epsilon)
+    return turned_at_end(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
+
+
+def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
+    """Which blocks tokens see."""
+    assert kept.choosing
+    q = turned_at_end(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
+    k = blocks(b, w, h, kept, "indexer", x)
+    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
+
+
+def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
+    """Experts, and one for all tokens, whose gates are limited."""
+    of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
+    b.ignore(w.bias("exp_probs_b_vl"))  # of images
+    table = w.ffn_gate_tid2eid if layer < h.hashed else None
+    bias = None if layer < h.hashed else w.exactly("exp_probs_b.bias")
+    choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)
+    return b.add(chosen(b, matrices(b, w, h.routing.experts), choice, x, of_experts), shared(b, w, x, of_others))

@@ -1,0 +1,41 @@
+"""Models that fill masked places instead of writing on: LLaDA (Nie et al. 2025, arXiv 2502.09992), Dream (Ye et al.
+2025, arXiv 2508.15487), LLaDA-MoE and RND1 (Radical Numerics 2025).
+
+Unlike llama and Qwen 2 and 3, whose layers they have: tokens see those behind them.
+"""
+
+from typing import ClassVar
+
+from localllm.arch.attention import Transformer
+from localllm.arch.experts import read_routing
+from localllm.arch.families import llama, qwen3
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MIXTURES = {"llada-moe": False, "rnd1": True}  # whether the weights of the chosen experts add up to 1
+
+
+@frozen
+class Masked(Transformer):
+    looks_ahead: ClassVar[bool] = True
+    fills: ClassVar[bool] = True
+
+    def ahead(self, layer: int) -> int:
+        return EVERY_TOKEN
+
+
+def read(fields: Fields) -> Masked:
+    """The hyperparameters. Raises ModelError."""
+    fields.flag("attention.causal", False)
+    shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
+    routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
+    if (routing is None) != (fields.arch not in MIXTURES):
+        raise fields.error(f"{fields.key('expert_count')} does not fit an {fields.arch} model")
+    return Masked(**shared, routing=routing)
+
+
+def forward(b: Builder, w: Weights, h: Masked) -> Activation:
+    """Logits of the wanted tokens."""
+    return (qwen3 if h.routing else llama).forward(b, w, h)

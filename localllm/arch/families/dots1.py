@@ -1,0 +1,41 @@
+"""dots.llm1 (rednote 2025, arXiv 2506.05767), Ling 2 (Ant 2025, arXiv 2510.22115), Hunyuan 3 (Tencent 2026).
+
+Unlike Qwen 3: experts are beside one for all tokens, and the first layers have none; files say what scores do.
+Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids, may have layers that guess further
+tokens.
+"""
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
+    function = SIGMOID if fields.arch == "hy_v3" else None
+    return Transformer(**common, routing=read_own_routing(fields, function))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(
+    b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None = None
+) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v, factors), w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)

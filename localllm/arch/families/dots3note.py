@@ -1,0 +1,86 @@
+"""dots.note 3 (rednote 2026).
+
+Unlike DeepSeek-V3.2: most layers see a window instead of what an indexer chooses, and have latent rows, heads and a
+rotation of their own; the rotated key is normalized; a gate for each head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.arch.attention import RMS_EPSILON, by_head, read_windows
+from localllm.arch.decoder import last
+from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
+from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose, index_of, read_indexer
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Latent
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_base, read_rope
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Dots3Note(Hyperparameters):
+    epsilon: float
+    routing: Routing | None
+    latent: tuple[DeepSeek2, ...]  # of each layer
+    windows: tuple[int | None, ...]
+    indexer: Indexer
+
+    def states(self) -> Sequence[Latent]:
+        sizes = [(h.latent + h.rope.dims, h.latent) for h in self.latent]
+        own = [Latent(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))]
+        return [*own, *self.indexer.states()]
+
+
+def read(fields: Fields) -> Dots3Note:
+    """The hyperparameters. Raises ModelError."""
+    common, epsilon = fields.common(), fields.epsilon(RMS_EPSILON)
+    layers, heads = common["layers"], fields.counts("attention.head_count", fields.layers())
+    windows = read_windows(fields, period=None)
+    chooses = [not window and layer < layers for layer, window in enumerate(windows)]
+    rope = read_rope(fields, fields.count("rope.dimension_count"), True)
+    if rope.yarn or rope.by_factors:
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+    local = replace(rope, base=read_base(fields, "rope.freq_base_swa", None))
+
+    def latent(layer: int) -> DeepSeek2:
+        end, turn = ("_swa", local) if windows[layer] else ("", rope)
+        key, value = (fields.count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
+        if key <= rope.dims:
+            raise fields.error(f"heads of {key}, of which {rope.dims} turn: makes no sense")
+        rank, of_keys = fields.count(f"attention.kv_lora_rank{end}"), key - rope.dims
+        sizes = {"heads": heads[layer], "key_dim": of_keys, "value_dim": value, "latent": rank, "scale": key**-0.5}
+        return DeepSeek2(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)
+
+    indexer = read_indexer(fields, rope, False, chooses, needs_first=False)
+    if indexer.layers != tuple(layer for layer, does in enumerate(chooses) if does):
+        raise fields.error(f"{fields.key(TYPES)} and layers with a window do not fit together")
+    return Dots3Note(
+        **common,
+        epsilon=epsilon,
+        routing=read_own_routing(fields),
+        latent=tuple(map(latent, range(layers))),
+        windows=windows[:layers],
+        indexer=indexer,
+    )
+
+
+def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for state, latent in zip(h.layer_states(), h.latent, strict=True):
+        block, index = w.block(state.layer), index_of(h.indexer, state.layer)
+        y = b.rms_norm(x, block.attn_norm, h.epsilon)
+        narrow = narrow_queries(b, block, latent.epsilon, y)
+        chosen = choose(b, block, h.indexer, index, narrow, y) if index else None
+        scores = Scores(latent.heads, latent.scale, chosen=chosen)
+        seen = attention(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
+        gates = b.sigmoid(b.linear(y, block.attn_gate))
+        x = b.add(x, b.linear(by_head(b, seen, gates, latent.heads, latent.value_dim), block.attn_output))
+        y = b.rms_norm(x, block.ffn_norm, h.epsilon)
+        x = b.add(x, gated_or_mixture(b, block, h.routing, y, b.swiglu, shared))
+    return last(b, w, h, x)

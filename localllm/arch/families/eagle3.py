@@ -1,0 +1,86 @@
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a layer in a file of its own, which guesses for a model.
+
+It reads a token together with a row that is made of what goes into three of the model's layers for the token before.
+What it makes itself stands for that row, so that it can guess on. Its embeddings and output matrix are the model's
+where it has none; a smaller vocabulary of its own is a list of the model's tokens.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.attention import Transformer, attend, rope_factors
+from localllm.arch.feed_forward import gated
+from localllm.arch.metadata import Fields
+from localllm.arch.mtp import Guessed
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+COUNT = 3  # of the model's layers
+
+
+@frozen
+class Eagle(Transformer):
+    """Attributes:
+    target_layers: whose inputs are read; as many as the model has: what comes out of its last one.
+    target_width: numbers of a row there.
+    norms_inputs: whether they are normalized together.
+    adds_normed: whether what attention makes is added to the normalized row, not to the row.
+    """
+
+    target_layers: tuple[int, ...]
+    target_width: int
+    norms_inputs: bool
+    adds_normed: bool
+
+
+class Pair(NamedTuple):
+    """The tensors of the file, and of the model that it guesses for."""
+
+    own: Weights
+    model: Weights
+
+
+def read(fields: Fields) -> Eagle:
+    """The hyperparameters. Raises ModelError."""
+    shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
+    layers = fields.raw("target_layers")
+    if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
+        raise fields.wrong("target_layers", f"{COUNT} numbers of layers")
+    if (layers < 0).any() or len(set(layers.tolist())) < COUNT:
+        raise fields.wrong("target_layers", f"{COUNT} different layers")
+    if shared["layers"] != 1:
+        raise fields.error(f"{shared['layers']} layers, where a head of this kind has one")
+    return Eagle(
+        **shared,
+        target_layers=tuple(layers.tolist()),
+        target_width=fields.count("target_hidden_size"),
+        norms_inputs=fields.flag("norm_before_fc", False),
+        adds_normed=fields.flag("norm_before_residual", False),
+    )
+
+
+def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
+    """A row for each token, float32 [tokens, width], of what goes into the model's layers: [tokens, 3 target_width]."""
+    w, columns = pair.own, COUNT * h.target_width
+    if h.norms_inputs:
+        inputs = b.rms_norm(inputs, w.require("enc.output_norm").shaped(columns), h.epsilon)
+    return b.linear(inputs, w.require("fc").shaped(h.width, columns))
+
+
+def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> Guessed:
+    """What the layer makes of tokens, and its logits; made: of the token before each one, float32 [tokens, width]."""
+    w, a, (state,) = pair.own.block(0), h.attention, h.states()
+    x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
+    normed = b.rms_norm(made, w.require("attn_norm_2"), h.epsilon)
+    both = b.join(x, normed, 1)
+    counts = a.heads[0], state.kv_heads, state.kv_heads
+    shapes = [(count * a.head_dim, 2 * h.width) for count in counts]
+    matrices = [w.attn_q, w.attn_k, w.attn_v]
+    q, k, v = (b.linear(both, matrix.shaped(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
+    x = b.linear(attend(b, h, state, q, k, v, rope_factors(b, pair.own, h)), w.attn_output)
+    x = b.add(x, normed if h.adds_normed else made)
+    x = b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd
+    return Guessed(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))

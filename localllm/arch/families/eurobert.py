@@ -1,0 +1,43 @@
+"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500), NeoBERT (Le Breton et al. 2025, arXiv 2502.19587), and Llama as an
+encoder (Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025).
+
+As llama, but that tokens see those behind them, whatever files say, as in llama.cpp.
+"""
+
+from localllm.arch.attention import attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.encoder import Encoder, finished, own_pooling
+from localllm.arch.experts import read_routing
+from localllm.arch.families import llama
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Encoder:
+    """The hyperparameters. Raises ModelError."""
+    is_llama = fields.arch == "llama-embed"
+    shared = Encoder.shared_fields(fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama)
+    routing = read_routing(fields) if is_llama else None
+    return Encoder(**shared, pooling=own_pooling(fields), routing=routing)
+
+
+def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
+    """A row for each text."""
+    if h.arch == "llama-embed":
+        return llama.forward(b, w, h)
+    if h.arch == "eurobert":
+        return decoder(b, w, h, block)
+    x = b.embed(w.token_embd, b.ids)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    return finished(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -1,0 +1,45 @@
+"""EXAONE 4 (LG AI Research 2025, arXiv 2507.11407).
+
+Unlike llama: norms behind attention and feed-forward network instead of before; each head of queries and keys is
+normalized; rotated pairs are half a head apart. In the largest model three of four layers see a window, and only they
+rotate.
+"""
+
+from localllm.arch.attention import Windowed, attend, normed_heads, qkv, read_windows, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+LAYERS_OF_32B = 64  # which has windows whether or not the file says so
+
+
+@frozen
+class EXAONE4(Windowed):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.windows[layer] or not any(self.windows) else None
+
+
+def read(fields: Fields) -> EXAONE4:
+    """The hyperparameters. Raises ModelError."""
+    shared = EXAONE4.shared_fields(fields, interleaved=False)
+    default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
+    return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
+
+
+def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, x)
+    q, k = normed_heads(b, w, h, q, k)
+    y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    return b.add(x, b.rms_norm(gated(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))

@@ -1,0 +1,32 @@
+"""K-EXAONE (LG AI Research 2026).
+
+Unlike dots.llm1: three of four layers see a window, and only they rotate; files may have factors for frequencies, and
+layers that guess further tokens.
+"""
+
+from localllm.arch.attention import Windowed, read_windows, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import read_own_routing
+from localllm.arch.families.dots1 import block
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class EXAONEMoE(Windowed):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.windows[layer] else None
+
+
+def read(fields: Fields) -> EXAONEMoE:
+    """The hyperparameters. Raises ModelError."""
+    shared = EXAONEMoE.shared_fields(fields, interleaved=False, rotates_all=True)
+    return EXAONEMoE(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
+
+
+def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))

@@ -1,0 +1,32 @@
+"""Falcon (Almazrouei et al. 2023, arXiv 2311.16867).
+
+Unlike llama: layer norms; attention and feed-forward network read the same residual stream, in the smaller model the
+same norm of it, and are added together; GELU without a gate; queries, keys and values by one matrix; rotated pairs are
+half a head apart.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    y, own = b.layer_norm(x, w.attn_norm, h.epsilon), w.get("attn_norm_2")
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, own, h.epsilon) if own else y)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, plain(b, w, y, b.gelu))

@@ -1,0 +1,50 @@
+"""Falcon H1 (TII 2025, arXiv 2507.22448).
+
+Unlike llama: every layer attends and is one of Mamba 2 as well, both of which read the same; rotated pairs are half a
+head apart.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import last
+from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class FalconH1(Transformer):
+    space: StateSpace
+
+    def pairs(self) -> list[tuple[Paged, Recurrent]]:
+        """Of every layer, keys and values, and what Mamba 2 keeps."""
+        return [(state, self.space.state(state.layer)) for state in super().states()]
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        return [state for pair in self.pairs() for state in pair]
+
+
+def read(fields: Fields) -> FalconH1:
+    """The hyperparameters. Raises ModelError."""
+    return FalconH1(**FalconH1.shared_fields(fields, interleaved=False), space=read_state_space(fields))
+
+
+def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    for paged, recurrent in h.pairs():
+        x = block(b, w.block(paged.layer), h, paged, recurrent, x)
+    return last(b, w, h, x)
+
+
+def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurrent, x: Activation) -> Activation:
+    """One layer: attention and Mamba 2, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    seen = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
+    x = b.add(x, b.add(seen, mixed(b, w, h.space, h.epsilon, recurrent, y)))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))

@@ -1,0 +1,30 @@
+"""Gemma (Gemma Team 2024, arXiv 2403.08295).
+
+Unlike llama: embeddings times sqrt(width); GELU; rotated pairs are half a head apart; the output matrix is the
+embedding matrix. The ones that Gemma adds to its norms' weights are in the file already.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

@@ -1,0 +1,55 @@
+"""Gemma 2 (Riviere et al. 2024, arXiv 2408.00118).
+
+Unlike Gemma: norms behind attention and feed-forward network too; every second layer sees a window only; soft caps on
+the scores and on the logits.
+"""
+
+from localllm.arch.attention import Windowed, attend, qkv, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LAYERS_OF_27B = 46  # whose queries are scaled by the width of a head, not by its length
+
+
+@frozen
+class Gemma2(Windowed):
+    """Softcaps are the largest magnitudes of scores and logits."""
+
+    score_softcap: float
+    logit_softcap: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        a = self.attention
+        return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
+
+
+def read(fields: Fields) -> Gemma2:
+    """The hyperparameters. Raises ModelError."""
+    return Gemma2(
+        **Gemma2.shared_fields(fields, interleaved=False),
+        windows=read_windows(fields, period=2, default=4096),
+        score_softcap=fields.number("attn_logit_softcapping", 50.0),
+        logit_softcap=fields.number("final_logit_softcapping", 30.0),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
+    """Logits of the wanted tokens."""
+    logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
+
+
+def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

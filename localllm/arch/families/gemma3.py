@@ -1,0 +1,60 @@
+"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786).
+
+Unlike Gemma 2: each head of queries and keys is normalized before it is rotated; of six layers, five see a window, and
+rotate with a base of their own, which is never stretched; soft caps only if the file has them.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_base
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LAYERS_OF_27B = 62  # whose queries are scaled by the width of a head, not by its length
+
+
+@frozen
+class Gemma3(LocallyRotated):
+    """Softcaps are the largest magnitudes of scores and logits, 0 for none."""
+
+    score_softcap: float
+    logit_softcap: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        a = self.attention
+        return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
+
+
+def read(fields: Fields) -> Gemma3:
+    """The hyperparameters. Raises ModelError."""
+    shared = Gemma3.shared_fields(fields, interleaved=False)
+    return Gemma3(
+        **shared,
+        windows=read_windows(fields, period=6, default=0),
+        local_rope=shared["attention"].rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        score_softcap=fields.number("attn_logit_softcapping", 0.0),
+        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.begin(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    logits = decoder(b, w, h, block, x)
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
+
+
+def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))

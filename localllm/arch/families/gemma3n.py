@@ -1,0 +1,177 @@
+"""Gemma 3n (Google DeepMind 2025), E2B and E4B.
+
+Unlike Gemma 4: the residual stream is four of them (AltUp, Baykal et al. 2023, arXiv 2301.13310), side by side: each
+layer guesses what it does to all of them, computes one, and corrects its guesses by what came out. Beside attention
+goes a product of two narrow matrices (Laurel, Menghani et al. 2024, arXiv 2411.07501). Of what the first layers'
+gates let through, only the largest twentieth is kept. Heads are of one length.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from localllm.arch.attention import LocallyRotated, read_local_rope, read_windows
+from localllm.arch.decoder import ignore_guessing
+from localllm.arch.families.gemma4 import layer_inputs
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields, show
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+STREAMS, LAYER_WIDTH = 4, 256  # of the residual; of each layer's embedding of a token
+OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # where a file does not say it
+NOTHING = 1e-30  # for norms without an epsilon
+
+
+@frozen
+class Gemma3n(LocallyRotated):
+    """Only the first `own_states` layers make keys and values. Gates of layers are cut at so many `deviations` above
+    their mean, or not."""
+
+    own_states: int
+    layer_width: int
+    deviations: tuple[float | None, ...]
+    logit_softcap: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return 1.0
+
+    def states(self) -> Sequence[Paged]:
+        """Keys and values of the layers that make them."""
+        return super().states()[: self.own_states]
+
+    def state_of(self, layer: int) -> Paged:
+        """What a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
+
+
+def read(fields: Fields) -> Gemma3n:
+    """The hyperparameters. Raises ModelError."""
+    shared, windows = Gemma3n.shared_fields(fields, interleaved=False), read_windows(fields, period=5)
+    layers = shared["layers"]
+    own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
+    if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
+        raise fields.error(f"{fields.key('attention.shared_kv_layers')}: no layer has keys and values for all others")
+    for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
+        if (found := fields.count(name, expected)) != expected:
+            raise fields.unsupported(f"{fields.key(name)} is {found}, only {expected} is supported")
+    return Gemma3n(
+        **shared,
+        windows=windows,
+        local_rope=read_local_rope(fields, shared["attention"].rope.unscaled(10000.0)),
+        own_states=own_states,
+        layer_width=fields.count("embedding_length_per_layer_input", LAYER_WIDTH),
+        deviations=read_deviations(fields, layers),
+        logit_softcap=fields.factor("final_logit_softcapping", 30.0),
+    )
+
+
+def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
+    """By layer, where its gates are cut: minus infinity in the file stands for nowhere. Raises ModelError."""
+    name = "activation_sparsity_scale"
+    given = fields.raw(name)
+    if given is None:
+        return tuple(DEVIATIONS if layer < SPARSE_LAYERS else None for layer in range(layers))
+    if not isinstance(given, np.ndarray) or len(given) != layers or not all(-10 < x < 10 for x in given if isfinite(x)):
+        raise fields.wrong(name, f"a number of deviations for each of {layers} layers, is {show(given)}")
+    return tuple(float(x) if isfinite(x) else None for x in given)
+
+
+def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
+    inputs = layer_inputs(b, w, h, x)
+    others = b.head_linear(repeated(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
+    x = b.join(x, as_long_as(b, h, others, x), 1)
+    for layer in range(h.layers):
+        own = b.columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+        x = block(b, w.block(layer), h, layer, x, own)
+    ignore_guessing(b, w, h)
+    x = b.rms_norm(merged(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
+    return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
+
+
+def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+    """The mean of the streams, each made as long as the first one."""
+    total, rest = b.columns(x, 0, h.width), b.columns(x, h.width, STREAMS * h.width)
+    others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
+    others = as_long_as(b, h, others, total)
+    for stream in range(STREAMS - 1):
+        total = b.add(total, b.columns(others, stream * h.width, (stream + 1) * h.width))
+    return b.scale(total, 1 / STREAMS)
+
+
+def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
+    """Each stream with the length of x."""
+    length = b.scale(b.head_dots(x, b.rms_norm(x, None, NOTHING), 1), 1 / h.width)
+    return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
+
+
+def repeated(b: Builder, x: Activation, count: int) -> Activation:
+    """X so many times, side by side."""
+    every = x
+    for _ in range(count - 1):
+        every = b.join(every, x, 1)
+    return every
+
+
+def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, own: Activation) -> Activation:
+    """One layer: guesses for all streams, what becomes of the first one, and what that says of the others."""
+    guesses = b.add(streams, b.mix(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS))
+    active = b.columns(guesses, 0, h.width)
+    x = computed(b, w, h, layer, active)
+    surprise = b.add(x, b.scale(active, -1))
+    strengths = b.plus(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
+    corrected = b.add(guesses, b.mix(surprise, strengths, 1))
+    first, rest = b.columns(corrected, 0, h.width), b.columns(corrected, h.width, STREAMS * h.width)
+    y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
+    y = b.rms_norm(b.linear(b.geglu(y, own), w.proj), w.post_norm, h.epsilon)
+    return b.join(first, b.add(rest, repeated(b, y, STREAMS - 1)), 1)
+
+
+def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+    """What the first stream, or what became of it, is like: [tokens, STREAMS], from -1 to 1."""
+    y = b.rms_norm(b.columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
+    return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
+
+
+def computed(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
+    """Attention and Laurel, then the feed-forward network, as in other models."""
+    normed = b.rms_norm(active, w.attn_norm, h.epsilon)
+    narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
+    laurel = b.add(normed, b.rms_norm(narrow, w.laurel_post_norm, h.epsilon))
+    y = b.linear(attention(b, w, h, layer, normed), w.attn_output)
+    x = b.add(active, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    x = b.scale(b.add(x, laurel), 0.5**0.5)
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    gate, deviations = b.linear(y, w.ffn_gate), h.deviations[layer]
+    if deviations is not None:
+        gate = cut(b, w.ffn_gate.shape[0], deviations, gate)
+    y = b.linear(b.geglu(gate, b.linear(y, w.ffn_up)), w.ffn_down)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+def cut(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
+    """What is so many standard deviations above the mean of a row, less that, and 0 elsewhere."""
+    normed = b.layer_norm(x, None, NOTHING)  # by the deviation of all columns, not of one less
+    deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)
+    return b.multiply_heads(b.relu(b.plus(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
+
+
+def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
+    """What the heads of a layer see."""
+    state, head_dim = h.state_of(layer), h.attention.head_dim
+    rope = h.local_rope if h.windows[layer] else h.attention.rope
+    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(head_dim), h.epsilon, head_dim)
+    k = v = None
+    if state.layer == layer:
+        v = b.rms_norm(b.linear(x, w.attn_v), None, h.epsilon, head_dim)
+        k = b.rms_norm(b.linear(x, w.attn_k), w.attn_k_norm.shaped(head_dim), h.epsilon, head_dim)
+        k = b.rope(k, rope, b.positions)
+    else:
+        b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
+    return b.attend(b.rope(q, rope, b.positions), k, v, state, Scores(h.attention.heads[layer], h.scale))

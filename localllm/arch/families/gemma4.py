@@ -1,0 +1,157 @@
+"""Gemma 4 (Google DeepMind 2026), E2B, E4B, 31B and 26B-A4B.
+
+Unlike Gemma 3: heads of layers with a window have another length; values are normalized, and may be the keys before
+their norm; scores are not scaled; the last layers may read the keys and values of earlier ones; some pairs of global
+layers do not turn (a frequency factor of 1e30). Each layer may have an embedding of the token of its own, which a gate
+on the residual stream lets in, and a factor for what it hands on. Experts, each with a factor, may stand beside the
+feed-forward network; their router reads the residual stream, normalized.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.arch.attention import Attention, Windowed, read_windows
+from localllm.arch.experts import matrices, read_routing
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_base
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Choice, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.errors import ModelError
+from localllm.frozen import frozen
+
+
+@frozen
+class Gemma4(Windowed):
+    """`local`: attention of the layers with a window. Only the first `own_states` layers make keys and values."""
+
+    local: Attention
+    own_states: int
+    layer_width: int  # of each layer's embedding of a token, 0 for none
+    logit_softcap: float
+
+    def attention_of(self, layer: int) -> Attention:
+        return self.local if self.windows[layer] else self.attention
+
+    def states(self) -> Sequence[Paged]:
+        """Keys and values of the layers that make them."""
+        return [
+            Paged(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
+            for layer, a in ((layer, self.attention_of(layer)) for layer in range(self.own_states))
+        ]
+
+    def state_of(self, layer: int) -> Paged:
+        """What a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
+
+
+def read(fields: Fields) -> Gemma4:
+    """The hyperparameters. Raises ModelError."""
+    shared = Gemma4.shared_fields(fields, interleaved=False)
+    windows = read_windows(fields, period=None)
+    own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
+    if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
+        raise fields.error(f"{fields.key('attention.shared_kv_layers')}: no layer has keys and values for all others")
+    return Gemma4(
+        **shared,
+        windows=windows,
+        local=read_local(fields, shared["attention"]),
+        own_states=own_states,
+        routing=read_routing(fields),
+        layer_width=fields.count("embedding_length_per_layer_input", 0),
+        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+    )
+
+
+def read_local(fields: Fields, whole: Attention) -> Attention:
+    """Attention of the layers with a window."""
+    head_dim = fields.count("attention.key_length_swa")
+    if fields.count("attention.value_length_swa", head_dim) != head_dim:
+        raise fields.wrong("attention.value_length_swa", f"{head_dim}, the length of keys")
+    dims = fields.count("rope.dimension_count_swa", min(whole.rope.dims, head_dim))
+    if dims > head_dim or dims % 2:
+        raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
+    base = read_base(fields, "rope.freq_base_swa", 10000.0)
+    return replace(whole, head_dim=head_dim, rope=replace(whole.rope, head_dim=head_dim, dims=dims, base=base))
+
+
+def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
+    inputs = layer_inputs(b, w, h, x) if h.layer_width else None
+    for layer in range(h.layers):
+        x = block(b, w.block(layer), h, layer, x, factors)
+        if inputs is not None:
+            own = b.columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+            x = let_in(b, w.block(layer), h, x, own)
+        if factor := w.block(layer).get("layer_output_scale"):
+            x = b.scale(x, factor)
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    logits = b.linear(x, w.get("output") or w.token_embd)
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
+
+
+def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
+    """What each layer is told of the token, of its own table and of the embeddings: [tokens, layers * layer_width]."""
+    y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
+    y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)
+    return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
+
+
+def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, own: Activation) -> Activation:
+    """Add what a layer is told, as far as its gate lets it."""
+    y = b.linear(b.geglu(b.linear(x, w.inp_gate), own), w.proj)
+    return b.add(x, b.rms_norm(y, w.post_norm, h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
+    x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    if h.routing:
+        y = b.rms_norm(y, w.post_ffw_norm_1, h.epsilon)
+        y = b.add(y, b.rms_norm(mixture(b, w, h, h.routing, x), w.post_ffw_norm_2, h.epsilon))
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
+    """What the chosen experts make of the residual stream, each times its factor."""
+    router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
+    if not router.scale or not down.scale:
+        raise ModelError(f"tensors {router.name} and {down.name} should have a scale")
+    y = b.scale_columns(b.scale(b.rms_norm(x, None, h.epsilon), h.width**-0.5), router.scale.shaped(h.width))
+    choice = b.route(b.linear(y, replace(router, scale=None)), routing)
+    rows = b.gather(b.rms_norm(x, w.pre_ffw_norm_2, h.epsilon), choice)
+    y = b.geglu(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
+    y = b.expert_linear(y, replace(down, scale=None), choice)
+    return b.scatter(b.multiply_heads(y, of_experts(b, down.scale.shaped(routing.experts), rows, choice)), choice)
+
+
+def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
+    """The factor of each row's expert, by a matrix that has it in all places of its only row: [rows, 1]."""
+    many = factors.repeated(PLACES)
+    data = many.tensor.data.reshape(*factors.shape, 1, -1)
+    stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
+    equal = b.plus(b.scale(b.columns(rows, 0, PLACES), 0.0), 1 / PLACES)
+    return b.expert_linear(equal, stack, choice)
+
+
+PLACES = 32
+
+
+def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
+    """What the heads of a layer see."""
+    a, state, k, v = h.attention_of(layer), h.state_of(layer), None, None
+    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
+    if state.layer == layer:
+        raw = b.linear(x, w.attn_k)
+        v = b.rms_norm(b.linear(x, w.attn_v) if w.get("attn_v", by_layer=True) else raw, None, h.epsilon, a.head_dim)
+        k = b.rms_norm(raw, w.attn_k_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
+        k = b.rope(k, a.rope, b.positions, factors)
+    else:
+        b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
+    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, Scores(a.heads[layer], 1.0))

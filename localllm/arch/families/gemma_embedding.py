@@ -1,0 +1,38 @@
+"""EmbeddingGemma (Schechter Vera et al. 2025, arXiv 2509.20354).
+
+Unlike Gemma 3: tokens see those behind them, windows reach as far ahead as back; two matrices may follow the mean.
+"""
+
+from dataclasses import fields as dataclass_fields
+from typing import ClassVar
+
+from localllm.arch.encoder import ahead, behind, own_pooling
+from localllm.arch.families import gemma3
+from localllm.arch.families.gemma3 import Gemma3
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class EmbeddingGemma(Gemma3):
+    looks_ahead: ClassVar[bool] = True
+
+    def window(self, layer: int) -> int | None:
+        return behind(self.windows[layer])
+
+    def ahead(self, layer: int) -> int:
+        return ahead(self.windows[layer])
+
+
+def read(fields: Fields) -> EmbeddingGemma:
+    """The hyperparameters. Raises ModelError."""
+    h = gemma3.read(fields)
+    known = {field.name: getattr(h, field.name) for field in dataclass_fields(h)}
+    return EmbeddingGemma(**{**known, "pooling": own_pooling(fields)})
+
+
+def forward(b: Builder, w: Weights, h: EmbeddingGemma) -> Activation:
+    """A row for each text."""
+    return gemma3.forward(b, w, h)

@@ -1,0 +1,44 @@
+"""GLM 4 0414 (GLM Team 2024, arXiv 2406.12793; 2025).
+
+Unlike llama: norms behind attention and feed-forward network too; gate and up are fused; rotation leaves the end of a
+head; queries, keys and values may have biases. Those that see (GLM 4.1V, GLM-OCR) rotate pairs half of that apart, by
+several positions.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import read_sections, with_sections
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
+    attention = common.pop("attention")
+    return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer of GLM-OCR says that guesses."""
+    return guessed(b, w, h, made, block)

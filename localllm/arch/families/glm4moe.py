@@ -1,0 +1,47 @@
+"""GLM 4.5, 4.6 and 4.7 (Zhipu AI 2025, arXiv 2508.06471), and Solar Open (Upstage 2026).
+
+Unlike dots.llm1: the largest ones normalize heads, others do not; heads are rotated in part. The norm before the
+feed-forward network has another name; those that see have rotation by several positions.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import with_sections
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    common = Transformer.shared_fields(fields, interleaved=False)
+    attention = common.pop("attention")
+    attention = replace(attention, rope=with_sections(fields, attention.rope))
+    return Transformer(**common, attention=attention, routing=read_own_routing(fields, SIGMOID))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    if w.get("attn_q_norm") or w.get("attn_k_norm"):
+        q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, shared))
+
+
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)

@@ -1,0 +1,236 @@
+"""GLM 5.3 Flash (Zhipu AI 2026).
+
+Layers of Kimi Linear, which keep a matrix for each head, and of DeepSeek-V3.2, which see what an indexer chooses.
+Unlike there: heads that see do not know where tokens stand; the indexer chooses pools of a few tokens, whose key is a
+mean of theirs by gates. Four residual streams, mixed by a matrix whose rows and columns add up to 1
+(manifold-constrained hyper-connections: Xie et al. 2025, arXiv 2512.24880).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
+from localllm.arch.decoder import ignore_guessing
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import narrow_queries
+from localllm.arch.families.deepseek32 import TYPES
+from localllm.arch.families.kimi_linear import delta_heads
+from localllm.arch.families.maple import limited
+from localllm.arch.families.step35 import read_limits
+from localllm.arch.hyper_connections import joined
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Latent, Recurrent, State
+from localllm.arch.metadata import Fields
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+KEY_EPSILON = 1e-6  # of heads of length 1, and of the norm of an indexer's keys if the file says nothing
+MOST_STREAMS, MOST_ITERATIONS = 16, 1000
+LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+
+
+@frozen
+class Pools:
+    """Heads of an indexer, and the length of each; `count` pools of `size` tokens are seen."""
+
+    heads: int
+    dim: int
+    size: int
+    count: int
+    epsilon: float  # of the norm of its keys
+
+
+@frozen
+class MixedStreams:
+    """How many there are, and how often rows and columns are made to add up to 1."""
+
+    count: int
+    iterations: int
+    epsilon: float
+
+
+@frozen
+class Glm5Next(Hyperparameters):
+    """By layer, whether it attends, and whether it chooses keys; heads of both kinds; what the logarithms of decays are
+    not below, None for no bound; limits of gates and what they meet, by layer, of experts and others."""
+
+    epsilon: float
+    attends: tuple[bool, ...]
+    chooses: tuple[bool, ...]
+    heads: int
+    key_dim: int
+    value_dim: int
+    latent: int
+    delta_dim: int
+    taps: int
+    lowest: float | None
+    pools: Pools
+    streams: MixedStreams
+    routing: Routing | None
+    limits: tuple[tuple[float, ...], tuple[float, ...]]
+
+    def states(self) -> Sequence[State]:
+        """Latent rows, those of indexers and the last tokens of a pool; or the last queries, keys and values, and
+        matrices."""
+        return [state for layer in range(self.layers) for state in self.of_layer(layer)]
+
+    def of_layer(self, layer: int) -> list[State]:
+        """What one layer keeps."""
+        if not self.attends[layer]:
+            window = (self.taps - 1, self.heads * self.delta_dim)
+            return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
+        found: list[State] = [Latent(layer, self.latent, self.latent)]
+        if self.chooses[layer]:
+            found.append(Latent(layer, self.pools.dim, self.pools.dim, is_index=True))
+            found.append(Recurrent(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
+        return found
+
+
+def read(fields: Fields) -> Glm5Next:
+    """The hyperparameters. Raises ModelError."""
+    common, layers, lowest = fields.common(), fields.layers(), fields.raw("kda.gate_lower_bound")
+    if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
+        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
+    if fields.count("rope.dimension_count", 0):
+        raise fields.unsupported("heads that are rotated are not supported here")
+    kv_heads = fields.counts("attention.head_count_kv", layers, 0)
+    attends = tuple(map(bool, kv_heads[: common["layers"]]))
+    chooses = attends
+    if fields.raw(TYPES) is not None:
+        said = fields.array(TYPES, "biu", f"yes or no for each of {common['layers']} layers").tolist()
+        if len(said) < common["layers"]:
+            raise fields.wrong(TYPES, f"yes or no for each of {common['layers']} layers")
+        chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, said, strict=False))
+    if any(attends) and not chooses[attends.index(True)]:
+        raise fields.wrong(TYPES, "yes for the first layer that attends")
+    of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
+    of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    return Glm5Next(
+        **common,
+        epsilon=fields.epsilon(RMS_EPSILON),
+        attends=attends,
+        chooses=chooses,
+        heads=fields.count("attention.head_count"),
+        key_dim=fields.count("attention.key_length_mla"),
+        value_dim=fields.count("attention.value_length_mla"),
+        latent=fields.count("attention.kv_lora_rank"),
+        delta_dim=fields.count("kda.head_dim"),
+        taps=fields.count("ssm.conv_kernel"),
+        lowest=lowest,
+        pools=read_pools(fields),
+        streams=read_mixed_streams(fields),
+        routing=read_own_routing(fields, SIGMOID),
+        limits=(of_experts, of_others),
+    )
+
+
+def read_pools(fields: Fields) -> Pools:
+    """The attention.indexer.* keys. Raises ModelError."""
+    names = ("head_count", "key_length", "kpool", "top_k")
+    heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
+    if size < 2 or count % size:
+        raise fields.error(f"{count} keys in pools of {size}: makes no sense")
+    if not fields.flag("attention.indexer.kpool_select_tail", False):
+        raise fields.unsupported("tokens that do not see those behind the last pool are not supported")
+    epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
+    return Pools(heads, dim, size, count // size, epsilon)
+
+
+def read_mixed_streams(fields: Fields) -> MixedStreams:
+    """The hyper_connection.* keys. Raises ModelError."""
+    count, iterations = (fields.count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
+    if count > MOST_STREAMS or iterations > MOST_ITERATIONS:
+        raise fields.unsupported(f"{count} streams, mixed by {iterations} steps, are not supported")
+    return MixedStreams(count, iterations, fields.number("hyper_connection.epsilon"))
+
+
+def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
+    """Logits of the wanted tokens."""
+    ignore_guessing(b, w, h)
+    x, chosen = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
+    for layer in range(h.layers):
+        block, states = w.block(layer), h.of_layer(layer)
+        y, add = half(b, block, h, x, "attn")
+        y = b.rms_norm(y, block.attn_norm, h.epsilon)
+        if h.attends[layer]:
+            narrow = narrow_queries(b, block, h.epsilon, y)
+            chosen = choose(b, block, h.pools, states, narrow, y) if h.chooses[layer] else chosen
+            y = attention(b, block, h, states[0], Scores(h.heads, h.key_dim**-0.5, chosen=chosen), narrow, y)
+        else:
+            y = delta_attention(b, block, h, states[0], y)
+        x = add(b.linear(y, block.attn_output))
+        y, add = half(b, block, h, x, "ffn")
+        x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
+    x, width = b.select(x, b.wanted), h.width
+    parts = [b.columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
+    mean = b.scale(reduce(b.add, parts), 1 / h.streams.count)
+    return b.linear(b.rms_norm(mean, w.output_norm, h.epsilon), w.output)
+
+
+def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Activation, Callable]:
+    """What goes into the half of a layer with that name; and what adds to the streams what it makes."""
+    n, streams = h.streams.count, h.streams
+    fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
+    factors, offsets = scale.shaped(3).vector(), base.shaped((2 + n) * n).vector()
+    b.ignore(scale, base)
+    mixes = b.linear(b.rms_norm(x, None, h.epsilon), fn.shaped((2 + n) * n, n * h.width))
+
+    def part(number: int, first: int, end: int) -> Activation:
+        y = b.scale(b.columns(mixes, first, end), float(factors[number]))
+        return b.add_vector(y, offsets[first:end])
+
+    of_sum = b.plus(b.sigmoid(part(0, 0, n)), streams.epsilon)
+    of_adding = b.scale(b.sigmoid(part(1, n, 2 * n)), 2.0)
+    of_streams = b.sinkhorn(part(2, 2 * n, (2 + n) * n), n, streams.iterations, streams.epsilon)
+
+    def add(y: Activation) -> Activation:
+        return b.add(b.mix(y, of_adding, 1), b.mix(x, of_streams, n))
+
+    return b.mix(x, of_sum, n), add
+
+
+def choose(
+    b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
+) -> Activation:
+    """Which keys tokens see. What all weights of heads are divided by makes no difference."""
+    w.require_biases("indexer.k_norm")
+    norm = w.require("indexer.k_norm").shaped(pools.dim)
+    k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
+    gates, places = b.linear(x, w.require("indexer_compressor_gate")), w.require("indexer_compressor_ape")
+    k = b.gated_mean(b.join(k, gates, 1), places, states[2])  # type: ignore[arg-type]
+    q, weights = b.linear(narrow, w.require("indexer.attn_q_b")), b.linear(x, w.require("indexer.proj"))
+    return b.choose(q, k, weights, states[1], pools.count, pools.size)  # type: ignore[arg-type]
+
+
+def attention(
+    b: Builder, w: Weights, h: Glm5Next, state: Any, scores: Scores, narrow: Activation, x: Activation
+) -> Activation:
+    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    latent = b.rms_norm(b.linear(x, w.attn_kv_a_mqa), w.attn_kv_a_norm, h.epsilon)
+    q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.shaped(h.heads, h.latent, h.key_dim))
+    return b.head_linear(b.attend(q, latent, None, state, scores), w.attn_v_b.shaped(h.heads, h.value_dim, h.latent))
+
+
+def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
+    """What the heads read that keep matrices, normalized and through a gate."""
+    w.require_biases("ssm_dt")
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
+    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
+    if h.lowest is None:
+        decays = b.scale_columns(b.softplus(steps), rates)
+    else:
+        decays = b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
+    gate = b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
+    return delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
+
+
+def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
+    """A dense network, or experts and one for all tokens, whose gates are limited."""
+    of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
+    if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
+        return gated_or_mixture(b, w, None, x, of_others)
+    w.require_biases("exp_probs_b")
+    return b.add(gated_or_mixture(b, w, h.routing, x, of_experts), shared(b, w, x, of_others))

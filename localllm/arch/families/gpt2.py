@@ -1,0 +1,31 @@
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners), StarCoder (2305.06161).
+
+Unlike llama: a table of positions is added to the embeddings, and nothing is rotated; layer norms; GELU without a gate;
+biases everywhere; queries, keys and values by one matrix.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.families.starcoder2 import block
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class GPT2(Transformer):
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+
+def read(fields: Fields) -> GPT2:
+    """The hyperparameters. Raises ModelError."""
+    return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
+    return decoder(b, w, h, block, x, centered(b, w, h))

@@ -1,0 +1,41 @@
+"""GPT-NeoX (Black et al. 2022, arXiv 2204.06745): Pythia, Dolly, ...
+
+Unlike llama: layer norms; GELU without a gate; biases everywhere; queries, keys and values by one matrix; rotated pairs
+are half the rotated numbers apart, and leave the end of a head. The feed-forward network may read what attention reads.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class GPTNeoX(Transformer):
+    """`parallel`: attention and feed-forward network read the same residual stream."""
+
+    parallel: bool
+
+
+def read(fields: Fields) -> GPTNeoX:
+    """The hyperparameters. Raises ModelError."""
+    shared = GPTNeoX.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return GPTNeoX(**shared, parallel=fields.flag("use_parallel_residual"))
+
+
+def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+    behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)
+    return b.add(behind, plain(b, w, y, b.gelu))

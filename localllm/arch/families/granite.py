@@ -1,0 +1,76 @@
+"""Granite 3, with experts or without (IBM 2024, Granite 3.0 Language Models).
+
+Unlike llama: factors for the embeddings, for what is added to the residual stream, for the scores, and for the logits.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Granite(Transformer):
+    """Logits are divided by their scale."""
+
+    embedding_scale: float
+    residual_scale: float
+    score_scale: float
+    logit_scale: float
+    rotated: bool
+    has_shared: bool  # an expert that every token goes to
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.score_scale
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.rotated else None
+
+
+def read(fields: Fields) -> Granite:
+    """The hyperparameters. Raises ModelError."""
+    common = Granite.shared_fields(fields, interleaved=True)
+    return Granite(
+        **common,
+        logit_scale=fields.factor("logit_scale"),
+        **read_scales(fields, common["attention"].head_dim),
+    )
+
+
+def read_scales(fields: Fields, head_dim: int) -> dict:
+    """What else is Granite's. Raises ModelError."""
+    return {
+        "routing": read_routing(fields),
+        "embedding_scale": fields.number("embedding_scale", 0.0) or 1.0,
+        "residual_scale": fields.number("residual_scale", 0.0) or 1.0,
+        "score_scale": fields.number("attention.scale", 0.0) or head_dim**-0.5,
+        "has_shared": fields.count("expert_shared_feed_forward_length", 0) > 0,
+        "rotated": fields.flag("rope.scaling.finetuned", True),
+    }
+
+
+def forward(b: Builder, w: Weights, h: Granite) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
+    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+
+
+def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
+    return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
+
+
+def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
+    """The second half of a layer."""
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
+    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
+    return b.add(x, b.scale(y, h.residual_scale))

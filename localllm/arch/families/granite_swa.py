@@ -1,0 +1,68 @@
+"""Granite 4 with windows (IBM 2026).
+
+Unlike Granite 3: some layers see a window, and some rotate nothing, as the file says; each head has a sink; the gate's
+matrix of the expert for all tokens is above the other one.
+"""
+
+from dataclasses import field
+
+import numpy as np
+
+from localllm.arch.attention import attend, qkv, read_windows, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import Gate, gated_or_mixture
+from localllm.arch.families.granite import Granite
+from localllm.arch.families.granite import read as read_granite
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class GraniteSWA(Granite):
+    windows: tuple[int | None, ...] = field(kw_only=True)
+    rotates: tuple[bool, ...] = field(kw_only=True)  # by layer
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer]
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if self.rotates[layer] else None
+
+
+def read(fields: Fields) -> GraniteSWA:
+    """The hyperparameters. Raises ModelError."""
+    h, name = read_granite(fields), "attention.rope_pattern"
+    rotates = fields.array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
+    if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
+        raise fields.wrong(name, f"yes or no for each of {h.layers} layers")
+    if fields.has("deepstack_mapping") and (fields.array("deepstack_mapping", "i", "a list of layers") >= 0).any():
+        raise fields.unsupported(f"{fields.key('deepstack_mapping')} is not supported")
+    windows = read_windows(fields, period=None)
+    return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(one) for one in rotates))
+
+
+def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
+    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+
+
+def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    sinks = w.attn_sinks.shaped(h.attention.heads[state.layer])
+    y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
+    x = b.add(x, b.scale(y, h.residual_scale))
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    y = gated_or_mixture(b, w, h.routing, y, b.swiglu, shared_in_halves if h.has_shared else None)
+    return b.add(x, b.scale(y, h.residual_scale))
+
+
+def shared_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+    """The expert that every token goes to."""
+    of_gate, up = w.ffn_up_shexp.halves()
+    return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)

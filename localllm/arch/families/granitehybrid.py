@@ -1,0 +1,58 @@
+"""Granite 4 (IBM 2025), and Bamba.
+
+Unlike Granite 3: layers without key-value heads are those of Mamba 2; some models rotate nothing.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON, attend, qkv, read_attention, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.families.granite import Granite, feed_forward, read_scales
+from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class GraniteHybrid(Granite):
+    space: StateSpace
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or what Mamba 2 keeps."""
+        return [state if state.kv_heads else self.space.state(state.layer) for state in super().states()]
+
+
+def read(fields: Fields) -> GraniteHybrid:
+    """The hyperparameters. Raises ModelError."""
+    attention = read_attention(fields, interleaved=True, every_layer=False)
+    return GraniteHybrid(
+        **fields.common(),
+        attention=attention,
+        epsilon=fields.epsilon(RMS_EPSILON),
+        logit_scale=fields.number("logit_scale", 0.0) or 1.0,
+        space=read_state_space(fields),
+        **read_scales(fields, attention.head_dim),
+    )
+
+
+def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
+    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+
+
+def block(
+    b: Builder, w: Weights, h: GraniteHybrid, state: Paged | Recurrent, x: Activation, factors: Weight | None
+) -> Activation:
+    """One layer: attention or Mamba 2, then the feed-forward network, each scaled and added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    if isinstance(state, Recurrent):
+        w.require("ssm_norm")
+        y = mixed(b, w, h.space, h.epsilon, state, y)
+    else:
+        q, k, v = qkv(b, w, h, state.layer, y)
+        y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
+    return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))

@@ -1,0 +1,124 @@
+"""Granite Switch (IBM 2026): Granite 4.1 with adapters in the file, which tokens switch on.
+
+Unlike granite: every matrix has a low-rank one beside it for each adapter (LoRA, Hu et al. 2021, arXiv 2106.09685), and
+number 0, of zeros, for none. A token of an adapter's own stands for it in a text; what is read instead is another. A
+head without weights looks for it: queries are 1, keys of such tokens large and of others small, values the adapters'
+numbers. The number that comes out, rounded, is the token's adapter.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localllm.arch.attention import attend, rope_factors
+from localllm.arch.decoder import last
+from localllm.arch.families.granite import Granite, read_scales
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder, Choice, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.files.gguf.file import Tensor
+from localllm.frozen import frozen
+from localllm.quant.formats import BY_NAME
+
+LOOKING = 16  # numbers of the head that looks for an adapter's token: the first one counts
+UP = 1 + 2**-23  # what is halfway between two adapters is rounded up
+MOST = 4096
+
+
+@frozen
+class GraniteSwitch(Granite):
+    """Of each adapter its token, and what is read instead; `gain`: how large keys are."""
+
+    tokens: tuple[int, ...]
+    instead: tuple[int, ...]
+    rank: int
+    gain: float
+
+    def states(self) -> Sequence[Paged]:
+        return [*super().states(), Paged(self.layers, 1, LOOKING, LOOKING)]
+
+
+def read(fields: Fields) -> GraniteSwitch:
+    """The hyperparameters. Raises ModelError."""
+    common = GraniteSwitch.shared_fields(fields, interleaved=True, rotates_all=True)
+    count, lists = fields.count("adapters.count"), []
+    for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
+        ids = fields.array(name, "iu", f"{count} tokens").tolist()
+        if len(ids) != count or count > MOST or not all(0 <= token < fields.vocab_size for token in ids):
+            raise fields.wrong(name, f"{count} tokens, up to {fields.vocab_size - 1}")
+        lists.append(tuple(ids))
+    if len({*lists[0]}) < count:
+        raise fields.error(f"{fields.key('adapters.token_ids_activate')} has a token for two adapters")
+    scales = read_scales(fields, common["attention"].head_dim)
+    if scales["routing"]:
+        raise fields.error(f"{fields.key('expert_count')} should be 0")
+    gain = fields.factor("adapters.router_gain", 15.0)
+    return GraniteSwitch(
+        **common,
+        **scales,
+        tokens=lists[0],
+        instead=lists[1],
+        rank=fields.count("adapters.lora_rank"),
+        gain=gain,
+        logit_scale=fields.factor("logit_scale"),
+    )
+
+
+def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
+    """Logits of the wanted tokens."""
+    other = np.arange(h.vocab_size)
+    other[[*h.tokens]] = h.instead
+    x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, other)), h.embedding_scale)
+    choice, factors = adapters(b, h), rope_factors(b, w, h)
+    for state in h.states()[:-1]:
+        layer = w.block(state.layer)
+        y = b.rms_norm(x, layer.attn_norm, h.epsilon)
+        sizes = (h.attention.heads[state.layer], state.kv_heads, state.kv_heads)
+        parts = layer.attn_qkv.split(*(heads * state.key_dim for heads in sizes))
+        q, k, v = (
+            switched(b, layer, h, choice, y, part, f"attn_{name}") for part, name in zip(parts, "qkv", strict=True)
+        )
+        y = attend(b, h, state, q, k, v, factors)
+        y = switched(b, layer, h, choice, y, layer.attn_output, "attn_output")
+        x = b.add(x, b.scale(y, h.residual_scale))
+        y = b.rms_norm(x, layer.ffn_norm, h.epsilon)
+        gate, up = (switched(b, layer, h, choice, y, layer.require(name), name) for name in ("ffn_gate", "ffn_up"))
+        y = switched(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
+        x = b.add(x, b.scale(y, h.residual_scale))
+    return b.scale(last(b, w, h, x), 1 / h.logit_scale)
+
+
+def adapters(b: Builder, h: GraniteSwitch) -> Choice:
+    """Which adapter each token has: the number that is nearest to what the head sees."""
+    numbers = np.zeros(h.vocab_size, np.int64)
+    numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
+    own, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
+    q, k, v = (
+        b.embed_kinds(table(name, first, LOOKING), own)
+        for name, first in (("query", slots * 0 + 1), ("key", np.where(slots > 0, h.gain, -h.gain)), ("value", slots))
+    )
+    mean = b.attend(q, k, v, h.states()[-1], Scores(1, 1.0))
+    means = b.linear(b.scale(mean, UP), table("every", slots * 0 + 1, LOOKING))
+    away = b.add_vector(means, -slots.astype(np.float32))
+    return b.route(b.scale(b.multiply(away, away), -1.0), Routing(len(slots), 1))
+
+
+def table(name: str, first: np.ndarray, columns: int) -> Weight:
+    """A matrix that no file has: its first column, and zeros."""
+    values = np.zeros((len(first), columns), np.float32)
+    values[:, 0] = first
+    return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
+
+
+def switched(
+    b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
+) -> Activation:
+    """What a matrix makes of x, and that of the token's adapter beside it."""
+    low, high = w.exactly(f"{name}.lora_a"), w.exactly(f"{name}.lora_b")
+    slots = len(h.tokens) + 1
+    low.shaped(slots, h.rank, matrix.shape[1])
+    high.shaped(slots, matrix.shape[0], h.rank)
+    y = b.expert_linear(b.expert_linear(b.gather(x, choice), low, choice), high, choice)
+    return b.add(b.linear(x, matrix), b.scatter(y, choice))

@@ -1,0 +1,82 @@
+"""Grok 1 and 2 (xAI 2024, 2025).
+
+Unlike llama: GELU; rotated pairs are half a head apart; norms behind attention and feed-forward network too; factors
+for embeddings, scores and logits, a largest magnitude of scores, and of logits in some; Grok 2 has a feed-forward
+network beside the experts. Routers have no cap, whatever the file says, and queries do not grow, as in llama.cpp.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+UNREAD = "router_logit_softcapping", "attention.temperature_length"
+
+
+@frozen
+class Grok(Transformer):
+    """Softcaps are the largest magnitudes of scores and logits."""
+
+    embedding_scale: float
+    score_scale: float
+    score_softcap: float
+    logit_scale: float
+    logit_softcap: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.score_scale
+
+
+def read(fields: Fields) -> Grok:
+    """The hyperparameters; what Grok 1 has if the file does not say. Raises ModelError."""
+    fields.asked.update(UNREAD)
+    common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
+    attention = common.pop("attention")
+    return Grok(
+        **common,
+        attention=replace(attention, rope=read_stretch(fields, attention.rope)),
+        routing=read_routing(fields),
+        embedding_scale=fields.factor("embedding_scale", 78.38367176906169),
+        score_scale=fields.factor("attention.output_scale", 0.08838834764831845),
+        score_softcap=fields.factor("attn_logit_softcapping", 30.0),
+        logit_scale=fields.factor("logit_scale", 0.5773502691896257),
+        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+    )
+
+
+def read_stretch(fields: Fields, rope: Rope) -> Rope:
+    """YaRN keeps pairs that turn 8 times in the original context, if the file says nothing else. Raises ModelError."""
+    if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
+        raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
+    if not rope.yarn and fields.number("rope.scaling.yarn_attn_factor", 1.0) != 1:
+        raise fields.wrong("rope.scaling.yarn_attn_factor", "1")
+    fast, slow = fields.factor("rope.scaling.yarn_beta_fast", 8.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
+    return replace(rope, turns=(fast, slow))
+
+
+def forward(b: Builder, w: Weights, h: Grok) -> Activation:
+    """Logits of the wanted tokens."""
+    logits = b.scale(decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale)
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
+
+
+def block(b: Builder, w: Weights, h: Grok, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the experts, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))
+    normed = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    y = gated_or_mixture(b, w, h.routing, normed, b.geglu)
+    if w.get("ffn_up"):
+        y = b.scale(b.add(y, gated(b, w, normed, b.geglu)), 0.5**0.5)
+    return b.add(x, b.rms_norm(y, w.get("layer_output_norm") or w.post_ffw_norm, h.epsilon))

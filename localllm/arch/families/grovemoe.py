@@ -1,0 +1,52 @@
+"""GroveMoE (Wu et al. 2025, arXiv 2508.07785).
+
+Unlike Qwen 3 with experts: what they make goes through smaller experts, too, of which each stands for a group of them.
+Whether an expert of its group was chosen chooses a smaller one; as in llama.cpp, its weight is the score of the expert
+that has its number.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import chosen, matrices, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class GroveMoE(Transformer):
+    small: Routing  # to the smaller experts
+    small_scale: float  # of what they make
+
+
+def read(fields: Fields) -> GroveMoE:
+    """The hyperparameters. Raises ModelError."""
+    common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
+    routing, together = read_routing(fields), fields.count("experts_per_group")
+    if routing is None or routing.groups > 1 or routing.experts % together:
+        raise fields.error(f"{fields.count('expert_count', 0)} experts in groups of {together}: makes no sense")
+    small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
+    return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
+
+
+def forward(b: Builder, w: Weights, h: GroveMoE) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the experts, each added to the residual stream."""
+    assert h.routing
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    logits = b.linear(y, w.ffn_gate_inp)
+    y = chosen(b, matrices(b, w, h.routing.experts), b.route(logits, h.routing), y, b.swiglu)
+    small = [w.ffn_gate_chexps, w.ffn_up_chexps, w.ffn_down_chexps]
+    return b.add(x, b.add(y, b.scale(chosen(b, small, b.route(logits, h.small), y, b.swiglu), h.small_scale)))

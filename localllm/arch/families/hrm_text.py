@@ -1,0 +1,68 @@
+"""HRM-Text: the hierarchical reasoning model (Wang et al. 2025, arXiv 2506.21734) as a language model (2026).
+
+Two stacks of layers over the same tokens take turns: the low one several times, then the high one, and that for several
+cycles; every pass has keys and values of its own. A stack gets the sum of what both have made last. Norms have no
+weights, and a gate is for what the heads see.
+"""
+
+from collections.abc import Iterator
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import last
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class HRMText(Transformer):
+    """Cycles of the high stack, and of the low one in each of them."""
+
+    embedding_scale: float
+    in_stack: int  # layers
+    cycles: int
+    low_cycles: int
+
+
+def read(fields: Fields) -> HRMText:
+    """The hyperparameters. Prompts are read from left to right, as in llama.cpp. Raises ModelError."""
+    in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
+    if fields.layers() != in_stack * cycles * (low + 1):
+        raise fields.error(f"{fields.layers()} layers are no {cycles} cycles of {low + 1} stacks of {in_stack}")
+    return HRMText(
+        **HRMText.shared_fields(fields, interleaved=False),
+        embedding_scale=fields.number("embedding_scale", 0.0) or 1.0,
+        in_stack=in_stack,
+        cycles=cycles,
+        low_cycles=low,
+    )
+
+
+def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
+    """Logits of the wanted tokens."""
+    states = iter(h.states())
+    high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
+    for _ in range(h.cycles):
+        for _ in range(h.low_cycles):
+            both = b.add(high, low) if low is not None else b.add_vector(high, w.exactly("hrm.z_l_init"))
+            low = stack(b, w, h, states, 0, both)
+        high = stack(b, w, h, states, h.in_stack, b.add(high, low))
+    return last(b, w, h, high, norm=lambda x: x)
+
+
+def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: int, x: Activation) -> Activation:
+    """The layers from number `first` on, and a norm."""
+    for layer in range(first, first + h.in_stack):
+        x = block(b, w.block(layer), h, next(states), x)
+    return b.rms_norm(x, None, h.epsilon)
+
+
+def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, None, h.epsilon)
+    seen = attend(b, h, state, *qkv(b, w, h, state.layer, y))
+    x = b.add(x, b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))

@@ -1,0 +1,48 @@
+"""Hunyuan's models, dense or with experts (Tencent 2025) and the text part of those that see (HunyuanOCR), Maincoder.
+
+Unlike llama: each head of queries and keys is normalized after its rotation; rotated pairs are half a head apart, but
+not in Maincoder. One has experts beside one for all tokens.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, normed_heads, qkv, rope_factors, rotated
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import with_sections
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weight, Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters; alpha lengthens the context by another base (NTK). Raises ModelError."""
+    h = Transformer(**Transformer.shared_fields(fields, interleaved=fields.arch == "maincoder"))
+    rope, alpha = h.attention.rope, fields.number("rope.scaling.alpha", 0.0)
+    if fields.arch == "hunyuan_vl":
+        rope = with_sections(fields, rope)
+    elif fields.has("rope.dimension_sections"):
+        raise fields.unsupported(f"{fields.key('rope.dimension_sections')} is not supported here")
+    if alpha and fields.arch in ("maincoder", "hunyuan-moe"):
+        raise fields.unsupported(f"{fields.key('rope.scaling.alpha')} is not supported here")
+    if alpha and rope.head_dim <= 2:
+        raise fields.error(f"{fields.key('rope.scaling.alpha')}: heads of {rope.head_dim} numbers have no other base")
+    if alpha:
+        rope = replace(rope, base=rope.base * alpha ** (rope.head_dim / (rope.head_dim - 2)))
+    routing = read_routing(fields) if fields.arch == "hunyuan-moe" else None
+    return replace(h, attention=replace(h.attention, rope=rope), routing=routing)
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, *rotated(b, h, state.layer, q, k, factors))
+    y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
+    x = b.add(x, b.linear(y, w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))

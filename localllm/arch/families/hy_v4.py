@@ -1,0 +1,82 @@
+"""Hunyuan 4 (Tencent 2026).
+
+Unlike DeepSeek-V3.2: several residual streams; a gate for what the heads see; a score for nothing; experts' gates are
+limited, and so is what they meet; an indexer rotates the end of its heads, and some files have none.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.decoder import ignore_guessing
+from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent
+from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
+from localllm.arch.families.maple import limited
+from localllm.arch.families.step35 import read_limits
+from localllm.arch.hyper_connections import ResidualStreams, added, half, joined, mixed, read_streams, reduced
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_rope
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Hunyuan4(DeepSeek2):
+    """By layer, the largest of experts' gates and magnitudes of what they meet, 0 for none."""
+
+    streams: ResidualStreams
+    indexer: Indexer | None
+    limits: tuple[float, ...]
+
+    def states(self) -> Sequence[Latent | Paged]:
+        return [*super().states(), *(self.indexer.states() if self.indexer else ())]
+
+
+def read(fields: Fields) -> Hunyuan4:
+    """The hyperparameters. Raises ModelError."""
+    fields.count("attention.key_length_mla")
+    common = read_latent(fields)
+    rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
+    common |= {"rope": rope, "scale": (common["key_dim"] + rope.dims) ** -0.5}
+    indexer = None
+    if fields.count("attention.indexer.top_k", 0):
+        indexer = read_indexer(fields, rope, True, [0] * layers, at_end=True, epsilon=common["epsilon"])
+    return Hunyuan4(
+        **common,
+        routing=read_own_routing(fields),
+        streams=read_streams(fields),
+        indexer=indexer,
+        limits=read_limits(fields, "swiglu_clamp_exp", fields.layers()),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
+    """Logits of the wanted tokens."""
+    ignore_guessing(b, w, h)
+    streams, chosen = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
+    for state in h.layer_states():
+        block = w.block(state.layer)
+        y, gates = half(b, block, h, streams, "attn")
+        y = b.rms_norm(y, block.attn_norm, h.epsilon)
+        narrow = narrow_queries(b, block, h.epsilon, y)
+        if h.indexer and (index := index_of(h.indexer, state.layer)):
+            chosen = choose(b, block, h.indexer, index, narrow, y)
+        scores = Scores(h.heads, h.scale, chosen=chosen, sinks=block.attn_sinks)
+        seen = attention(b, block, h, state, scores, narrow, y)
+        seen = b.multiply(seen, b.sigmoid(b.linear(y, block.attn_gate)))
+        streams = added(b, h, streams, b.linear(seen, block.attn_output), gates)
+        y, gates = half(b, block, h, streams, "ffn")
+        y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
+        streams = added(b, h, streams, y, gates)
+    wanted = [b.select(x, b.wanted) for x in streams]
+    (gates,) = mixed(b, h, joined(b, wanted), w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
+    return b.linear(b.rms_norm(reduced(b, h, wanted, gates), w.output_norm, h.epsilon), w.output)
+
+
+def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
+    """A dense network, or experts, whose gates are limited, and one for all tokens, whose gate is not."""
+    if not w.get("ffn_gate_inp", by_layer=True):
+        return gated_or_mixture(b, w, h.routing, x, b.swiglu)
+    y = gated_or_mixture(b, w, h.routing, x, limited(b, h.limits[layer]))
+    return b.add(y, shared(b, w, x, b.swiglu))

@@ -1,0 +1,42 @@
+"""Jais (Sengupta et al. 2023, arXiv 2308.16149).
+
+Unlike llama: scores fall with the distance (ALiBi), and nothing is rotated; they are divided by a head's length, not by
+its root; layer norms; biases everywhere; queries, keys and values by one matrix.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, attend, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.families.mpt import MPT, alibi_slopes
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Jais(MPT):
+    @property
+    def scale(self) -> float:
+        return 1 / self.attention.head_dim
+
+
+def read(fields: Fields) -> Jais:
+    """The hyperparameters. Raises ModelError."""
+    shared = Jais.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return Jais(**shared, limit=0.0, alibi_bias=fields.number("attention.max_alibi_bias", 0.0))
+
+
+def forward(b: Builder, w: Weights, h: Jais) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+    slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
+    return b.add(x, gated(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

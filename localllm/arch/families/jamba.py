@@ -1,0 +1,59 @@
+"""Jamba (AI21 2024, arXiv 2403.19887, 2408.12570).
+
+Unlike llama: most layers, those without key-value heads, are those of Mamba, with norms for what its scan gets; the
+others rotate nothing; some have experts, whose weights do not add up to 1.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.families.mamba import Selection, mixed, read_selection
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Jamba(Transformer):
+    selection: Selection
+
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or what Mamba keeps."""
+        return [state if state.kv_heads else self.selection.state(state.layer) for state in super().states()]
+
+
+def read(fields: Fields) -> Jamba:
+    """The hyperparameters. Raises ModelError."""
+    return Jamba(
+        **fields.common(),
+        attention=read_attention(fields, interleaved=False, every_layer=False),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        routing=read_routing(fields, normalized=False),
+        selection=read_selection(fields),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Jamba) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: attention or Mamba, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    if isinstance(state, Recurrent):
+        for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):
+            w.require(name)
+        y = mixed(b, w, h.selection, h.epsilon, state, y)
+    else:
+        y = b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, y)), w.attn_output)
+    x = b.add(x, y)
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

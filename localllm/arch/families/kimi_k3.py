@@ -1,0 +1,123 @@
+"""Kimi K3 (Moonshot AI 2026).
+
+Unlike Kimi Linear: of every few layers what goes into the first is kept, and the stream begins anew behind its
+attention; each half of a layer gets a mixture of what was kept and the stream, by the softmax of their scores. Experts
+work on narrower rows; gates are bounded by a tanh, and so is what they meet; layers that attend have a gate, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.arch.decoder import last
+from localllm.arch.experts import Gate, chosen, matrices, read_own_routing, shared
+from localllm.arch.families.deepseek2 import to_latents
+from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, read_kimi
+from localllm.arch.feed_forward import gated
+from localllm.arch.hyper_connections import joined
+from localllm.arch.layer_state import Latent, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
+
+
+@frozen
+class KimiK3(KimiLinear):
+    """Layers from one whose input is kept to the next, 0 for none; bounds of gates, and of what they meet, 0 for none;
+    what the logarithms of decays are not below, 0 for no bound."""
+
+    period: int
+    bounds: tuple[float, float]
+    lowest: float
+    narrow: int  # numbers of the rows that experts work on, 0 for whole ones
+
+
+def read(fields: Fields) -> KimiK3:
+    """The hyperparameters. Raises ModelError."""
+    common, lowest = read_kimi(fields), fields.raw("kda.gate_lower_bound", 0.0)
+    if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
+        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
+    rope = replace(common["rope"], still=tuple(range(common["rope"].dims // 2)))  # no pair turns
+    linear = fields.raw("activation.situ_linear_beta")
+    if not isinstance(linear, float) or not -1e6 <= linear <= 1e6:
+        raise fields.wrong("activation.situ_linear_beta", "a number")
+    return KimiK3(
+        **common | {"rope": rope},
+        routing=read_own_routing(fields),
+        period=fields.count("attn_res.block_size", 0),
+        bounds=(fields.factor("activation.situ_beta"), linear),
+        lowest=lowest,
+        narrow=fields.count("expert_latent_length", 0),
+    )
+
+
+def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
+    """Logits of the wanted tokens."""
+    x, kept = b.embed(w.token_embd, b.ids), list[Activation]()
+    for state in h.states():
+        layer = w.block(state.layer)
+        y = mixed(b, h, kept, x, layer, "attn_res_score")
+        is_kept = h.period > 0 and state.layer % h.period == 0
+        kept += [x] if is_kept else []
+        y = attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
+        x = y if is_kept else b.add(x, y)
+        y = mixed(b, h, kept, x, layer, "ffn_res_score")
+        x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
+    return last(b, w, h, mixed(b, h, kept, x, w, "output_res_score"))
+
+
+def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str) -> Activation:
+    """What was kept and the stream, by the softmax of their scores."""
+    if not h.period:
+        return x
+    by = w.require(name).shaped(h.width)
+    if not kept:
+        b.ignore(by)
+        return x
+    all_ = [*kept, x]
+    scores = joined(b, [b.linear(b.rms_norm(one, None, h.epsilon), by.as_row()) for one in all_])
+    return b.mix(joined(b, all_), b.softmax(scores), len(all_))
+
+
+def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
+    """Of either kind."""
+    if isinstance(state, Latent):
+        y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
+        return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
+    w.require_biases("ssm_dt")
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
+    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
+    if h.lowest:
+        decays = b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
+    else:
+        decays = b.scale_columns(b.softplus(steps), rates)
+    y = delta_heads(b, w, h, state, x, b.exponential(decays), b.linear(x, w.ssm_g))
+    return b.linear(y, w.attn_output)
+
+
+def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
+    """A dense network, or experts on narrower rows, and beside them one for all tokens."""
+    gate = bounded(b, h)
+    if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
+        return gated(b, w, x, gate)
+    w.require_biases("exp_probs_b")
+    narrow = b.linear(x, w.ffn_routed_down.shaped(h.narrow, h.width)) if h.narrow else x
+    choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.bias("exp_probs_b"))
+    y = chosen(b, matrices(b, w, h.routing.experts), choice, narrow, gate)
+    y = b.rms_norm(y, norm, h.epsilon) if (norm := w.get("ffn_routed_norm")) else y
+    y = b.linear(y, w.ffn_routed_up) if h.narrow else y
+    has_shared = any(w.get(f"ffn_{part}_shexp") for part in ("gate", "up", "down"))
+    return b.add(y, shared(b, w, x, gate)) if has_shared else y
+
+
+def bounded(b: Builder, h: KimiK3) -> Gate:
+    """SwiGLU, of numbers that are not beyond bounds."""
+    of_gate, of_others = h.bounds
+
+    def gate(gate: Activation, up: Activation) -> Activation:
+        y = b.multiply(b.softcap(gate, of_gate), b.sigmoid(gate))
+        return b.multiply(y, b.softcap(up, of_others) if of_others > 0 else up)
+
+    return gate

@@ -1,0 +1,133 @@
+"""Kimi Linear (Moonshot AI 2025, arXiv 2510.26692).
+
+Unlike DeepSeek-V3: three layers of four do not attend but keep a matrix for each head, by a delta rule whose rows fade
+at their own rates (Kimi Delta Attention); the others do not know where tokens stand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_routing, shared
+from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
+from localllm.arch.layer_state import Latent, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class KimiLinear(DeepSeek2):
+    """Of `attends`, by layer, those that are False keep matrices, with heads of `delta_dim`."""
+
+    attends: tuple[bool, ...]
+    delta_dim: int
+    taps: int  # of the convolutions before
+
+    def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
+        """Latent rows; or the last queries, keys and values, and the matrices."""
+        columns, dim = self.heads * self.delta_dim, self.delta_dim
+        kept = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
+        rows = super().states()
+        return [rows[n] if self.attends[n] else Recurrent(n, kept) for n in range(self.layers)]  # type: ignore[misc]
+
+
+def read(fields: Fields) -> KimiLinear:
+    """The hyperparameters. Raises ModelError."""
+    common, function = read_kimi(fields), fields.count("expert_gating_func")
+    if function not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    rope = replace(common["rope"], still=tuple(range(common["rope"].dims // 2)))  # no pair turns
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
+
+
+def read_kimi(fields: Fields) -> dict[str, Any]:
+    """What those have in common that are built alike. Raises ModelError."""
+    common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
+    key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
+    latent = fields.count("attention.kv_lora_rank")
+    kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
+    if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
+        raise fields.error(f"{heads} heads of {key_dim}, {max(kv_heads)} of keys, {dims} apart: makes no sense")
+    if fields.count("attention.key_length", latent + dims) != latent + dims:
+        raise fields.error(f"{fields.key('attention.key_length')} should be {latent + dims}")
+    fields.count("attention.value_length", latent)  # of another kind of heads, in files of the 48B: nobody reads it
+    return {
+        **common,
+        "epsilon": fields.epsilon(RMS_EPSILON),
+        "heads": heads,
+        "key_dim": key_dim - dims,
+        "value_dim": value_dim,
+        "latent": latent,
+        "keeps_latent": True,
+        "rope": read_rope(fields, dims, True),
+        "scale": key_dim**-0.5,
+        "attends": tuple(map(bool, kv_heads)),
+        "delta_dim": fields.count("kda.head_dim"),
+        "taps": fields.count("ssm.conv_kernel"),
+    }
+
+
+def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
+    """One layer: attention of a kind, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
+    x = b.add(x, b.linear(y, w.attn_output))
+    if w.get("ffn_gate_inp", by_layer=True):
+        w.require_biases("exp_probs_b")
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
+    """What the heads read, normalized and through a gate."""
+    w.require_biases("ssm_dt")
+    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
+    decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
+    return delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
+
+
+def rates_of(w: Weights, h: KimiLinear) -> Weight:
+    """That of each head for all of its numbers."""
+    rates = w.exactly("ssm_a")
+    return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
+
+
+def delta_heads(
+    b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
+    epsilon: float | None = None,
+) -> Activation:  # fmt: skip
+    """The same, of decays and a gate [tokens, heads * delta_dim]; epsilon: of heads of length 1, if it is another."""
+    columns, dim = h.heads * h.delta_dim, h.delta_dim
+    apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
+    parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
+    taps = [w.require(f"ssm_conv1d_{name}") for name in "qkv"]
+    taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
+    of_state = enumerate(zip(parts, taps, strict=True))
+    q, k, v = (b.convolve(b.linear(x, part), tap, state, number) for number, (part, tap) in of_state)
+    q, k = (b.scale(b.rms_norm(z, None, (epsilon or h.epsilon) / dim, dim), dim**-0.5) for z in (q, k))
+    strength = b.sigmoid(b.linear(x, w.ssm_beta.shaped(h.heads, h.width)))
+    y = kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
+    y = b.rms_norm(y, w.ssm_norm.shaped(dim), h.epsilon, dim)
+    return b.multiply(y, b.sigmoid(gate))
+
+
+def kimi_delta(
+    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
+) -> Activation:
+    """For each head h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h (Kimi Delta Attention).
+
+    w [tokens, heads * key_dim]; strength [tokens, heads].
+    """
+    q, k, v = qkv
+    written = b.multiply_heads(k, strength)
+    return b.wkv7(q, w, written, v, b.scale(b.multiply(k, w), -1.0), written, state, number)

@@ -1,0 +1,51 @@
+"""Laguna (Poolside 2026).
+
+Unlike llama: three of four layers see a window, with heads and a rotation of their own, which is not stretched; each
+head of queries and keys is normalized; a gate for each head, or each of its numbers, by softplus; behind the first
+layers experts, beside one for all tokens; rotated pairs are half the rotated numbers apart.
+"""
+
+from localllm.arch.attention import (
+    LocallyRotated,
+    attend,
+    gated_heads,
+    normed_heads,
+    qkv,
+    read_wider_local_rope,
+    read_windows,
+)
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> LocallyRotated:
+    """The hyperparameters. Raises ModelError."""
+    common = LocallyRotated.shared_fields(fields, interleaved=False)
+    local_rope = read_wider_local_rope(fields, common["attention"].rope)
+    return LocallyRotated(
+        **common,
+        windows=read_windows(fields, period=4, default=0, all_first=True),
+        local_rope=local_rope.unscaled(local_rope.base),
+        routing=read_own_routing(fields, SIGMOID),
+    )
+
+
+def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k = normed_heads(b, w, h, q, k)
+    seen = attend(b, h, state, q, k, v)
+    gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]
+    seen = gated_heads(b, h, state, seen, gates) if is_by_head else b.multiply(seen, gates)
+    x = b.add(x, b.linear(seen, w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))

@@ -1,0 +1,70 @@
+"""LFM2 (Liquid AI 2025, arXiv 2511.23404), with experts or without.
+
+Unlike Qwen 3: most layers do not attend but look at the last few tokens, by a convolution between two gates. Those have
+no key-value heads in the metadata.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, qkv, read_attention
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Lfm2(Transformer):
+    """The convolutions have `taps`."""
+
+    taps: int
+    attention_window: int | None
+
+    def window(self, layer: int) -> int | None:
+        return self.attention_window
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or the last tokens."""
+        kept, window = super().states(), ((self.taps - 1, self.width),)
+        return [state if state.kv_heads else Recurrent(state.layer, window) for state in kept]
+
+
+def read(fields: Fields) -> Lfm2:
+    """The hyperparameters. Raises ModelError."""
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return Lfm2(
+        **fields.common(),
+        attention=read_attention(fields, interleaved=False, every_layer=False),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        routing=read_routing(fields, fields.count("expert_gating_func", SIGMOID), scale=scale),
+        taps=fields.count("shortconv.l_cache"),
+        attention_window=fields.count("attention.sliding_window", 0) or None,
+    )
+
+
+def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: convolution or attention, then the feed-forward network, each added to the residual stream."""
+    normed = b.rms_norm(x, w.attn_norm, h.epsilon)
+    if isinstance(state, Recurrent):
+        y = short_convolution(b, w, h, state, normed)
+    else:
+        q, k, v = qkv(b, w, h, state.layer, normed)
+        y = b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v), w.attn_output)
+    x = b.add(x, y)
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+
+
+def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
+    """The last few tokens, through a gate before and one behind."""
+    into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
+    before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
+    y = b.convolve(b.multiply(before, inner), taps, state, silu=False)
+    return b.linear(b.multiply(behind, y), out)

@@ -1,0 +1,79 @@
+"""Llama 4 (Meta 2025).
+
+Unlike llama: of four layers the last one rotates nothing and sees all, with queries that grow with their position; the
+others see the tokens of their chunk, and normalize queries and keys, without weights, once they are rotated. Some
+layers have experts beside one for all tokens; their sigmoids multiply what they get.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+CHUNK = 8192  # tokens
+TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # how fast queries grow
+EXPERTS_OF_MAVERICK = 128  # which normalizes neither queries nor keys
+
+
+@frozen
+class Llama4(LocallyRotated):
+    """The windows are chunks."""
+
+    normed: bool
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] or not any(self.windows) else None
+
+    def states(self) -> Sequence[Paged]:
+        return [
+            Paged(layer, kv_heads, self.attention.head_dim, self.attention.head_dim, self.windows[layer], chunked=True)
+            for layer, kv_heads in enumerate(self.attention.kv_heads)
+        ]
+
+
+def read(fields: Fields) -> Llama4:
+    """The hyperparameters. A sliding window of 0 stands for none, and rotation everywhere. Raises ModelError."""
+    key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
+    chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
+    if chunk not in (0, CHUNK):
+        raise fields.error(f"{fields.key(key)} should be {CHUNK} or 0, is {chunk}")
+    return Llama4(
+        **common,
+        windows=read_windows(fields, period=4, default=chunk),
+        local_rope=read_local_rope(fields, common["attention"].rope),
+        routing=read_routing(fields, SIGMOID, normalized=False, weighs_inputs=True),
+        normed=fields.count("expert_count", 0) != EXPERTS_OF_MAVERICK,
+    )
+
+
+def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
+
+
+def attention(
+    b: Builder, h: Llama4, state: Paged, q: Activation, k: Activation, v: Activation, factors: Weight | None
+) -> Activation:
+    """What the heads of a layer see."""
+    if rope := h.rope(state.layer):
+        q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
+        if h.normed:
+            head_dim = h.attention.head_dim
+            q, k = b.rms_norm(q, None, h.epsilon, head_dim), b.rms_norm(k, None, h.epsilon, head_dim)
+    else:
+        q = b.temper(q, b.positions, TEMPERATURE, TEMPERATURE_LENGTH, offset=1)
+    return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))

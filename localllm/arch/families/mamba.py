@@ -1,0 +1,81 @@
+"""Mamba (Gu and Dao 2023, arXiv 2312.00752), and Falcon Mamba (Zuo et al. 2024), which normalizes what its scan gets.
+
+Its layers do not attend. Each looks at the last few tokens by a convolution, and keeps a state for every column, whose
+way to forget and to read depends on the token.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Selection:
+    """`inner` columns, each with `state_size` numbers; the convolution has `taps`."""
+
+    inner: int
+    state_size: int
+    taps: int
+    rank: int  # of the matrix that makes time steps
+    normalized: bool  # what the scan gets
+
+    def state(self, layer: int) -> Recurrent:
+        """The last tokens and the states."""
+        return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
+
+
+@frozen
+class Mamba(Hyperparameters):
+    selection: Selection
+    epsilon: float
+
+    def states(self) -> Sequence[Recurrent]:
+        return [self.selection.state(layer) for layer in range(self.layers)]
+
+
+def read_selection(fields: Fields) -> Selection:
+    """The ssm.* keys. Raises ModelError."""
+    return Selection(
+        inner=fields.count("ssm.inner_size"),
+        state_size=fields.count("ssm.state_size"),
+        taps=fields.count("ssm.conv_kernel"),
+        rank=fields.count("ssm.time_step_rank"),
+        normalized=fields.flag("ssm.dt_b_c_rms", False),
+    )
+
+
+def read(fields: Fields) -> Mamba:
+    """The hyperparameters. Raises ModelError."""
+    return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
+    """One layer, added to the residual stream."""
+    return b.add(x, mixed(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+
+
+def mixed(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+    """What a layer adds to the residual stream."""
+    w.require_biases("ssm_conv1d", "ssm_dt")
+    inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
+    inner = b.convolve(inner, w.ssm_conv1d, state)
+    of_scan = [b.linear(inner, part) for part in w.ssm_x.split(s.rank, s.state_size, s.state_size)]
+    norms = [w.get("ssm_dt_norm"), w.get("ssm_b_norm"), w.get("ssm_c_norm")]
+    if s.normalized or any(norms):
+        of_scan = [b.rms_norm(x, norm, epsilon) for x, norm in zip(of_scan, norms, strict=True)]
+    steps, keys, queries = of_scan
+    steps = b.softplus(b.linear(steps, w.ssm_dt))
+    y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)
+    return b.linear(b.swiglu(gate, y), w.ssm_out)

@@ -1,0 +1,88 @@
+"""Mamba 2 (Dao and Gu 2024, arXiv 2405.21060).
+
+Unlike Mamba: columns are heads, each of which forgets at one rate, and groups of which share what they write by and
+read by; all of it comes from one matrix; the result is normalized.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class StateSpace:
+    """`inner` columns in `heads`, whose state has `state_size` rows; the convolution has `taps`."""
+
+    inner: int
+    heads: int
+    groups: int
+    state_size: int
+    taps: int
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Columns of what goes through the convolution: what is written, by what, and what it is read by."""
+        return self.inner, self.groups * self.state_size, self.groups * self.state_size
+
+    def state(self, layer: int) -> Recurrent:
+        """The last tokens and the states."""
+        windows = [(self.taps - 1, columns) for columns in self.parts]
+        return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
+
+
+@frozen
+class Mamba2(Hyperparameters):
+    space: StateSpace
+    epsilon: float
+
+    def states(self) -> Sequence[Recurrent]:
+        return [self.space.state(layer) for layer in range(self.layers)]
+
+
+def read_state_space(fields: Fields) -> StateSpace:
+    """The ssm.* keys. Raises ModelError."""
+    inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
+    groups = fields.count("ssm.group_count")
+    if inner % heads or heads % groups:
+        raise fields.error(f"{inner} columns do not make {heads} heads in {groups} groups")
+    return StateSpace(inner, heads, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel"))
+
+
+def read(fields: Fields) -> Mamba2:
+    """The hyperparameters. Raises ModelError."""
+    return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
+    """One layer, added to the residual stream."""
+    return b.add(x, mixed(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+
+
+def mixed(b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+    """What a layer adds to the residual stream."""
+    w.require_biases("ssm_conv1d", "ssm_dt")
+    gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))
+    convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))
+    inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
+    steps = b.softplus(steps, w.bias("ssm_dt"))
+    rates, skip = w.exactly("ssm_a").shaped(space.heads, 1), w.exactly("ssm_d").shaped(space.heads, 1)
+    heads = HeadState(state, 3, rates, space.groups, space.heads // space.groups)
+    y = b.state_space(inner, steps, keys, queries, skip, heads)
+    y = b.swiglu(gate, y)
+    if norm := w.get("ssm_norm"):
+        columns = space.inner // space.groups
+        y = b.rms_norm(y, norm.shaped(space.groups, columns).flat(), epsilon, columns)
+    return b.linear(y, w.ssm_out)

@@ -1,0 +1,62 @@
+"""Maple (2026).
+
+Unlike Qwen 3 with experts: layers with a window rotate, and only they; gates of experts and what they meet are limited.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_wider_local_rope, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import Gate, gated_or_mixture, read_routing
+from localllm.arch.families.step35 import read_limits
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Maple(LocallyRotated):
+    limits: tuple[float, ...]  # by layer, of gates and of magnitudes of what they meet, 0 for none
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] else None
+
+
+def read(fields: Fields) -> Maple:
+    """The hyperparameters. Raises ModelError."""
+    shared = Maple.shared_fields(fields, interleaved=False)
+    return Maple(
+        **shared,
+        windows=read_windows(fields, period=None),
+        local_rope=read_wider_local_rope(fields, shared["attention"].rope),
+        routing=read_routing(fields),
+        limits=read_limits(fields, "swiglu_clamp_exp", fields.layers()),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Maple) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the experts, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, limited(b, h.limits[state.layer])))
+
+
+def limited(b: Builder, limit: float) -> Gate:
+    """SwiGLU, of numbers that are not beyond the limit if there is one."""
+    if not limit:
+        return b.swiglu
+
+    def gated(gate: Activation, up: Activation) -> Activation:
+        nothing = b.clamp(up, 0.0)
+        return b.multiply(b.swiglu_limited(gate, nothing, 1.0, limit), b.clamp(up, limit))
+
+    return gated

@@ -1,0 +1,25 @@
+"""Mellum 2 (JetBrains 2026). As Qwen 3 with experts, but that three of four layers see a window, whose rotation is not
+stretched.
+"""
+
+from localllm.arch.attention import Windowed, read_windows
+from localllm.arch.experts import read_routing
+from localllm.arch.families.qwen3 import forward
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.frozen import frozen
+
+__all__ = ["forward", "read"]
+
+
+@frozen
+class Mellum(Windowed):
+    def rope(self, layer: int) -> Rope | None:
+        rope = self.attention.rope
+        return rope.unscaled(rope.base) if self.windows[layer] else rope
+
+
+def read(fields: Fields) -> Mellum:
+    """The hyperparameters. Raises ModelError."""
+    shared = Mellum.shared_fields(fields, interleaved=False)
+    return Mellum(**shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields))

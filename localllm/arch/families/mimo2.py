@@ -1,0 +1,68 @@
+"""MiMo-V2 (Xiaomi 2025).
+
+Unlike llama: layers with a window have heads and a rotation of their own, and sinks; values are shorter than keys, and
+what is made of them has a factor; rotated pairs are half the rotated numbers apart, and leave the end of a head; layers
+with experts, whose scores are sigmoids.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import LocallyRotated, attend, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_base
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class MiMo2(LocallyRotated):
+    value_dim: int
+    value_scale: float
+
+    def states(self) -> Sequence[Paged]:
+        a = self.attention
+        return [
+            Paged(layer, a.kv_heads[layer], a.head_dim, self.value_dim, self.windows[layer])
+            for layer in range(self.layers)
+        ]
+
+
+def read(fields: Fields) -> MiMo2:
+    """The hyperparameters. Raises ModelError."""
+    shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
+    rope = shared["attention"].rope
+    if rope.yarn or rope.by_factors:
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+    return MiMo2(
+        **shared,
+        windows=read_windows(fields, period=None)[: shared["layers"]],
+        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        routing=read_routing(fields, SIGMOID),
+        value_dim=fields.count("attention.value_length", shared["attention"].head_dim),
+        value_scale=fields.number("attention.value_scale", 0.0) or 1.0,
+    )
+
+
+def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y, kv_heads = b.rms_norm(x, w.attn_norm, h.epsilon), state.kv_heads
+    if fused := w.get("attn_qkv"):
+        rows = h.attention.heads[state.layer] * state.key_dim
+        parts = fused.split(rows, kv_heads * state.key_dim, kv_heads * state.value_dim)
+    else:
+        parts = [w.attn_q, w.attn_k, w.attn_v]
+    q, k, v = (b.linear(y, part) for part in parts)
+    sinks = w.get("attn_sinks", by_layer=state.window is None)
+    y = attend(b, h, state, q, k, v, sinks=sinks)
+    x = b.add(x, b.scale(b.linear(y, w.attn_output), h.value_scale))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

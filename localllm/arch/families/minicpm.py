@@ -1,0 +1,22 @@
+"""MiniCPM 1, 2 and 4 (Hu et al. 2024, arXiv 2404.06395): as Granite, but older files lack the factors."""
+
+from localllm.arch.families.granite import Granite, forward
+from localllm.arch.metadata import Fields
+
+__all__ = ["forward", "read"]
+
+
+def read(fields: Fields) -> Granite:
+    """The hyperparameters, with llama.cpp's defaults. Raises ModelError."""
+    if experts := fields.count("expert_count", 0):
+        raise fields.unsupported(f"mixtures of experts are not supported yet ({experts} experts)")
+    shared = Granite.shared_fields(fields, interleaved=True)
+    return Granite(
+        **shared,
+        embedding_scale=fields.number("embedding_scale", 12.0) or 1.0,
+        residual_scale=fields.number("residual_scale", 1.4 / shared["layers"] ** 0.5) or 1.0,
+        score_scale=shared["attention"].head_dim ** -0.5,
+        logit_scale=fields.factor("logit_scale", 256 / shared["width"]),
+        rotated=True,
+        has_shared=False,
+    )

@@ -1,0 +1,38 @@
+"""MiniCPM 3 (OpenBMB 2024).
+
+Attention as in the oldest files of DeepSeek-V2, with frequency factors for short or long contexts; factors for the
+embeddings, for what is added to the residual stream, and for the logits, as in MiniCPM, but never in the file.
+"""
+
+from localllm.arch.decoder import decoder
+from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
+from localllm.arch.families.plm import read as read_latent
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WIDTH to the model's width
+
+
+def read(fields: Fields) -> DeepSeek2:
+    """The hyperparameters. Raises ModelError."""
+    return read_latent(fields, interleaved=False)
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
+    if w.get("rope_factors_short") or w.get("rope_factors_long"):
+        short, long = w.rope_factors_short, w.rope_factors_long
+        factors = b.by_context(short, long.shaped(*short.shape), h.rope.original_context)
+    return b.scale(decoder(b, w, h, block, x, factors=factors), WIDTH / h.width)
+
+
+def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    scale = DEPTH_SCALE / h.layers**0.5
+    y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
+    x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))
+    return b.add(x, b.scale(gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))

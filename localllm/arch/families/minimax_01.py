@@ -1,0 +1,77 @@
+"""MiniMax-01 and M1 (MiniMax 2025, arXiv 2501.08313).
+
+Unlike M2: seven layers of eight do not attend but keep a matrix for each head, which fades at the head's own rate,
+slower in later layers (lightning attention); what is added to a layer's output is not the residual stream but its norm,
+scaled; scores of experts are a softmax.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import Transformer, attend
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import mixture, read_routing
+from localllm.arch.families.qwen35 import read_attends
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class MiniMax01(Transformer):
+    """Of `attends`, by layer, those that are False keep matrices."""
+
+    attends: tuple[bool, ...]
+    residual_scale: float
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or the matrices."""
+        dim = self.attention.head_dim
+        kept = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
+        return [state if self.attends[state.layer] else kept[state.layer] for state in super().states()]
+
+    def slopes(self, layer: int) -> list[float]:
+        """How fast heads fade: as ALiBi's (Press et al. 2021), the slower the later the layer."""
+        heads = self.attention.heads[layer]
+        slower = 1 - layer / max(self.layers - 1, 1) + 1e-5
+        return [slower * 2 ** (-8 * (head + 1) / heads) for head in range(heads)]
+
+
+def read(fields: Fields) -> MiniMax01:
+    """The hyperparameters. Raises ModelError."""
+    shared = MiniMax01.shared_fields(fields, interleaved=False)
+    routing = read_routing(fields)
+    if routing is None:
+        raise fields.error(f"{fields.key('expert_count')} is missing")
+    attends = read_attends(fields, shared["layers"], interval=8)
+    return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.factor("residual_scale"))
+
+
+def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: attention of one kind or the other, then experts, each added to what it was made of."""
+    assert h.routing is not None
+    x = b.rms_norm(x, w.attn_norm, h.epsilon)
+    if isinstance(state, Recurrent):
+        y = lightning(b, w, h, state, x)
+    else:
+        q, k, v = (b.linear(x, matrix) for matrix in (w.attn_q, w.attn_k, w.attn_v))
+        y = attend(b, h, state, q, k, v)
+    x = b.add(b.linear(y, w.attn_output), b.scale(x, h.residual_scale))
+    x = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(mixture(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
+
+
+def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
+    """What the heads read, normalized and through a gate. Queries, keys and values stand head by head."""
+    ((heads, dim, _),) = state.shapes
+    every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
+    every = b.multiply(every, b.sigmoid(every))
+    q, k, v = (b.columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
+    y = b.lightning_attention(q, k, v, h.slopes(state.layer), state, 0)
+    return b.multiply(b.rms_norm(y, w.attn_norm_2, h.epsilon), b.sigmoid(b.linear(x, w.attn_gate)))

@@ -1,0 +1,34 @@
+"""MiniMax M2 (MiniMax 2025).
+
+Unlike OLMoE: heads are rotated in part; scores are sigmoids, with a bias that counts in the choice, and weights add up
+to 1.
+"""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, SOFTMAX, read_routing
+from localllm.arch.families import olmoe
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    function = fields.count("expert_gating_func")
+    if function not in (SOFTMAX, SIGMOID):
+        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    common = Transformer.shared_fields(fields, interleaved=False)
+    return Transformer(**common, routing=read_routing(fields, function))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer, as there."""
+    w.require_biases("exp_probs_b")
+    return olmoe.block(b, w, h, state, x)

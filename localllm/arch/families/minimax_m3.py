@@ -1,0 +1,90 @@
+"""MiniMax M3 (MiniMax 2026).
+
+Unlike MiniMax M2: each head is normalized on its own; the first layers have no experts, the others one for all tokens;
+the gate of gpt-oss. Behind the first layers, each key-value head sees only those blocks of keys that a query of an
+indexer chooses for it, by a key of its own, and the last ones (MiniMax Sparse Attention).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_own_routing, shared
+from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class MiniMaxM3(Transformer):
+    """Layers that see everything; numbers of an indexer's heads; how many blocks of so many positions are seen, and the
+    last ones among them that always are."""
+
+    dense: int
+    index_dim: int
+    blocks: int
+    block: int
+    local: int
+
+    def states(self) -> Sequence[Paged | Latent]:  # type: ignore[override]
+        """Keys and values, and the keys of the indexers."""
+        indexes = (Latent(n, self.index_dim, self.index_dim, is_index=True) for n in range(self.dense, self.layers))
+        return [*super().states(), *indexes]
+
+    def index(self, layer: int) -> Latent | None:
+        """What is kept for a layer's indexer."""
+        return Latent(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
+
+
+def read(fields: Fields) -> MiniMaxM3:
+    """The hyperparameters. Raises ModelError."""
+    common = Transformer.shared_fields(fields, interleaved=False)
+    names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
+    heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
+    dense, dims = fields.count("leading_dense_block_count", 0), common["attention"].rope.dims
+    if {*common["attention"].kv_heads} != {heads} or dim < dims or local > blocks:
+        problem = f"an indexer of {heads} heads of {dim}, the last {local} of {blocks} blocks: makes no sense"
+        raise fields.error(problem)
+    return MiniMaxM3(
+        **common,
+        routing=read_own_routing(fields, None),
+        dense=dense,
+        index_dim=dim,
+        blocks=blocks,
+        block=block,
+        local=local,
+    )
+
+
+def forward(b: Builder, w: Weights, h: MiniMaxM3) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    chosen = None
+    if index := h.index(state.layer):
+        chosen = choose(b, w, h, index, y)
+        w.require_biases("exp_probs_b")
+    y = attend(b, h, state, *normed_heads(b, w, h, q, k), v, chosen=chosen)
+    x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared))
+
+
+def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -> Activation:
+    """Which keys the heads see."""
+
+    def heads(name: str) -> Activation:
+        y, norm = b.linear(x, w.require(f"indexer.{name}_proj")), w.require(f"indexer.{name}_norm")
+        y = b.rms_norm(y, norm.shaped(h.index_dim), h.epsilon, h.index_dim)
+        return b.rope(y, replace(h.attention.rope, head_dim=h.index_dim), b.positions)
+
+    return b.choose_blocks(heads("q"), heads("k"), index, h.blocks, h.block, h.local)

@@ -1,0 +1,55 @@
+"""Ministral 3 and what is built like it, with experts or without (Mistral AI 2025).
+
+Unlike llama: queries grow with the logarithm of their position, once it is beyond the original context; YaRN by the
+file's own numbers of turns, and without the magnitude that `yarn_log_multiplier` takes back.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import yarn_magnitude
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Mistral3(Transformer):
+    """`temperature` is how fast queries grow, 0 for not at all."""
+
+    temperature: float
+
+
+def read(fields: Fields) -> Mistral3:
+    """The hyperparameters. Raises ModelError."""
+    shared = Mistral3.shared_fields(fields, interleaved=True)
+    shared["attention"] = with_own_yarn(fields, shared["attention"])
+    temperature = fields.number("attention.temperature_scale", 0.0)
+    return Mistral3(**shared, temperature=temperature, routing=read_routing(fields))
+
+
+def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
+    """Rotation by the keys that llama.cpp reads for this family only."""
+    rope = attention.rope
+    turns = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
+    multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    magnitude = rope.magnitude / yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
+    return replace(attention, rope=replace(rope, turns=turns, magnitude=magnitude))
+
+
+def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    if h.temperature:
+        q = b.temper(q, b.positions, h.temperature, h.attention.rope.original_context)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -1,0 +1,65 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663), Granite Embedding R2 (2508.21085).
+
+Unlike BERT: queries and keys are rotated; norms, without biases, before what they normalize for; GELU with a gate, or
+SwiGLU; of three layers two see a window, and rotate with a base of their own.
+"""
+
+from dataclasses import field
+
+from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
+from localllm.arch.encoder import Encoder, encoder_fields, finished
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.pooling import read_pooling
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+ACTIVATIONS = {"gelu": False, "silu": True}
+
+
+@frozen
+class ModernBERT(Encoder):
+    """`silu`: the gate is that of SwiGLU."""
+
+    local_rope: Rope
+    silu: bool
+    before_head: str = field(default="mean", kw_only=True)
+    head_gelu = True
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] else self.attention.rope
+
+
+def read(fields: Fields) -> ModernBERT:
+    """The hyperparameters. Raises ModelError."""
+    shared, activation = encoder_fields(fields), fields.text("hidden_activation", "gelu")
+    if activation not in ACTIVATIONS:
+        raise fields.wrong("hidden_activation", "gelu or silu")
+    return ModernBERT(
+        **shared,
+        windows=read_windows(fields, period=3, default=0, all_first=True),
+        local_rope=read_local_rope(fields, shared["attention"].rope),
+        silu=ACTIVATIONS[activation],
+        before_head=read_pooling(fields, "classifier.pooling_type") or "mean",
+    )
+
+
+def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
+    """A row for each text."""
+    x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
+    for state in h.states():
+        x = block(b, w.block(state.layer), h, state, x)
+    return finished(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    norm = w.get("attn_norm", by_layer=True)  # the first layer's stands behind the embeddings
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    y = b.layer_norm(x, w.ffn_norm, h.epsilon)
+    gate = b.swiglu if h.silu else lambda gate, up: b.multiply(b.gelu_erf(gate), up)
+    return b.add(x, gated(b, w, y, gate))

@@ -1,0 +1,59 @@
+"""MPT (MosaicML 2023, Introducing MPT-7B).
+
+Unlike llama: scores fall with the distance (ALiBi), or a table of positions is added to the embeddings, and nothing is
+rotated; layer norms; GELU without a gate; queries, keys and values by one matrix, which may be clamped and normalized.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class MPT(Transformer):
+    """`limit` is the largest magnitude of queries, keys and values, 0 for none; ALiBi's slopes begin at its bias."""
+
+    limit: float
+    alibi_bias: float
+
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+
+def read(fields: Fields) -> MPT:
+    """The hyperparameters. Raises ModelError."""
+    shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    limit, bias = fields.number("attention.clamp_kqv", 0.0), fields.number("attention.max_alibi_bias")
+    return MPT(**shared, limit=limit, alibi_bias=bias)
+
+
+def forward(b: Builder, w: Weights, h: MPT) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.embed(w.token_embd, b.ids)
+    if table := w.get("position_embd"):
+        x = b.add(x, b.embed_positions(table, b.positions))
+    return decoder(b, w, h, block, x, lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+    q, k, v = [b.clamp(y, h.limit) for y in heads] if h.limit else heads
+    if w.get("attn_q_norm"):
+        q, k = b.layer_norm(q, w.attn_q_norm, h.epsilon), b.layer_norm(k, w.attn_k_norm, h.epsilon)
+    slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
+    return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
+
+
+def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
+    """By head: a geometric series; the heads beyond a power of 2 go between the first ones (Press et al. 2021)."""
+    whole = 1 << heads.bit_length() - 1
+    first = [2 ** (-bias * (head + 1) / whole) for head in range(whole)]
+    return (*first, *(2 ** (-bias * (head + 0.5) / whole) for head in range(heads - whole)))

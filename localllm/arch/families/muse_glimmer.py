@@ -1,0 +1,62 @@
+"""Muse Glimmer (Meta 2026).
+
+Unlike llama: three of four layers see a window, and only they rotate; heads of queries and keys are normalized, and so
+are embeddings, and what attention and feed-forward network make; a gate for what the heads see; logits have a factor
+and a soft cap.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope, read_base
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+BEHIND = 1e-8  # epsilon of the norms behind attention and feed-forward network
+
+
+@frozen
+class MuseGlimmer(LocallyRotated):
+    """Logits are multiplied by their scale; then the soft cap is their largest magnitude, 0 for none."""
+
+    logit_scale: float
+    logit_softcap: float
+
+    def rope(self, layer: int) -> Rope | None:
+        return self.local_rope if self.windows[layer] else None
+
+
+def read(fields: Fields) -> MuseGlimmer:
+    """The hyperparameters. Raises ModelError."""
+    shared = MuseGlimmer.shared_fields(fields, interleaved=True)
+    rope = shared["attention"].rope
+    if rope.yarn or rope.by_factors:
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+    return MuseGlimmer(
+        **shared,
+        windows=read_windows(fields, period=4),
+        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", rope.base)),
+        logit_scale=fields.factor("logit_scale"),
+        logit_softcap=fields.number("final_logit_softcapping", 30.0),
+    )
+
+
+def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
+    logits = b.scale(decoder(b, w, h, block, x), h.logit_scale)
+    return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
+
+
+def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k = normed_heads(b, w, h, q, k)
+    seen = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
+    x = b.add(x, b.rms_norm(b.linear(seen, w.attn_output), w.post_attention_norm, BEHIND))
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    return b.add(x, b.rms_norm(y, w.post_ffw_norm, BEHIND))

@@ -1,0 +1,50 @@
+"""Nanbeige 4 (Nanbeige Lab 2025). As llama, but that tokens may go through all layers several times.
+
+Each time has keys and values of its own; between two times the last norm comes in, if the file does not skip it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, rope_factors
+from localllm.arch.families import llama
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MOST_LOOPS = 64  # of a real model there are 2
+
+
+@frozen
+class Nanbeige(Transformer):
+    """The attention has the heads of all layers of all loops."""
+
+    loops: int
+    skips_norm: bool
+
+    def states(self) -> Sequence[Paged]:
+        """Those of the layers, once for each loop."""
+        a = self.attention
+        return [Paged(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
+
+
+def read(fields: Fields) -> Nanbeige:
+    """The hyperparameters. Raises ModelError."""
+    h, loops = llama.read(fields), fields.whole("num_loops", 1, 1, MOST_LOOPS)
+    attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
+    skips_norm = fields.flag("skip_loop_final_norm", False)
+    return Nanbeige(**{**vars(h), "attention": attention}, loops=loops, skips_norm=skips_norm)
+
+
+def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
+    """Logits of the wanted tokens."""
+    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    for state in h.states():
+        loop, layer = divmod(state.layer, h.layers)
+        if loop and layer == 0 and not h.skips_norm:
+            x = b.rms_norm(x, w.output_norm, h.epsilon)
+        x = llama.block(b, w.block(layer), h, state, x, factors)
+    x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)

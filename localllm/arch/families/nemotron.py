@@ -1,0 +1,32 @@
+"""Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819), Jais 2 (Inception 2025).
+
+Unlike llama: layer norms (to whose weights one is added, in the file already); squared ReLU without a gate; rotated
+pairs are half the rotated numbers apart, and leave the end of a head.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    if h.arch == "nemotron":
+        w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

@@ -1,0 +1,80 @@
+"""Nemotron H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3 Nano and Super (2025), with experts.
+
+Every layer is one of three: attention, which rotates nothing, Mamba 2, or a feed-forward network without a gate, whose
+function is the square of ReLU. Experts, which may read and write fewer columns, are beside one for all tokens.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, qkv, read_attention
+from localllm.arch.decoder import last
+from localllm.arch.experts import SIGMOID, read_routing
+from localllm.arch.families.mamba2 import StateSpace, mixed, read_state_space
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class NemotronH(Transformer):
+    space: StateSpace
+    feeds: tuple[bool, ...]  # layers that are feed-forward networks
+    narrow: int  # columns that experts read and write, 0 for all
+
+    def rope(self, layer: int) -> Rope | None:
+        return None
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or what Mamba 2 keeps, of layers that keep anything."""
+        kept = [state for state in super().states() if not self.feeds[state.layer]]
+        return [state if state.kv_heads else self.space.state(state.layer) for state in kept]
+
+
+def read(fields: Fields) -> NemotronH:
+    """The hyperparameters. Raises ModelError."""
+    normalized = fields.flag("expert_weights_norm", False)
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return NemotronH(
+        **fields.common(),
+        attention=read_attention(fields, interleaved=False, every_layer=False),
+        epsilon=fields.epsilon(RMS_EPSILON if fields.has(RMS_EPSILON) else LAYER_EPSILON),
+        routing=read_routing(fields, SIGMOID, normalized, scale),
+        space=read_state_space(fields),
+        feeds=tuple(length > 0 for length in fields.counts("feed_forward_length", fields.layers(), 0)),
+        narrow=fields.count("moe_latent_size", 0),
+    )
+
+
+def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
+    """Logits of the wanted tokens."""
+    x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
+    for layer in range(h.layers):
+        block = w.block(layer)
+        x = b.add(x, mix(b, block, h, states.get(layer), b.rms_norm(x, block.attn_norm, h.epsilon)))
+    return last(b, w, h, x)
+
+
+def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x: Activation) -> Activation:
+    """What a layer adds to the residual stream."""
+    if isinstance(state, Recurrent):
+        w.require("ssm_norm")
+        return mixed(b, w, h.space, h.epsilon, state, x)
+    if state:
+        return b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, x)), w.attn_output)
+    return experts(b, w, h, h.routing, x) if h.routing else plain(b, w, x, b.relu_squared)
+
+
+def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
+    """What the chosen experts make of each token, and the one beside them."""
+    w.require_biases("exp_probs_b")
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
+    rows = b.gather(b.linear(x, w.ffn_latent_down) if h.narrow else x, choice)
+    y = b.relu_squared(b.expert_linear(rows, w.ffn_up_exps, choice))
+    y = b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
+    beside = b.linear(b.relu_squared(b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
+    return b.add(b.linear(y, w.ffn_latent_up) if h.narrow else y, beside)

@@ -1,0 +1,45 @@
+"""Nomic Embed (Nussbaum et al. 2024, arXiv 2402.01613), with experts: 2502.07972; Jina v3 without its adapters
+(Sturua et al. 2024, arXiv 2409.10173).
+
+Unlike BERT: queries and keys are rotated, no positions are added; SwiGLU in the first one; in every other layer of the
+second one experts without a gate, whose weights are not normalized.
+"""
+
+from localllm.arch.encoder import Encoder, embedded, encoder_fields, finished
+from localllm.arch.experts import read_routing
+from localllm.arch.families.bert import after_attention
+from localllm.arch.feed_forward import gated, plain
+from localllm.arch.metadata import Fields
+from localllm.arch.routing import Routing
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Encoder:
+    """The hyperparameters. Raises ModelError."""
+    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    return Encoder(**encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
+
+
+def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
+    """A row for each text."""
+    x = b.layer_norm(embedded(b, w), w.token_embd_norm, h.epsilon)
+    for state in h.states():
+        layer = w.block(state.layer)
+        x = after_attention(b, layer, h, state, x)
+        x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
+    return finished(b, w, h, x)
+
+
+def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:
+    """With a gate, without, or by experts, as the layer has it."""
+    if h.routing and w.get("ffn_gate_inp", by_layer=True):
+        return mixture(b, w, h.routing, x)
+    return gated(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)
+
+
+def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activation:
+    """What the chosen experts make of each token, weighted and added up."""
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing)
+    y = b.gelu_erf(b.expert_linear(b.gather(x, choice), w.ffn_up_exps, choice))
+    return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)

@@ -1,0 +1,39 @@
+"""OLMo (Groeneveld et al. 2024, arXiv 2402.00838).
+
+Unlike llama: layer norms without weights; queries, keys and values may be clamped.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class OLMo(Transformer):
+    """`limit` is the largest magnitude of queries, keys and values, 0 for none."""
+
+    limit: float
+
+
+def read(fields: Fields) -> OLMo:
+    """The hyperparameters. Raises ModelError."""
+    shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
+
+
+def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
+
+
+def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
+    q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))

@@ -1,0 +1,42 @@
+"""OLMo 2 and 3 (OLMo Team 2024, arXiv 2501.00656; 2025).
+
+Unlike llama: norms behind attention and feed-forward network instead of before; queries and keys are normalized across
+all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers see a window, and rotate unstretched.
+"""
+
+from localllm.arch.attention import Windowed, attend, qkv, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class OLMo2(Windowed):
+    def rope(self, layer: int) -> Rope:
+        rope = self.attention.rope
+        return rope.unscaled(rope.base) if self.windows[layer] else rope
+
+
+def read(fields: Fields) -> OLMo2:
+    """The hyperparameters. Raises ModelError."""
+    shared = OLMo2.shared_fields(fields, interleaved=False)
+    return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
+
+
+def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, x)
+    q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
+    y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
+    x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
+    return b.add(x, b.rms_norm(gated(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))

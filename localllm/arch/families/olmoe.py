@@ -1,0 +1,32 @@
+"""OLMoE (Muennighoff et al. 2024, arXiv 2409.02060).
+
+Unlike llama: queries and keys are normalized across all heads; rotated pairs are half a head apart; experts, whose
+weights do not add up to 1.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    shared = Transformer.shared_fields(fields, interleaved=False)
+    return Transformer(**shared, routing=read_routing(fields, normalized=False))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the experts, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

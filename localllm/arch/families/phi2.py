@@ -1,0 +1,32 @@
+"""Phi 1, 1.5 and 2 (Li et al. 2023, arXiv 2309.05463; Javaheripi et al. 2023).
+
+Unlike llama: attention and feed-forward network read the same layer norm and are added together; GELU without a gate;
+biases everywhere, for the logits too; rotated pairs are half the rotated numbers apart, and leave the end of a head.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require_biases("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    y = b.layer_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    return b.add(x, plain(b, w, y, b.gelu))

@@ -1,0 +1,16 @@
+"""Phi 3, 3.5 and 4 (Abdin et al. 2024, arXiv 2404.14219).
+
+Unlike llama: fused projections; rotated pairs are half a head apart, and may leave the end of a head; frequency factors
+for short or long contexts (LongRoPE). Windows are not used, as in llama.cpp: their files say them wrongly.
+"""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.families.llama import forward
+from localllm.arch.metadata import Fields
+
+__all__ = ["forward", "read"]
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))

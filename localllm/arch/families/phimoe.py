@@ -1,0 +1,40 @@
+"""Phi 3.5 with experts (Abdin et al. 2024, arXiv 2404.14219).
+
+Unlike Phi 3: biases, also of the norms; experts. As in llama.cpp, norms subtract no mean, and the weights of the two
+best experts add up to 1: its files are made for that.
+"""
+
+from localllm.arch.attention import Transformer, attend, qkv, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import mixture, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require_biases("output_norm", "output")
+    norm = lambda x: biased(b, h, x, w.output_norm)  # noqa: E731
+    return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))
+
+
+def biased(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
+    """A norm without mean, and its bias."""
+    assert weight.bias
+    return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the experts, each added to the residual stream."""
+    w.require_biases("attn_norm", "ffn_norm", "attn_output")
+    q, k, v = qkv(b, w, h, state.layer, biased(b, h, x, w.attn_norm))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    assert h.routing
+    return b.add(x, mixture(b, w, h.routing, biased(b, h, x, w.ffn_norm), b.swiglu))

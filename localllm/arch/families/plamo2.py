@@ -1,0 +1,104 @@
+"""PLaMo 2 (Preferred Networks 2024, arXiv 2509.04897).
+
+Unlike Jamba: norms behind both parts of a layer; heads of queries and keys are normalized, each with numbers of its
+own; all columns of a head of Mamba forget at one rate; what goes into the scan has norms.
+"""
+
+from collections.abc import Sequence
+
+from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.rope import read_rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+LEAST_RANK = 64  # of the matrix that makes time steps
+
+
+@frozen
+class Plamo2(Transformer):
+    """Of Mamba: columns, heads, numbers of a column's state, and what the convolution sees."""
+
+    inner: int
+    scan_heads: int
+    state_size: int
+    taps: int
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or the last tokens and the states."""
+        heads = self.scan_heads, self.state_size, self.inner // self.scan_heads
+        shapes = (self.taps - 1, self.inner), heads
+        return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().states()]
+
+
+def read(fields: Fields) -> Plamo2:
+    """The hyperparameters. Raises ModelError."""
+    common, head_dim = fields.common(), fields.count("attention.key_length")
+    heads, kv_heads = (fields.counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
+    if any(
+        bool(count) != bool(shared) or (shared and count % shared)
+        for count, shared in zip(heads, kv_heads, strict=True)
+    ):
+        raise fields.error(f"{fields.key('attention.head_count')} and {fields.key('attention.head_count_kv')} differ")
+    inner, scan_heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
+    if inner % scan_heads or fields.count("ssm.group_count", 0):
+        raise fields.error(f"{inner} columns do not make {scan_heads} heads without {fields.key('ssm.group_count')}")
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise fields.unsupported("keys and values of different lengths are not supported")
+    return Plamo2(
+        **common,
+        attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False), head_dim),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        inner=inner,
+        scan_heads=scan_heads,
+        state_size=fields.count("ssm.state_size"),
+        taps=fields.count("ssm.conv_kernel"),
+    )
+
+
+def forward(b: Builder, w: Weights, h: Plamo2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: attention or Mamba, then the feed-forward network, normalized and added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    y = scanned(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
+    return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))
+
+
+def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
+    """The second part of a layer."""
+    y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
+
+
+def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) -> Activation:
+    """What the heads see."""
+    heads, shared, head_dim = h.attention.heads[state.layer], state.kv_heads, state.key_dim
+    parts = w.attn_qkv.split(heads * head_dim, shared * head_dim, shared * head_dim)
+    q, k, v = (b.linear(x, part) for part in parts)
+    of_q, of_k = w.attn_q_norm.shaped(heads, head_dim), w.attn_k_norm.shaped(shared, head_dim)
+    q, k = b.rms_norm(q, of_q.flat(), h.epsilon, head_dim), b.rms_norm(k, of_k.flat(), h.epsilon, head_dim)
+    return b.linear(attend(b, h, state, q, k, v), w.attn_output)
+
+
+def scanned(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
+    """What the heads of Mamba read, through a gate."""
+    both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
+    gate, inner = b.columns(both, 0, size, 2 * size), b.columns(both, size, 2 * size, 2 * size)
+    inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)
+    of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.state_size, h.state_size, rank)]
+    norms = [w.exactly(f"ssm_{name}_norm") for name in ("b", "c", "dt")]
+    keys, queries, steps = (b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True))
+    w.require_biases("ssm_dt")
+    steps = b.softplus(b.linear(steps, w.ssm_dt.shaped(h.scan_heads, rank)))
+    heads = HeadState(state, 1, w.exactly("ssm_a").shaped(h.scan_heads), 1, h.scan_heads)
+    y = b.state_space(inner, steps, keys, queries, w.exactly("ssm_d").shaped(h.scan_heads), heads)
+    return b.linear(b.swiglu(gate, y), w.ssm_out)

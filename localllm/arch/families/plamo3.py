@@ -1,0 +1,36 @@
+"""PLaMo 3 (Preferred Networks 2025).
+
+Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven see a window, and may rotate with a base of their own.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, normed_heads, qkv, read_local_rope, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.families.plamo2 import with_network
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> LocallyRotated:
+    """The hyperparameters. Raises ModelError."""
+    shared = LocallyRotated.shared_fields(fields, interleaved=False)
+    rope = shared["attention"].rope
+    return LocallyRotated(
+        **shared,
+        windows=read_windows(fields, period=8, default=0),
+        local_rope=read_local_rope(fields, rope.unscaled(10000.0)),
+    )
+
+
+def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
+    return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))

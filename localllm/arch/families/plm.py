@@ -1,0 +1,46 @@
+"""PLM (Deng et al. 2025, arXiv 2503.12167). As the oldest files of DeepSeek-V2, but the square of a ReLU for a gate."""
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import decoder
+from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
+from localllm.arch.feed_forward import plain
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
+    """The hyperparameters. Raises ModelError."""
+    dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
+    usual = fields.count("embedding_length") // heads  # of a head, if the file does not say
+    key_dim = fields.count("attention.key_length", usual)
+    if key_dim <= dims or fields.count("attention.head_count_kv", heads) != heads:
+        raise fields.error(f"{heads} heads of {key_dim}, {dims} rotated: makes no sense")
+    return DeepSeek2(
+        **fields.common(),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        heads=heads,
+        key_dim=key_dim - dims,
+        value_dim=fields.count("attention.value_length", usual),
+        latent=fields.count("attention.kv_lora_rank"),
+        keeps_latent=False,
+        rope=read_rope(fields, dims, interleaved),
+        scale=key_dim**-0.5,
+        temperature=0.0,
+        temperature_length=1,
+        routing=None,
+    )
+
+
+def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(y, w.attn_output))
+    return b.add(x, plain(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

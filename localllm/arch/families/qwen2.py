@@ -1,0 +1,15 @@
+"""Qwen, 2 and 2.5 (Bai et al. 2023, Yang et al. 2024, arXiv 2309.16609, 2407.10671), openPangu (Huawei 2025).
+
+Unlike llama: rotated pairs are half a head apart; queries, keys and values have biases.
+"""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.families.llama import forward
+from localllm.arch.metadata import Fields
+
+__all__ = ["forward", "read"]
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False))

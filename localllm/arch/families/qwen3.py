@@ -1,0 +1,30 @@
+"""Qwen 3, with experts or without (Yang et al. 2025, arXiv 2505.09388); OpenELM (2404.14619).
+
+Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before.
+"""
+
+from localllm.arch.attention import Transformer, attend, normed_heads, qkv, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k = normed_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
+    return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

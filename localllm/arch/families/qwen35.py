@@ -1,0 +1,158 @@
+"""Qwen3-Next (Alibaba 2025) and Qwen 3.5 (2026), with experts or without.
+
+Unlike Qwen 3: three layers of four do not attend. They keep a matrix for each head, which keys write to and queries
+read by the gated delta rule (Yang et al. 2024, arXiv 2412.06464). What heads see goes through a gate, in all layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normed_heads, read_attention
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import Gate, admitted, gated_or_mixture, read_routing
+from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.metadata import Fields, show
+from localllm.arch.mrope import with_sections
+from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class DeltaNet:
+    """Heads of layers with the delta rule: head i has the keys of head (i / repeat) mod `key_heads`."""
+
+    heads: int
+    key_heads: int
+    repeat: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution before
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Columns of queries, keys and values."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.heads * self.value_dim
+
+    def state(self, layer: int) -> Recurrent:
+        """The last queries, keys and values, and the matrices."""
+        windows = [(self.taps - 1, columns) for columns in self.parts]
+        return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
+
+
+@frozen
+class Qwen35(Transformer):
+    """Of `attends`, by layer, those that are False have the delta rule."""
+
+    delta: DeltaNet
+    attends: tuple[bool, ...]
+    score_scale: float
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.score_scale
+
+    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+        """Keys and values, or what the delta rule keeps."""
+        return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
+
+
+def read(fields: Fields) -> Qwen35:
+    """The hyperparameters. Raises ModelError."""
+    common, attention = fields.common(), read_attention(fields, interleaved=False)
+    return Qwen35(
+        **common,
+        attention=replace(attention, rope=with_sections(fields, attention.rope, mixed=True)),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        delta=read_delta(fields),
+        attends=read_attends(fields, common["layers"]) + (True,) * common["guessing"],
+        score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
+        routing=read_routing(fields, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
+    )
+
+
+def read_delta(fields: Fields) -> DeltaNet:
+    """The ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
+    heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
+    inner = fields.count("ssm.inner_size")
+    if inner % heads or heads % key_heads:
+        raise fields.error(f"{inner} columns do not make {heads} heads that share the keys of {key_heads}")
+    repeat = heads // key_heads if fields.arch == "qwen3next" else 1
+    key_dim, taps = fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
+    return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
+
+
+def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
+    """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
+    recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
+    if isinstance(recurrent, np.ndarray):
+        return tuple(not value for value in recurrent[:layers])
+    if recurrent is not None:
+        raise fields.error(f"{fields.key(name)} should be a list of layers, is {show(recurrent)}")
+    interval = fields.count("full_attention_interval", interval)
+    return tuple((layer + 1) % interval == 0 for layer in range(layers))
+
+
+def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:
+    """One layer: attention or the delta rule, then the feed-forward network, each added to the residual stream."""
+    mix = delta_net if isinstance(state, Recurrent) else attention
+    x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
+    y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
+
+
+def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> Guessed:
+    """What the layer says that guesses."""
+    return guessed(b, w, h, made, block)
+
+
+def attention(
+    b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, chosen: Activation | None = None
+) -> Activation:
+    """What the heads see, through their gates. Each head's query has its gate behind it. chosen: as of Scores."""
+    queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
+    q, gate = (b.columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
+    q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
+    y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=chosen)
+    return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
+
+
+def delta_net(
+    b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
+) -> Activation:
+    """What the heads read, normalized and through a gate, b.swiglu if None."""
+    d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
+    q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
+    q = b.scale(unit(b, h, q), d.key_dim**-0.5)
+    strength, steps = strength_and_steps(b, w, d, x)
+    w.require_biases("ssm_dt")
+    steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
+    heads = HeadState(state, 3, w.exactly("ssm_a"), d.key_heads, d.repeat)
+    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, heads)
+    y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
+    return b.linear((gate or b.swiglu)(b.linear(x, w.attn_gate), y), w.ssm_out)
+
+
+def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
+    """How much heads write and forget, by a matrix for each, or one for both: in turn for the heads that share keys."""
+    if not (fused := w.get("ssm_ba", by_layer=True)):
+        return [b.linear(x, w.ssm_beta), b.linear(x, w.ssm_alpha)]
+    both, heads = b.linear(x, fused), d.heads // d.key_heads
+    return [b.columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
+
+
+def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
+    """Heads of length 1."""
+    key_dim = h.delta.key_dim
+    return b.scale(b.rms_norm(x, None, h.epsilon / key_dim, key_dim), key_dim**-0.5)

@@ -1,0 +1,50 @@
+"""The text part of Qwen3-VL (2025). As Qwen 3, but that positions may be those of an image, and that the first layers
+add to its rows what the encoder's earlier layers saw.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.attention import Transformer, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.families import qwen3
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import NAME, with_sections
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+__all__ = ["forward", "read"]
+
+
+@frozen
+class Qwen3VL(Transformer):
+    """deep: layers that add a part of an image's rows."""
+
+    deep: int
+
+    @property
+    def row_width(self) -> int:
+        return (1 + self.deep) * self.width
+
+
+def read(fields: Fields) -> Qwen3VL:
+    """The hyperparameters. Raises ModelError, also for a file without sections."""
+    h = qwen3.read(fields)
+    if fields.raw(NAME) is None:
+        raise fields.error(f"no {fields.key(NAME)} in the metadata")
+    attention = replace(h.attention, rope=with_sections(fields, h.attention.rope, mixed=True))
+    deep = fields.whole("n_deepstack_layers", 0, 0, h.layers)
+    return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)
+
+
+def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
+    """Logits of the wanted tokens."""
+    x = b.begin(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
+    return decoder(b, w, h, block, x, factors=rope_factors(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer of Qwen 3, and what an image's rows have for it."""
+    x = qwen3.block(b, w, h, state, x, factors)
+    return b.deepen(x, 1 + state.layer) if state.layer < h.deep else x

@@ -1,0 +1,166 @@
+"""Qwen 4, as released for trying (Alibaba 2026): Qwen3.8-Flash-Next.
+
+Unlike Qwen 3.5 with experts: several residual streams instead of norms; layers that attend see only blocks of keys that
+an indexer chooses, by the mean of a block's keys; one layer knows which sequences of tokens stand before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from localllm.arch.attention import RMS_EPSILON, read_attention
+from localllm.arch.experts import admitted, mixture, read_routing
+from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_attends, read_delta
+from localllm.arch.hyper_connections import joined
+from localllm.arch.layer_state import Latent, Paged, Recurrent, State
+from localllm.arch.metadata import Fields
+from localllm.arch.mrope import NAME as SECTIONS
+from localllm.arch.mrope import with_sections
+from localllm.arch.ngram_embeddings import Ngrams, each_normed, read_ngrams, with_sequences
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+MOST_STREAMS, LARGEST_BLOCK = 16, 64
+OF_DELTA = 4  # states of a layer with the delta rule
+
+
+@frozen
+class BlockIndexer:
+    """Heads of an indexer, and the length of each; by layer, of how many tokens a block is, 0 where all keys are seen;
+    how many tokens all the blocks have that are seen."""
+
+    heads: int
+    dim: int
+    sizes: tuple[int, ...]
+    tokens: int
+
+
+@frozen
+class Qwen4(Qwen35):
+    """How many streams there are, and numbers of the matrix that mixes them."""
+
+    streams: int
+    rank: int
+    blocks: BlockIndexer
+    ngrams: Ngrams | None
+
+    def states(self) -> Sequence[State]:  # type: ignore[override]
+        return [state for layer in range(self.layers) for state in self.of_layer(layer)]
+
+    def of_layer(self, layer: int) -> list[State]:
+        """Keys and values, the keys of blocks and the last ones of an indexer; or what the delta rule keeps, and what
+        sequences of tokens do."""
+        state, size = super().states()[layer], self.blocks.sizes[layer]
+        if isinstance(state, Recurrent):
+            has_sequences = self.ngrams and self.ngrams.layer == layer
+            more = self.ngrams.shapes(self.streams * self.width) if self.ngrams and has_sequences else []
+            return [replace(state, shapes=(*state.shapes, *more))]
+        index = [Latent(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
+        return [state, *index, *([Recurrent(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
+
+
+def read(fields: Fields) -> Qwen4:
+    """The hyperparameters. Raises ModelError."""
+    common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
+    attends = read_attends(fields, common["layers"])
+    if delta.key_dim != delta.value_dim:
+        raise fields.unsupported(f"heads of {delta.key_dim} keys and {delta.value_dim} values are not supported here")
+    if not fields.has(SECTIONS):
+        raise fields.wrong(SECTIONS, "four numbers")
+    rope = with_sections(fields, heads.rope, mixed=True)
+    if rope.still:
+        raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that stand still are not supported here")
+    streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
+    if not 2 <= streams <= MOST_STREAMS:
+        raise fields.wrong("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
+    fields.count("expert_count")
+    return Qwen4(
+        **common,
+        attention=replace(heads, rope=rope),
+        epsilon=fields.epsilon(RMS_EPSILON),
+        delta=delta,
+        attends=attends,
+        score_scale=heads.head_dim**-0.5,
+        routing=read_routing(fields),
+        streams=streams,
+        rank=rank,
+        blocks=read_blocks(fields, rope),
+        ngrams=read_ngrams(fields, attends, OF_DELTA),
+    )
+
+
+def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
+    """The attention.indexer.* keys. Raises ModelError."""
+    heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
+    sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
+    if dim < rope.dims:
+        raise fields.error(f"an indexer's heads of {dim} numbers, of which {rope.dims} turn: makes no sense")
+    if any(size > LARGEST_BLOCK or tokens % max(size, 1) for size in sizes):
+        expected = f"numbers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.key('attention.indexer.top_k')}"
+        raise fields.wrong("attention.compress_ratios", expected)
+    return BlockIndexer(heads, dim, sizes, tokens)
+
+
+def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
+    """Logits of the wanted tokens."""
+    x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams)
+    for layer in range(h.layers):
+        block, states = w.block(layer), h.of_layer(layer)
+        if h.ngrams and h.ngrams.layer == layer:
+            x = with_sequences(b, w, block, h, states[0], x)  # type: ignore[arg-type]
+        y, add = half(b, block, h, x, "hc_attn")
+        x = add(mix(b, block, h, states, y))
+        y, add = half(b, block, h, x, "hc_ffn")
+        x = add(b.add(mixture(b, block, h.routing, y, b.swiglu), admitted(b, block, y, b.swiglu)))  # type: ignore[arg-type]
+    y, _ = mean_of_streams(b, w, h, b.select(x, b.wanted), "output_hc")
+    return b.linear(y, w.get("output") or w.token_embd)
+
+
+def half(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Callable]:
+    """What goes into the half of a layer with that name; and what adds to the streams what it makes."""
+    y, normed = mean_of_streams(b, w, h, x, name)
+    weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
+    weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
+    return y, lambda made: b.add(x, b.mix(made, weights, 1))
+
+
+def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
+    """The mean of the normalized streams, each number by a gate that all of them together say; and these streams."""
+    normed, width = each_normed(b, h, x, w.require(f"{name}_norm").flat()), h.width
+    narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
+    narrow = b.scale(narrow, 1 / h.streams)
+    gates = b.linear(b.multiply(narrow, b.sigmoid(narrow)), w.require(f"{name}_up").shaped(h.streams * width, h.rank))
+    gated = b.multiply(normed, b.sigmoid(gates))
+    parts = [b.columns(gated, i * width, (i + 1) * width) for i in range(h.streams)]
+    return b.scale(reduce(b.add, parts), 1 / h.streams), normed
+
+
+def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
+    """What a layer's tokens learn of each other: by the delta rule, whose gate is a sigmoid here, or by attention."""
+    state, *others = states
+    if isinstance(state, Paged):
+        return attention(b, w, h, state, x, choose(b, w, h, others, x))
+    assert isinstance(state, Recurrent)
+    return delta_net(b, w, h, state, x, lambda gate, y: b.multiply(y, b.sigmoid(gate)))
+
+
+def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
+    """Which keys tokens see, None for all of them: those of some blocks, and those behind the last whole one.
+
+    A block's key turns as its first token does.
+    """
+    dim, of_queries = h.blocks.dim, h.blocks.heads * h.blocks.dim
+    q_proj, k_proj = (w.require(f"indexer.{k}_proj").shaped(n, h.width) for k, n in (("q", of_queries), ("k", dim)))
+    q_norm, k_norm = (w.require(f"indexer.{kind}_norm").shaped(dim) for kind in "qk")
+    if not states:
+        b.ignore(q_proj, k_proj, q_norm, k_norm)
+        return None
+    index, *last = states
+    size, rope = h.blocks.sizes[index.layer], replace(h.attention.rope, head_dim=dim)
+    q = b.rms_norm(b.linear(x, q_proj), q_norm, h.epsilon, dim)
+    k = b.linear(x, k_proj)
+    k = b.mean(k, last[0], 0) if last else k  # type: ignore[arg-type]
+    k = b.rope(b.rms_norm(k, k_norm, h.epsilon), replace(rope, before=size - 1), b.positions)
+    return b.choose(b.rope(q, rope, b.positions), k, None, index, h.blocks.tokens // size, size)  # type: ignore[arg-type]

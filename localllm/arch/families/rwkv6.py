@@ -1,0 +1,69 @@
+"""RWKV 6 "Finch" (Peng et al. 2024, arXiv 2404.05892), and QRWKV 6 (Recursal 2024), with the network of Qwen 2.5.
+
+How far a token is mixed with the one before it follows from both. In QRWKV 6 heads share keys and values, keys are
+the weaker the slower their rows fade, and what a token writes it reads as the others' (Yang et al. 2023).
+"""
+
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, read_rwkv, said, vector
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+USES = "wkvrg"  # what a token is mixed for: decay, key, value, receptance, gate
+
+
+def read(fields: Fields) -> Rwkv:
+    """The hyperparameters. Raises ModelError."""
+    return read_rwkv(fields, ["time_mix_extra_dim", "time_decay_extra_dim"])
+
+
+def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
+    """Logits of the wanted tokens."""
+    return said(b, w, h, time_mix, channel_mix)
+
+
+def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
+    """The token, mixed with the one before it, for each use."""
+    before, rank = b.previous(x, state, 1), h.ranks[0]
+    y = b.linear(b.lerp(x, before, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
+    y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))
+    change, found = b.add(before, b.scale(x, -1.0)), []
+    for use, by in enumerate(lerps(w, h, USES)):
+        far = b.add_vector(b.columns(y, use * h.width, (use + 1) * h.width), by)
+        found.append(b.add(x, b.multiply(change, far)))
+    return found
+
+
+def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+    """What the heads read, through a gate."""
+    xw, xk, xv, xr, xg = mixtures(b, w, h, state, x)
+    r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
+    y = b.softcap(b.linear(xw, w.time_mix_decay_w1.shaped(h.ranks[1], h.width)), 1.0)
+    y = b.exponential(b.add_vector(b.linear(y, w.time_mix_decay_w2), w.time_mix_decay))
+    decays, gate = b.exponential(b.scale(y, -1.0)), b.linear(xg, w.time_mix_gate)
+    if not h.has_own_network:
+        k, v = for_every_head(b, h, k), for_every_head(b, h, v)
+        k = b.add(k, b.scale(b.multiply(k, decays), -1.0))
+        y = b.gated_linear_attention(b.scale(r, h.head_dim**-0.5), k, v, decays, state, 0)
+        return b.linear(b.multiply(y, b.sigmoid(gate)), w.time_mix_output)
+    y = b.wkv6(r, k, v, decays, w.time_mix_first, state, 0)
+    w.require_biases("time_mix_ln")
+    y = b.layer_norm(y, w.time_mix_ln.shaped(h.width), HEAD_EPSILON, h.head_dim)
+    return b.linear(b.swiglu(gate, y), w.time_mix_output)
+
+
+def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
+    """Keys or values as often as heads share them."""
+    every = x
+    for _ in range(h.heads // h.kv_heads - 1):
+        every = b.join(every, x, h.kv_heads)
+    return every
+
+
+def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+    """The feed-forward network, through a gate."""
+    before = b.previous(x, state, 2)
+    gate = b.sigmoid(b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_r")), w.channel_mix_receptance))
+    y = b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_k")), w.channel_mix_key)
+    return b.multiply(gate, b.linear(b.relu_squared(y), w.channel_mix_value))

@@ -1,0 +1,67 @@
+"""RWKV 7 "Goose" (Peng et al. 2025, arXiv 2503.14456), and ARWKV (Lin et al. 2025), with the network of Qwen 2.5.
+
+Unlike RWKV 6: a head's state also loses what a key of its own reads of it, and how much is learned in the context;
+values are mixed with those of the first layer.
+"""
+
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, lerps, narrow, read_rwkv, said, vector
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+RANKS = [f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")]
+SLOWEST = -0.606531  # the logarithm of the fastest decay, e^-0.5
+TINY = 1e-24  # below a key's square
+
+
+def read(fields: Fields) -> Rwkv:
+    """The hyperparameters. Raises ModelError."""
+    return read_rwkv(fields, RANKS)
+
+
+def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
+    """Logits of the wanted tokens."""
+    first: list[Activation] = []  # the values of the first layer
+
+    def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+        return time_mix(b, w, h, state, x, first)
+
+    return said(b, w, h, mix, channel_mix)
+
+
+def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
+    """What the heads read, with the last token, through a gate."""
+    before, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
+    xr, xw, xk, xv, xa, *xg = (b.lerp(x, before, by) for by in lerps(w, h, "rwkvag" if gate else "rwkva"))
+    r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
+    decays = b.add_vector(narrow(b, w, "time_mix_w", decay, xw, lambda y: b.softcap(y, 1.0)), w.time_mix_w0)
+    decays = b.exponential(b.scale(b.sigmoid(decays), SLOWEST))
+    a = b.sigmoid(b.add_vector(narrow(b, w, "time_mix_a", rate, xa), w.time_mix_a0))
+    if first:
+        by = b.sigmoid(b.add_vector(narrow(b, w, "time_mix_v", residual, xv), w.time_mix_v0))
+        v = b.add(v, b.multiply(b.add(first[0], b.scale(v, -1.0)), by))
+    else:
+        first.append(v)
+        rank = w.time_mix_v1.shape[0]  # of what the first layer has for nothing
+        b.ignore(
+            w.time_mix_v0.shaped(h.width), w.time_mix_v1.shaped(rank, h.width), w.time_mix_v2.shaped(h.width, rank)
+        )
+    key = b.rms_norm(b.scale_columns(k, w.time_mix_k_k), None, TINY / h.head_dim, h.head_dim)
+    key = b.scale(key, h.head_dim**-0.5)
+    k = b.lerp(k, b.multiply(k, a), w.time_mix_k_a)
+    y = b.wkv7(r, decays, k, v, b.scale(key, -1.0), b.multiply(key, a), state, 0)
+    if ln := w.get("time_mix_ln"):
+        w.require_biases("time_mix_ln")
+        y = b.layer_norm(y, ln.shaped(h.width), HEAD_EPSILON, h.head_dim)
+    own = b.head_dots(k, b.scale_columns(r, w.time_mix_r_k), h.heads)
+    y = b.add(y, b.multiply_heads(v, own))
+    if gate:
+        y = b.multiply(y, narrow(b, w, "time_mix_g", gate, xg[0], b.sigmoid))
+    return b.linear(y, w.time_mix_output)
+
+
+def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+    """The feed-forward network."""
+    x = b.lerp(x, b.previous(x, state, 2), vector(w, h, "channel_mix_lerp_k"))
+    return b.linear(b.relu_squared(b.linear(x, w.channel_mix_key)), w.channel_mix_value)

@@ -1,0 +1,55 @@
+"""SmallThinker (Song et al. 2025, arXiv 2507.20984).
+
+Unlike llama: rotated pairs are half a head apart; three of four layers see a window, the first one of four sees all and
+rotates nothing; what goes into a layer chooses its experts, before attention; their gates are ReLUs.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import FUNCTIONS, SOFTMAX_OF_CHOSEN, chosen, matrices, read_routing
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+WINDOW = 4096  # of any file that has one, as in llama.cpp
+PERIOD = 4
+
+
+@frozen
+class SmallThinker(LocallyRotated):
+    def rope(self, layer: int) -> Rope | None:
+        turns = layer % PERIOD or self.layers == PERIOD or not any(self.windows)  # four layers all do, in llama.cpp
+        return super().rope(layer) if turns else None
+
+
+def read(fields: Fields) -> SmallThinker:
+    """The hyperparameters. Raises ModelError."""
+    common = SmallThinker.shared_fields(fields, interleaved=False, rotates_all=True)
+    function = fields.count("expert_gating_func")
+    if function not in FUNCTIONS or function == SOFTMAX_OF_CHOSEN:
+        raise fields.wrong("expert_gating_func", "1 or 2")
+    windows = read_windows(fields, PERIOD, default=0, all_first=True)
+    return SmallThinker(
+        **common,
+        windows=tuple(WINDOW if window else None for window in windows),
+        local_rope=read_local_rope(fields, common["attention"].rope),
+        routing=read_routing(fields, function),
+    )
+
+
+def forward(b: Builder, w: Weights, h: SmallThinker) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the experts, each added to the residual stream."""
+    assert h.routing
+    choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing)
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    stacks = matrices(b, w, h.routing.experts)
+    return b.add(x, chosen(b, stacks, choice, b.rms_norm(x, w.ffn_norm, h.epsilon), b.reglu))

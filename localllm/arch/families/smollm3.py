@@ -1,0 +1,20 @@
+"""SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer rotates nothing."""
+
+from localllm.arch.attention import Transformer
+from localllm.arch.families.llama import forward
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import Rope
+from localllm.frozen import frozen
+
+__all__ = ["forward", "read"]
+
+
+@frozen
+class SmolLM3(Transformer):
+    def rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if (layer + 1) % 4 else None
+
+
+def read(fields: Fields) -> SmolLM3:
+    """The hyperparameters. Raises ModelError."""
+    return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))

@@ -1,0 +1,35 @@
+"""Spark 2.5 (iFLYTEK 2026).
+
+Unlike llama: layers with a window rotate in their own way; a gate for each head; GELU in the gates of the feed-forward
+network; rotated pairs are half the rotated numbers apart.
+"""
+
+from localllm.arch.attention import LocallyRotated, attend, gated_heads, qkv, read_wider_local_rope, read_windows
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> LocallyRotated:
+    """The hyperparameters. Raises ModelError."""
+    shared = LocallyRotated.shared_fields(fields, interleaved=False)
+    local_rope = read_wider_local_rope(fields, shared["attention"].rope)
+    return LocallyRotated(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
+
+
+def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
+    """Logits of the wanted tokens."""
+    return decoder(b, w, h, block)
+
+
+def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    seen = attend(b, h, state, q, k, v)
+    seen = gated_heads(b, h, state, seen, b.sigmoid(b.linear(y, w.attn_gate)))
+    x = b.add(x, b.linear(seen, w.attn_output))
+    return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

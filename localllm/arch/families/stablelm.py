@@ -1,0 +1,36 @@
+"""StableLM 1.6B, 3B and 2 (Bellagente et al. 2024, arXiv 2402.17834), Orion 14B (arXiv 2401.12246).
+
+Unlike llama: layer norms; rotated pairs are half the rotated numbers apart, and leave the end of a head; queries, keys
+and values may have biases. The 12B model normalizes each head of queries and keys, and its feed-forward network reads
+what attention reads.
+"""
+
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, centered_heads, qkv
+from localllm.arch.decoder import centered, decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weights
+
+
+def read(fields: Fields) -> Transformer:
+    """The hyperparameters. Raises ModelError."""
+    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+
+
+def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    return decoder(b, w, h, block, norm=centered(b, w, h))
+
+
+def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+    """One layer: attention and the feed-forward network, added to the residual stream."""
+    y = b.layer_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k = centered_heads(b, w, h, q, k)
+    x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
+    if norm := w.get("ffn_norm"):
+        y = b.layer_norm(x, norm, h.epsilon)
+    return b.add(x, gated(b, w, y, b.swiglu))

@@ -1,0 +1,96 @@
+"""Step 3.5 (StepFun 2026).
+
+Unlike llama: layers with a window have heads and a rotation of their own, the others rotate half a head; a gate for
+each head; heads of queries and keys are normalized; layers with experts, beside one for all tokens, whose gates may be
+limited; rotated pairs are half the rotated numbers apart.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.attention import LocallyRotated, attend, gated_heads, normed_heads, qkv, read_windows, rope_factors
+from localllm.arch.decoder import decoder
+from localllm.arch.experts import SIGMOID, Gate, gated_or_mixture, read_own_routing, shared
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.rope import read_base
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+LEAST_LIMIT = 0.3  # below, it would cut what SiLU makes of negative numbers
+
+
+@frozen
+class Step35(LocallyRotated):
+    """By layer, the largest of gates and magnitudes of what they meet, 0 for none: of experts, and elsewhere."""
+
+    expert_limits: tuple[float, ...]
+    limits: tuple[float, ...]
+
+
+def read(fields: Fields) -> Step35:
+    """The hyperparameters. Raises ModelError."""
+    common = Step35.shared_fields(fields, interleaved=False)
+    attention, layers = common["attention"], fields.layers()
+    rope = attention.rope
+    if rope.yarn or rope.by_factors or rope.dims % 4:
+        raise fields.unsupported(f"{fields.prefix}rope.*: this rotation is not supported here")
+    if fields.count("rope.dimension_count_swa", rope.dims) != rope.dims:
+        raise fields.unsupported(f"{fields.key('rope.dimension_count_swa')} is not supported here")
+    common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
+    return Step35(
+        **common,
+        windows=read_windows(fields, period=None),
+        local_rope=rope.unscaled(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        routing=read_own_routing(fields, SIGMOID),
+        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+    )
+
+
+def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
+    """One for each layer, or for all. Raises ModelError."""
+    if isinstance(fields.raw(name), np.ndarray):
+        limits = fields.array(name, "f", f"{layers} numbers").tolist()
+    else:
+        limits = [fields.number(name, 0.0)] * layers
+    if len(limits) != layers or not all(limit == 0 or limit >= LEAST_LIMIT for limit in limits):
+        raise fields.wrong(name, f"{layers} numbers, each 0 or at least {LEAST_LIMIT}")
+    return tuple(limits)
+
+
+def forward(b: Builder, w: Weights, h: Step35) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
+    if factors and factors.shape != (pairs,):  # there are some for whole heads
+        factors = factors.split(pairs, h.local_rope.dims // 2 - pairs)[0]
+    return decoder(b, w, h, block, factors=factors)
+
+
+def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    y = b.rms_norm(x, w.attn_norm, h.epsilon)
+    q, k, v = qkv(b, w, h, state.layer, y)
+    if w.get("attn_q_norm") or w.get("attn_k_norm"):
+        q, k = normed_heads(b, w, h, q, k)
+    seen = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
+    if gate := w.get("attn_gate"):
+        seen = gated_heads(b, h, state, seen, b.sigmoid(b.linear(y, gate)))
+    x = b.add(x, b.linear(seen, w.attn_output))
+    of_experts, of_others = (limited(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
+
+    def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+        return shared(b, w, x, of_others)
+
+    return b.add(x, gated_or_mixture(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+
+
+def limited(b: Builder, limit: float) -> Gate:
+    """SwiGLU, of numbers that are not beyond the limit if there is one."""
+    if not limit:
+        return b.swiglu
+    return lambda gate, up: b.multiply(b.clamp(b.multiply(gate, b.sigmoid(gate)), limit), b.clamp(up, limit))

@@ -1,0 +1,159 @@
+"""T5, Flan-T5, mT5 and UMT5 (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, 2210.11416; 2010.11934), and
+their encoders alone (Sentence-T5, 2108.08877).
+
+Unlike llama: an encoder, whose tokens see those behind them, reads the text, and a decoder writes the answer, whose
+layers see what the encoder has made of the text, too; nothing is rotated, scores get biases by distance, which the
+first layer has for all, and are not scaled; a ReLU, or GELU with a gate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.encoder import own_pooling
+from localllm.arch.feed_forward import gated, plain
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.pooling import pooled
+from localllm.arch.verbs import EVERY_TOKEN, Activation, Builder, Scores
+from localllm.arch.weights import Weight, Weights
+from localllm.frozen import frozen
+
+REACH = 128  # places from which on all distances are alike
+
+
+@frozen
+class T5(Hyperparameters):
+    """`layers` are the encoder's; heads of head_dim; numbers of biases of a head."""
+
+    epsilon: float
+    heads: int
+    head_dim: int
+    hidden: int
+    buckets: int
+    decoder_layers: int = field(default=0, kw_only=True)
+    start_token: int | None = field(default=None, kw_only=True)
+
+    @property
+    def encode(self) -> Any:
+        return encode
+
+    def states(self) -> Sequence[Paged]:
+        """Of each layer of the encoder or the decoder, whose tokens have places of their own; behind them, of what the
+        encoder has read, for each layer of the decoder."""
+        count = max(self.layers, self.decoder_layers) + self.decoder_layers
+        return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
+
+
+class T5Encoder(T5):
+    looks_ahead: ClassVar[bool] = True
+
+    @property
+    def encode(self) -> None:
+        return None
+
+
+def read(fields: Fields) -> T5:
+    """The hyperparameters. Raises ModelError."""
+    heads, common = fields.count("attention.head_count"), fields.common()
+    head_dim = fields.count("attention.key_length", common["width"] // heads)
+    for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
+        if fields.count(f"attention.{name}", expected) != expected:
+            raise fields.error(f"{fields.key(f'attention.{name}')} should be {expected}")
+    buckets = fields.count("attention.relative_buckets_count")
+    if buckets % 4:
+        raise fields.wrong("attention.relative_buckets_count", "a multiple of 4")
+    own = fields.epsilon(RMS_EPSILON), heads, head_dim, fields.count("feed_forward_length"), buckets
+    common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), own, strict=True))}
+    if fields.arch == "t5encoder":
+        return T5Encoder(**common, pooling=own_pooling(fields))
+    start = fields.count("decoder_start_token_id", 0)
+    if start >= fields.vocab_size:
+        raise fields.wrong("decoder_start_token_id", f"a token, below {fields.vocab_size}")
+    common["context"] *= 2  # as much to read as to write
+    layers = fields.count("decoder_block_count", common["layers"])
+    return T5(**common, decoder_layers=layers, start_token=start)
+
+
+def forward(b: Builder, w: Weights, h: T5) -> Activation:
+    """Logits of the wanted tokens, or a row for each text of an encoder alone."""
+    if h.looks_ahead:
+        return pooled(b, w, h, encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
+    x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
+    biases = distances(b, decoder, h, both_ways=False)
+    for state, read in zip(h.states()[: h.decoder_layers], h.states()[-h.decoder_layers :], strict=True):
+        layer = decoder.block(state.layer)
+        x = attention(b, layer, h, state, x, biases=biases)
+        q = b.linear(b.rms_norm(x, layer.cross_attn_norm, h.epsilon), layer.cross_attn_q)
+        y = b.attend(q, None, None, read, Scores(h.heads, 1.0, crosses=True))
+        b.ignore(layer.get("cross_attn_rel_b", by_layer=True))
+        x = feed_forward(b, layer, h, b.add(x, b.linear(y, layer.cross_attn_o)))
+    x = b.rms_norm(b.select(x, b.wanted), decoder.output_norm, h.epsilon)
+    return b.linear(x, w.get("output") or w.token_embd)
+
+
+def encode(b: Builder, w: Weights, h: T5) -> Activation:
+    """Keys and values of a text for each layer of the decoder; nothing that anybody asks for."""
+    x = encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
+    for number, state in enumerate(h.states()[-h.decoder_layers :]):
+        layer = w.part("dec.").block(number)
+        b.keep(b.linear(x, layer.cross_attn_k), b.linear(x, layer.cross_attn_v), state)
+    return b.select(x, b.wanted)
+
+
+def encoded(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+    """What the encoder makes of a text's embeddings."""
+    biases = distances(b, w, h, both_ways=True)
+    for state in h.states()[: h.layers]:
+        layer = w.block(state.layer)
+        x = feed_forward(b, layer, h, attention(b, layer, h, state, x, biases=biases, ahead=EVERY_TOKEN))
+    return b.rms_norm(x, w.output_norm, h.epsilon)
+
+
+def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **given: Any) -> Activation:
+    """x, and what the heads see; a layer may have biases of its own."""
+    y, own = b.rms_norm(x, w.attn_norm, h.epsilon), given["biases"].get(state.layer, given["biases"][0])
+    q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
+    y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**given, "biases": own}))
+    return b.add(x, b.linear(y, w.attn_o))
+
+
+def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+    """x, and what the network makes of it."""
+    w.ffn_up.shaped(h.hidden, h.width)
+    y = b.rms_norm(x, w.ffn_norm, h.epsilon)
+    return b.add(x, gated(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
+
+
+def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
+    """By layer that has some, biases by distance, float32 [heads, 2 * REACH + 1]. Raises ModelError."""
+    numbers, found = bucket_of(h.buckets, both_ways), {}
+    for layer in range(h.layers if both_ways else h.decoder_layers):
+        table = w.block(layer).get("attn_rel_b", by_layer=True)
+        if table is None and layer == 0:
+            w.block(0).require("attn_rel_b")
+        if table:
+            b.ignore(table)
+            found[layer] = biases_of(table.shaped(h.buckets, h.heads), numbers)
+    return found
+
+
+def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
+    """A table's numbers by distance. Raises ModelError."""
+    return np.ascontiguousarray(table.flat().vector().reshape(table.shape)[numbers].T)
+
+
+def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
+    """Which of the biases distances from -REACH to REACH have: near ones their own, farther ones by their logarithms,
+    in float32 as in llama.cpp. A decoder's keys are never behind the query."""
+    distance = np.arange(-REACH, REACH + 1)
+    count = buckets // 2 if both_ways else buckets
+    exact, far = count // 2, np.abs(distance) if both_ways else np.maximum(-distance, 0)
+    logarithms = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact))
+    steps = logarithms * np.float32(count - exact) / np.log(REACH / exact)
+    large = np.minimum(np.floor((exact + steps).astype(np.float32)).astype(int), count - 1)
+    return np.where(far < exact, far, large) + (count * (distance > 0) if both_ways else 0)

@@ -1,0 +1,47 @@
+"""Talkie 13B (2026).
+
+Unlike llama: norms have no weights, but that each head of queries has a factor; heads are normalized after their
+rotation; every layer adds the embeddings once more, times a factor; logits have a factor; rotated pairs are half a head
+apart.
+"""
+
+from localllm.arch.attention import Transformer, qkv, rotated
+from localllm.arch.decoder import decoder
+from localllm.arch.feed_forward import gated
+from localllm.arch.layer_state import Paged
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder, Scores
+from localllm.arch.weights import Weights
+from localllm.frozen import frozen
+
+
+@frozen
+class Talkie(Transformer):
+    """Logits are multiplied by their scale."""
+
+    logit_scale: float
+
+
+def read(fields: Fields) -> Talkie:
+    """The hyperparameters. Raises ModelError."""
+    return Talkie(**Talkie.shared_fields(fields, interleaved=False), logit_scale=fields.factor("logit_scale"))
+
+
+def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
+    """Logits of the wanted tokens."""
+    w.require("output")
+    x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
+    logits = decoder(b, w, h, block, x, lambda y: b.rms_norm(y, None, h.epsilon), embeddings=x)
+    return b.scale(logits, h.logit_scale)
+
+
+def block(b: Builder, w: Weights, h: Talkie, state: Paged, x: Activation, embeddings: Activation) -> Activation:
+    """One layer: attention, then the feed-forward network, each added to the residual stream; then the embeddings."""
+    heads, head_dim = h.attention.heads[state.layer], h.attention.head_dim
+    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, None, h.epsilon))
+    q, k = rotated(b, h, state.layer, q, k)
+    q = b.rms_norm(q, w.attn_q_norm.shaped(heads, 1).repeated(head_dim), h.epsilon, head_dim)
+    k = b.rms_norm(k, None, h.epsilon, head_dim)
+    x = b.add(x, b.linear(b.attend(q, k, v, state, Scores(heads, h.scale)), w.attn_output))
+    x = b.add(x, gated(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+    return b.add(x, b.scale(embeddings, w.layer_output_scale))

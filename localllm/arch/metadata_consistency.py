@@ -1,0 +1,143 @@
+"""What a file says twice, as a hyperparameter and by a tensor's shape, has to agree: else one of them is damaged."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localllm.arch.metadata import Fields, show
+from localllm.files.gguf.metadata_reader import is_whole
+
+OF_EXPERTS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
+# Hyperparameters, one number or one for each layer: the tensor of a layer and the axis that have the same length.
+LENGTHS = {
+    "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
+    "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
+    "expert_chunk_feed_forward_length": ("ffn_down_chexps.weight", -1),
+    "expert_count": ("ffn_gate_inp.weight", 0),
+    "attention.q_lora_rank": ("attn_q_a.weight", 0),
+    "attention.value_length_mla": ("attn_v_b.weight", 1),
+}
+# Hyperparameters above 0 of which at least one layer has the tensor.
+TENSORS = {
+    "expert_shared_count": "ffn_down_shexp.weight",
+    "expert_shared_feed_forward_length": "ffn_down_shexp.weight",
+    "attention.q_lora_rank": "attn_q_a.weight",
+}
+OF_EXPERTS_ONLY = "arctic"  # feed_forward_length, there, though layers have another network beside them
+OF_BOTH = "qwen"  # whose feed_forward_length is that of the gate and the other matrix together
+OF_ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # who say of their feed-forward network that it is one
+OF_NO_EXPERT = "granitehybrid", "graniteswitch", "deepseek2"  # who speak of experts where there are none
+OTHERS = "mla", "swa"  # lengths of keys and values, in models that have more than one
+MOST_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"  # no more than there are
+# What a file without experts does not say, or says as 0.
+ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
+                 "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
+
+
+def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """Compare what stands there twice. Raises ModelError."""
+    if not tensors:  # a vocabulary only
+        return
+    require_width(fields, tensors)
+    require_heads(fields, tensors)
+    require_feed_forward_length(fields, tensors)
+    require_present(fields, tensors)
+    require_experts_or_none(fields, tensors)
+    for key, (name, axis) in LENGTHS.items():
+        if not fields.has(f"{key}_swa") and (fields.raw(key) is not None or key == "expert_count"):
+            require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
+    if fields.raw("expert_shared_count") is not None and fields.raw("expert_shared_feed_forward_length") is None:
+        length = fields.count("expert_shared_count", 0) * fields.count("expert_feed_forward_length", 0)
+        require_lengths(
+            fields, tensors, "expert_shared_count", (length,) * fields.layers(), "ffn_down_shexp.weight", -1
+        )
+    require_experts(fields, tensors)
+
+
+def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """embedding_length is that of the embeddings."""
+    embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
+    if embedding is not None and embedding.shape[-1] != width:
+        problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
+        raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
+
+
+def require_heads(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """The lengths of keys and values are those of the matrices that make them, where heads of all layers are alike."""
+    heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
+        if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in OTHERS):
+            continue
+        length = fields.count(key)
+        for layer in range(fields.layers()) if is_whole(heads) and heads else ():
+            tensor = tensors.get(f"blk.{layer}.{name}")
+            if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
+                problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+                raise fields.error(f"{fields.key(key)}, {length}, {problem}")
+
+
+def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """What a hyperparameter says that there is; and no more layers than there are."""
+    layers = fields.layers()
+    for key, name in TENSORS.items():
+        if "expert" in key and has_none(fields):
+            continue
+        is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
+        if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
+            first = next((n for n in range(layers) if f"blk.{n}.{OF_EXPERTS[0]}" in tensors), 0)
+            missing = f"blk.{first if 'expert' in key else 0}.{name}"
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
+    for key in MOST_LAYERS:
+        if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
+
+
+def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """That of the layers, which is that of experts too where these have none of their own."""
+    key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
+    if fields.raw("expert_feed_forward_length") is None:
+        names = [experts] if fields.arch == OF_EXPERTS_ONLY else [*names, experts]
+    for name in names:
+        if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.layers())):
+            lengths = fields.counts(key, fields.layers(), None if fields.raw(key) is None else 0)
+            lengths = tuple(length // 2 for length in lengths) if fields.arch == OF_BOTH else lengths
+            require_lengths(fields, tensors, key, lengths, name, -1)
+
+
+def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """A model that says something of experts has some."""
+    experts = max(fields.counts("expert_count", fields.layers(), 0))
+    if (fields.arch in OF_ONE_EXPERT and experts <= 1) or has_none(fields):
+        return
+    for key in ABOUT_EXPERTS:
+        if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
+            raise fields.error(f"{fields.key(key)} is {value}, but {fields.key('expert_count')} is 0")
+    is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in OF_EXPERTS]
+    if experts and not is_expert and not any(".ffn_down.0." in name for name in tensors):
+        raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
+
+
+def has_none(fields: Fields) -> bool:
+    """Whether it is a model without experts, whose keys speak of some."""
+    return fields.arch in OF_NO_EXPERT and not max(fields.counts("expert_count", fields.layers(), 0))
+
+
+def require_lengths(
+    fields: Fields, tensors: Mapping[str, Any], key: str, lengths: Sequence[int], name: str, axis: int
+) -> None:
+    """By layer, of a tensor that it may have."""
+    for layer, length in enumerate(lengths):
+        tensor = tensors.get(f"blk.{layer}.{name}")
+        if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
+            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
+            raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
+
+
+def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
+    """In the layers where they are expected, behind the first ones and in every so many, and in no others."""
+    keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
+    dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
+    for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
+        expected = layer >= dense and (layer + 1) % step == 0
+        if expected != any(f"blk.{layer}.{name}" in tensors for name in OF_EXPERTS):
+            said = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
+            raise fields.error(f"{said}, but layer {layer} has {'no experts' if expected else 'experts'}")

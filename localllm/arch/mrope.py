@@ -1,0 +1,45 @@
+"""Rotation by several positions (M-RoPE, Qwen2-VL 2024), of which text has one.
+
+A head's pairs are shared out between time, height and width of an image, and a fourth position. In text the first three
+are the same, so that their pairs turn as ever; the fourth is 0, and its pairs stand still.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from localllm.arch.metadata import Fields, show
+from localllm.arch.rope import Rope
+
+NAME = "rope.dimension_sections"
+
+
+def read_sections(fields: Fields) -> list[int] | None:
+    """How many pairs belong to each of the four positions, None if the file does not say. Raises ModelError."""
+    if fields.raw(NAME) is None:
+        return None
+    sections = fields.array(NAME, "iu", "an array of whole numbers").tolist()
+    if len(sections) != 4 or min(sections) < 0 or not sum(sections):
+        raise fields.error(f"{fields.key(NAME)} should be four numbers, is {show(np.array(sections))}")
+    return sections
+
+
+def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
+    """A rotation of text. mixed: pairs belong to the axes in turn, as long as an axis has some left of its section.
+
+    Raises ModelError.
+    """
+    sections = read_sections(fields)
+    if sections is None:
+        return rope
+    places = [pair % sum(sections) for pair in range(rope.dims // 2)]
+    ends = [3 * sections[place % 3] if mixed else sum(sections[:3]) for place in places]
+    still = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
+    return replace(rope, still=still, axes=tuple(axis_of(place, sections, mixed) for place in places))
+
+
+def axis_of(place: int, sections: list[int], mixed: bool) -> int:
+    """Of a pair the position by which it turns: 0 for time, 1 for height, 2 for width."""
+    if mixed:
+        return place % 3
+    return 0 if place < sections[0] else 1 if place < sections[0] + sections[1] else 2

@@ -1,0 +1,53 @@
+"""Layers that guess the token behind the next one (multi-token prediction: DeepSeek-V3, 2024, arXiv 2412.19437).
+
+Such a layer reads a token together with what the model made of the token before, and says what may come behind it.
+What it makes itself stands for what the model would have made, so that it can guess on.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from localllm.arch.layer_state import State
+from localllm.arch.verbs import Activation, Builder
+from localllm.arch.weights import Weight, Weights
+
+Norm = Callable[[Activation, Weight], Activation]
+
+
+class Guessed(NamedTuple):
+    """What a layer makes of all tokens, as what the model makes of them, and then the logits of the wanted ones."""
+
+    made: Activation
+    logits: Activation
+
+
+def guessed(
+    b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
+) -> Guessed:
+    """What the first layer behind the others says.
+
+    made: what the model made of the token before each one, behind its last norm, float32 [tokens, width]; block: as of
+    decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
+    output matrix are the model's where the layer has none of its own. Raises ModelError.
+    """
+    own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
+    x = normed(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"))
+    x = b.join(x, normed(made, own.require("nextn.hnorm")), 1)
+    x = b.linear(x, own.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
+    x = block(b, own, h, guessing_state(h), x)
+    x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)
+    head = own.get("nextn.shared_head_head") or w.get("output") or w.token_embd
+    return Guessed(x, b.linear(b.select(x, b.wanted), head))
+
+
+def guessing_state(h: Any) -> State:
+    """What the layer keeps of tokens."""
+    state: State = replace(h, layers=h.layers + 1).states()[h.layers]
+    return state
+
+
+def has_guessing_layer(w: Weights, h: Any) -> bool:
+    """Whether the file has what `guessed` needs: it may have left it out, and Ling 2's norms are others."""
+    own = w.block(h.layers)
+    return h.guessing > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None

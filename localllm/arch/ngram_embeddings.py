@@ -1,0 +1,103 @@
+"""Embeddings of sequences of tokens, added to residual streams in one layer (Qwen 4, 2026).
+
+Some rows of a table stand for the last two tokens, some for the last three and so on; hashes of them say which (as in
+Svenstrup et al. 2017, arXiv 1709.03933). Side by side they make a value, which each stream takes through a gate, and
+what a convolution makes of the values of a few tokens at some distance. The tokens before are a state like others: a
+sequence that forks or goes back takes them along.
+"""
+
+from typing import Any
+
+from localllm.arch.hyper_connections import joined
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.metadata import Fields
+from localllm.arch.verbs import Activation, Builder, Hashing
+from localllm.arch.weights import Weights
+from localllm.errors import ModelError
+from localllm.frozen import frozen
+
+LONGEST, MOST_HASHES, MOST_ROWS, MOST_PRODUCT = 8, 64, 1 << 31, 1 << 63
+LEAST = 1e-6  # of the number whose root opens a gate
+
+
+@frozen
+class Ngrams:
+    """Of up to `length` tokens, in one layer: what hashes to rows of `dim` numbers; taps of the convolution, and number
+    of the layer's first state for all that."""
+
+    layer: int
+    length: int
+    dim: int
+    taps: int
+    hashings: tuple[Hashing, ...]
+    number: int
+
+    def shapes(self, columns: int) -> list[tuple[int, ...]]:
+        """Of the states: a window of the streams' values, and the last tokens, one by one."""
+        return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
+
+
+def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngrams | None:
+    """The ple.* keys, None for a model without; number: as in Ngrams. Raises ModelError."""
+    if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
+        return None
+    layers = fields.array("ple.layers", "iu", "the number of one layer").tolist()
+    if len(layers) != 1 or not 0 <= layers[0] < len(attends) or attends[layers[0]]:
+        raise fields.wrong("ple.layers", "the number of one layer, which does not attend")
+    length, each, last_id = fields.count("ple.ngram_size"), fields.count("ple.heads_per_ngram"), fields.vocab_size - 1
+    if not 2 <= length <= LONGEST or (length - 1) * each > MOST_HASHES:
+        raise fields.unsupported(f"{each} rows for sequences of each length up to {length} are not supported")
+    end = fields.whole("ple.eos_token_id", None, 0, last_id)
+    fields.whole("ple.image_token_id", 0, 0, last_id)  # stands for images, which are not read here
+    factors = read_numbers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
+    sizes, firsts = (
+        read_numbers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
+    )
+    if min(sizes) == 0:
+        raise fields.wrong("ple.head_vocab_sizes", "numbers above 0")
+    hashings = [
+        Hashing(tuple(factors[: 2 + number // each]), size, first, end)
+        for number, (size, first) in enumerate(zip(sizes, firsts, strict=True))
+    ]
+    dim, taps = fields.count("embedding_length_per_layer_input"), fields.count("ple.conv_kernel")
+    return Ngrams(layers[0], length, dim, taps, tuple(hashings), number)
+
+
+def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
+    """So many numbers from 0 up to `end`. Raises ModelError."""
+    expected = f"{count} numbers from 0 to {end - 1}"
+    found = fields.array(name, "iu", expected).tolist()
+    if len(found) != count or not all(0 <= number < end for number in found):
+        raise fields.wrong(name, expected)
+    return found
+
+
+def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
+    """The streams x, and what the sequences up to a token say to each."""
+    n, columns = h.ngrams, h.streams * h.width
+    embedded = embedded_sequences(b, whole, n, state)
+    value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
+    key = each_normed(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
+    agreement = b.head_dots(key, each_normed(b, h, x, w.ple_norm_query.flat()), h.streams)
+    gates = b.sigmoid(b.signed_root(b.scale(agreement, h.width**-0.5), LEAST))
+    gated = b.mix(value, gates, 1)
+    normed = each_normed(b, h, gated, w.ple_norm_conv.flat())
+    near = b.convolve(normed, w.ple_conv1d.shaped(columns, n.taps), state, n.number, dilation=n.length)
+    return b.add(x, b.add(gated, near))
+
+
+def each_normed(b: Builder, h: Any, x: Activation, norm: Any) -> Activation:
+    """Each stream by its root mean square; norm: a number for each of its columns."""
+    return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
+
+
+def embedded_sequences(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
+    """The rows of the last two tokens, of the last three and so on, side by side."""
+    tokens = last = b.as_column(b.ids)
+    for number in range(n.number + 1, n.number + n.length):
+        last = b.previous(last, state, number)
+        tokens = b.join(tokens, last, 1)
+    table = w.per_layer_token_embd
+    if table.shape[1:] != (n.dim,):
+        raise ModelError(f"tensor {table.name} should have rows of {n.dim} numbers, has the shape {list(table.shape)}")
+    return joined(b, [b.embed_hashed(table, tokens, hashing) for hashing in n.hashings])

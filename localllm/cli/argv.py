@@ -1,0 +1,179 @@
+"""What the user typed, word by word: which options and arguments it gives, and answers to what does not exist."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.cli.compat import SAME, Foreign, is_foreign, is_switch, left_out, refusal, value_here
+from localllm.cli.parameters import Parameter
+from localllm.errors import UsageError
+
+COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made of options only
+
+
+@dataclass
+class Words:
+    """The words behind a command, sorted.
+
+    texts: values by the parameter's name: a text, a list of them if the parameter takes several, True or False of a
+    flag.  names: as what options were typed, by the parameter's name.  left_out: other programs' options that mean
+    nothing here, with the reason.
+    """
+
+    texts: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def given(self, name: str) -> bool:
+        return name in self.texts
+
+    def take(self, param: Parameter, value: Any, name: str = "") -> None:
+        """A value of a parameter; the last one counts, or all if it takes several."""
+        if name:
+            self.names[param.name] = name
+        if param.many:
+            self.texts.setdefault(param.name, []).append(value)
+        else:
+            self.texts[param.name] = value
+
+
+def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> Words:
+    """Sort what was typed behind `command`, which has these parameters. Raises UsageError."""
+    known = {name: param for param in params for name in param.names}
+    found, rest, arguments = Words(), list(words), list[str]()
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        name = with_dashes(name, known)
+        if word == "--":
+            arguments += rest
+            break
+        if word == "-" or not word.startswith("-"):
+            arguments.append(word)
+        elif (param := known.get(name)) and not (equals and param.is_flag):
+            if param.is_flag:
+                found.take(param, name in param.on, name)
+            else:
+                given = value if equals else following(name, rest) if needs_value(param, rest) else ""
+                found.take(param, value_here(param.name, given), name)
+        elif (same := SAME.get(name)) and same[0] in known:
+            rest[:0] = [part.format(value or following(name, rest)) if "{}" in part else part for part in same]
+        elif foreign := left_out(name, command):
+            found.left_out.append((name, foreign.reason))
+            if not equals and takes_word(foreign, rest):
+                following(name, rest)
+        elif is_foreign(name) or (letters := separate(word, known)) is None:
+            raise UsageError(no_such_option(name, [*known], command))
+        else:
+            rest[:0] = letters
+    place(arguments, params, found)
+    return found
+
+
+def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
+    """The option that --ctx_size is, say: llama.cpp takes either sign."""
+    other = f"--{name[2:].replace('_', '-')}"
+    return other if name.startswith("--") and (other in known or is_foreign(other)) else name
+
+
+def place(arguments: list[str], params: Sequence[Parameter], found: Words) -> None:
+    """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many."""
+    for param in params:
+        if param.is_argument and arguments and (param.many or not found.given(param.name)):
+            for _ in range(len(arguments) if param.many else 1):
+                found.take(param, arguments.pop(0))
+    if arguments:
+        quoted = ": a text of several words stands in quotes" if any(param.name == "words" for param in params) else ""
+        raise UsageError(f"{arguments[0]!r} is one argument too many{quoted}")
+
+
+def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
+    """Whether the next word is the option's value: not if the value may be left out, and the next word is an option."""
+    return not param.metavar.startswith("[") or (bool(rest) and not rest[0].startswith("-"))
+
+
+def takes_word(foreign: Foreign, rest: Sequence[str]) -> bool:
+    """Whether the next word is the value of an option that is left out."""
+    return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
+
+
+def following(name: str, rest: list[str]) -> str:
+    """The value of an option, which is the next word whatever it looks like."""
+    if not rest:
+        raise UsageError(f"{name} needs a value behind it")
+    return rest.pop(0)
+
+
+def separate(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
+    """Several options of one letter behind one dash (-n5, say) as words of their own; None if they are nothing like
+    that. A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
+    """
+    if word.startswith("--") or f"-{word}" in known:
+        return None
+    parts: list[str] = []
+    for at, letter in enumerate(word[1:], 2):
+        param = known.get(f"-{letter}")
+        if param is None:
+            return None
+        parts.append(f"-{letter}")
+        if not param.is_flag:
+            value = word[at:]
+            if not value:
+                return parts
+            return [*parts, value] if param.kind not in (int, float) or is_number(value) else None
+    return parts
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def no_such_option(name: str, known: Sequence[str], command: str) -> str:
+    """Why not, or what may have been meant."""
+    if reason := refusal(name, command):
+        return f"{name}: {reason}"
+    if (double := f"-{name}") in known:
+        return f"there is no option {name}; did you mean {double}?"
+    return f"there is no option {name}; {did_you_mean(name, known) or f'localllm {command} --help lists them'}"
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A question with the name that is most like it, "" if none is."""
+    from difflib import get_close_matches  # seldom needed
+
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def as_typed(message: str, params: Sequence[Parameter], words: Words, elsewhere: Mapping[str, Any]) -> str:
+    """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
+    begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
+    source of its value. What stands in the message because it is a value, a file called "keys" say, stays.
+
+    elsewhere: as Chosen, what was not typed.
+    """
+    names = {param.name: param.on for param in params if not param.is_argument}
+    values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])
+
+    def typed(found: re.Match[str]) -> str:
+        name, rest = found[0], message[found.end() :]
+        if name not in names or not (found.start() == 0 or "_" in name):
+            return name
+        is_about = rest.startswith(COMPLAINTS) and (name in words.names or name in elsewhere)
+        if any(begin <= found.start() and found.end() <= end for begin, end in values) and not is_about:
+            return name
+        source = f" ({elsewhere[name].source})" if name in elsewhere else ""
+        return words.names.get(name) or max(names[name], key=len) + source
+
+    return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", typed, message)
+
+
+def places_of(message: str, values: Iterable[Any]) -> list[tuple[int, int]]:
+    """Where a message repeats values, texts or lists of them."""
+    texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
+    return [found.span() for text in texts if text for found in re.finditer(re.escape(text), message)]

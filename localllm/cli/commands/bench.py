@@ -1,0 +1,173 @@
+"""localllm bench: how fast a model is on this computer."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, is_terminal, write
+from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.services.bench import Result
+
+COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
+NARROW = 70  # columns of a terminal that a frame would leave too little of
+
+
+class Numbers:
+    """Whole numbers from `least` up with commas between; exactly `length` of them if that is given."""
+
+    def __init__(self, least: int = 0, length: int | None = None):
+        self._least, self._length = least, length
+
+    def __call__(self, text: str) -> tuple[int, ...]:
+        """Raises ValueError."""
+        whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
+        numbers = tuple(map(int, text.split(","))) if whole else ()
+        if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
+            kind = "numbers" if self._length is None else f"{self._length} numbers"
+            raise ValueError(f"{text!r} should be {kind} from {self._least} to 9999999, with commas between.")
+        return numbers
+
+
+def numbers(*names: str, least: int = 0, help: str) -> Any:
+    """An option with a list of numbers."""
+    return option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
+
+
+def bench(
+    model: options.ModelName,
+    *,
+    prompt: Annotated[
+        Sequence[int],
+        numbers("-p", "--n-prompt", "--prompt", help="Tokens to read at once (pp); 0: none.  [default: 512]"),
+    ] = (512,),
+    generate: Annotated[
+        Sequence[int],
+        numbers("-n", "--n-gen", "--generate", help="Tokens to write one by one (tg); 0: none.  [default: 128]"),
+    ] = (128,),
+    combined: Annotated[
+        list[tuple] | None,
+        option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
+    ] = None,
+    depth: Annotated[
+        Sequence[int], numbers("-d", "--depth", "--n-depth", help="Tokens that are in the cache before.  [default: 0]")
+    ] = (0,),
+    repetitions: Annotated[
+        int, option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
+    ] = 5,
+    threads: Annotated[
+        Sequence[int] | None,
+        numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]"),
+    ] = None,
+    device: options.Device = "auto",
+    gpu_layers: options.GpuLayers = "auto",
+    cache: options.Cache,
+    as_markdown: Annotated[bool, option("--md", help="Print a Markdown table, as without a terminal.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure how fast a model is, as llama-bench does.
+
+    Of a model that makes vectors: tokens and texts a second, of texts of -p tokens each, by default of 16, 64 and 512.
+    Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
+    billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
+    Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm bench model.gguf
+      localllm bench model.gguf -p 128,512 -n 0 -t 1,2,4
+      localllm bench model.gguf -pg 512,64 -d 0,4096 --json
+    """
+    if as_markdown and as_json:
+        raise UsageError("--md and --json exclude each other")
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.services import bench as service
+    from localllm.services.bench_texts import makes_no_text
+
+    tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
+    results: list[Result] = []
+    path = located(model)
+    end_on_bus_error(path)
+    if makes_no_text(path):
+        show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
+        return
+    opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
+    try:
+        for result in opened.run(tests, threads, repetitions, cache.types(), device, opening.layer_count(gpu_layers)):
+            results.append(result)
+    finally:
+        line.clear()
+        if as_json and results:
+            write(json.dumps(opened.report(results), ensure_ascii=False) + "\n")
+        elif results:
+            show(opened.model, results, opened.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
+
+
+def show_texts(
+    path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
+) -> None:
+    """The same of a model that makes vectors, with texts of so many tokens; 512 stands for several lengths."""
+    from localllm.services.bench_texts import measured
+
+    line = ProgressLine()
+    lengths = (16, 64, 512) if lengths == (512,) else lengths
+    try:
+        compiling = opening.compiling(line)
+        tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
+        found = measured(path, lengths, threads, repetitions, tell, compiling, device)
+    finally:
+        line.clear()
+    if as_json:
+        write(json.dumps({"model": path, "results": found}, ensure_ascii=False) + "\n")
+        return
+    rows = [
+        (f"{one['length']} tokens", f"{one['tokens_per_second']:.0f} ± {one['deviation']:.0f}",
+         f"{one['texts_per_second']:.1f}") for one in found
+    ]  # fmt: skip
+    write("\n".join(table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
+
+
+def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: bool) -> None:
+    """A table for people's eyes, or one in Markdown. It names the lane in which prompts are multiplied."""
+    columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
+    rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
+    if not pretty:
+        marked = [
+            ("model", *columns),
+            ("---", "---", *["--:"] * 4),
+            *((name.replace("|", "\\|"), *row) for row in rows),
+        ]
+        write("".join("| " + " | ".join(row) + " |\n" for row in marked))
+        return
+    facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
+    facts += "" if model["device"] == "CPU" else f", {model['device']}"
+    if 0 < terminal_width() < NARROW:
+        write("\n".join([*hanging(f"{name}: {facts}", terminal_width(), 0), *table(tuple(columns), rows)]) + "\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(*columns, title=Text(f"{name}: {facts}"))
+    for column in drawn.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        drawn.add_row(*row)
+    Console().print(drawn)
+
+
+def cells(result: "Result") -> tuple[str, ...]:
+    """One row of the table."""
+    read = ""
+    if result.gb_per_s and result.bandwidth and result.share:
+        read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"
+    speed, arithmetic = f"{result.speed:.2f} ± {result.deviation:.2f}", f"{result.gops:.0f} GOPS" if result.gops else ""
+    arithmetic += f", {result.share_of_peak:.0%}" if result.share_of_peak else ""
+    return result.test.name, str(result.threads), speed, arithmetic, read

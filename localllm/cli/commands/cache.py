@@ -1,0 +1,61 @@
+"""localllm cache: what is kept of prompts that were read, and of texts."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from localllm.cli.parameters import argument
+from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.render import one_line, size, table
+
+if TYPE_CHECKING:
+    from localllm.files.cache.prefix_files import KeptPrefix
+
+
+def cache(
+    action: Annotated[Literal["clear"] | None, argument("[clear]", "Remove it.")] = None,
+) -> None:
+    """List what is kept of long prompts and of texts, or remove it.
+
+    A prompt that begins as an earlier one is then read from there, and tokens are guessed from texts. With `clear`, all
+    of it is removed. The least recently used prompt goes when all of them take more than 4 GB, or than
+    LOCALLLM_PREFIX_GB or cache_gb in config.toml says; 0 keeps nothing.
+
+    Examples:
+      localllm cache
+      localllm cache clear
+    """
+    from localllm.files.cache import ngram_cache_file as written_file
+    from localllm.files.cache import prefix_files
+
+    if action == "clear":
+        dim(f"{size(prefix_files.clear() + written_file.clear())} removed")
+        return
+    entries, texts = prefix_files.entries(), written_file.sizes()
+    if not entries and not texts:
+        dim("nothing is kept")
+        return
+    rows = [*prompts(entries), *(("texts", str(tokens), size(taken), moment(when)) for tokens, taken, when in texts)]
+    rows += [("all", "", size(sum(entry.size for entry in entries) + sum(taken for _, taken, _ in texts)), "")]
+    write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
+
+
+def prompts(entries: "list[KeptPrefix]") -> list[tuple[str, str, str, str]]:
+    """A row for each prompt, the latest first; what several begin with is part of the latest one's size."""
+    by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
+    rows, counted = [], set[str]()
+    for last in sorted(entries, key=lambda entry: -entry.used):
+        if last.key in begun:
+            continue
+        own, key = 0, last.key
+        while key in by_key and key not in counted:
+            own += by_key[key].size
+            counted.add(key)
+            key = by_key[key].about.before
+        rows.append((one_line(last.about.model), str(last.about.end), size(own), moment(last.used)))
+    return rows
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as the clock on the wall says it."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

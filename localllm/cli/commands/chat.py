@@ -1,0 +1,200 @@
+"""localllm chat: a conversation in the terminal."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.constraint import require_whole
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.tools import ToolGroup
+from localllm.cli.parameters import option
+from localllm.cli.prompt_input import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
+from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
+from localllm.cli.terminal.render import file_stem, stream
+from localllm.errors import LocalllmError
+from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.marker_escaping import Message
+
+
+@frozen
+class Look:
+    """What is kept of a conversation, and how it looks."""
+
+    session: Annotated[
+        str | None,
+        option(
+            "--session",
+            metavar="NAME",
+            help="Go on with this session, or begin it: what is said is written after every answer.",
+        ),
+    ] = None
+    latest: Annotated[bool, option("--continue", help="Go on with the session that was used last.")] = False
+    markdown: Annotated[bool, option("--markdown", help="Render headings, lists and code.")] = False
+    stats: Annotated[bool, option("--stats", help="A line about every answer: tokens per second, context in use.")] = (
+        False
+    )
+
+
+def chat(
+    model: options.OptionalModelName = None,
+    *,
+    prompt: Prompt = None,
+    system: options.System = None,
+    system_file: options.SystemFile = None,
+    chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    look: Look,
+    engine: options.EngineGroup,
+    no_cache: options.NoCache = False,
+    choices: options.GenerationGroup,
+    tools: ToolGroup,
+    images: ImageGroup,
+    endpoint: EndpointGroup,
+) -> None:
+    """Talk with a model, or with the built-in one.
+
+    When stdin is not a terminal, it is the prompt, and one answer is given as by `run`. With -p, the
+    conversation begins with that question.
+
+    Examples:
+      localllm chat
+      localllm chat model.gguf -sys "You are a patient teacher."
+      localllm chat model.gguf --session trip --markdown
+      localllm chat --continue
+      localllm chat model.gguf --image photo.jpg -p "What is this?"
+      localllm chat model.gguf --tools read_file,list,search --allow ~/notes
+      localllm chat --endpoint http://127.0.0.1:8000
+      localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
+    """
+    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.session_choice import (  # here, because `localllm --help` imports chat
+        model_of,
+        session_name,
+        start,
+    )
+
+    images.require_files()
+    session = session_name(look.session, look.latest)
+    interactive = is_terminal(sys.stdin)
+    place = endpoint.place()
+    own = model_of(session) if session and model is None and place is None else model
+    path = opening.chosen_model(own) if place is None else own
+    most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
+    ways = "-p TEXT or through a pipe"
+    text = "" if interactive else whole_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways)
+    system = asking.system_message(system, system_file)
+    line = ProgressLine()
+    chosen = asking.generation_options(opening.reading(line), choices)
+
+    def opened(path: str | None) -> "Model":
+        if place is not None:
+            from localllm.cli.options.endpoint import opened as opened_there
+
+            return opened_there(place, path, choices, engine, chat_template=chat_template, **images.seeing())
+        assert path is not None
+        found = opening.open_model(path, engine, chat_template, no_cache, **images.seeing())
+        found.session.require_conversation()
+        if chosen.on_overflow == "shift":
+            found.engine.require_shift()
+        return found
+
+    if place is None:
+        opening.tell_choice(own)
+    with ExitStack() as leaving:
+        calls = tools.opened(leaving)
+        first = opened(path)
+        conversation = Conversation(first, chosen, line, look.markdown, look.stats)
+        leaving.push(lambda *error: conversation.model.__exit__(*error))
+        chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
+        if calls:
+            chosen = conversation.options = calls.begin(first, chosen, leaving)
+            conversation.tools = calls
+        if not interactive:
+            return answer_once(first, images.shown(request(first, text, system, False)), chosen, calls, line)
+        exit_on_sigterm()
+        warn_of_template(first)
+        tell_model(first)
+        start(conversation, session, system)
+        for shown in images.image_files or ():
+            conversation.look(shown)
+        try:
+            if prompt:
+                conversation.ask("\n\n".join(typed(text, "-p") for text in prompt))
+            hold(conversation, opened)
+        finally:
+            conversation.leave()
+        opening.settle(conversation.model)
+
+
+def answer_once(
+    model: "Model",
+    asked: "str | list[Message]",
+    chosen: "GenerationOptions",
+    calls: "ToolCalls | None",
+    line: ProgressLine,
+) -> None:
+    """As `run` does."""
+    if calls:
+        from localllm.cli.terminal.tool_calls import answered
+
+        assert not isinstance(asked, str)
+        answer, _, interrupted = answered(model, asked, chosen, calls, line)
+    else:
+        answer = begin(model, asked, chosen)
+        interrupted = stream(answer, line)
+    if interrupted:
+        raise KeyboardInterrupt
+    opening.settle(model)
+    require_whole(chosen, [answer.finish_reason])
+
+
+def tell_model(model: "Model") -> None:
+    name = model.name or file_stem(model.path)
+    device = "" if model.device in ("CPU", "") else f"{model.device} · "
+    context = f"{model.context} tokens of context · " if model.context else ""
+    dim(f"{name} · {model.file_type} · {device}{context}/help")
+
+
+def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:
+    """Answer until the user leaves."""
+    from localllm.cli.interactive.slash_commands import Leaving, Tools, execute, offered
+    from localllm.cli.terminal.line_editor import editor
+
+    keyboard = editor(lambda line: offered(conversation, line))
+
+    def edit(text: str) -> str | None:
+        try:
+            return keyboard.read(text)
+        except (KeyboardInterrupt, EOFError):
+            return None
+
+    tools = Tools(open_other, edit)
+    while True:
+        try:
+            text = keyboard.read()
+        except KeyboardInterrupt:
+            dim("Ctrl-D or /exit leaves")
+            continue
+        except EOFError:
+            return
+        try:
+            if not execute(conversation, text, tools) and text.strip():
+                conversation.ask(text)
+        except Leaving:
+            return
+        except KeyboardInterrupt:
+            dim("interrupted")
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")

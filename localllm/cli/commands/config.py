@@ -1,0 +1,114 @@
+"""localllm config: what holds, and who says so."""
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from localllm.cli.defaults import Chosen, chosen_before
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import Parameter, argument
+from localllm.cli.terminal.output import write
+from localllm.cli.terminal.render import columns, one_line, size, terminal_width
+from localllm.files.settings import CACHE_SIZE, Settings, config_path, settings
+
+Row = tuple[str, str, str]
+
+
+def config(
+    command: Annotated[
+        str | None, argument("[COMMAND]", "Show all options of this one; path: only where the file is.")
+    ] = None,
+    model: Annotated[str | None, argument("[MODEL]", "With this model.", also=options.NAMED, only_typed=True)] = None,
+) -> None:
+    """Show which defaults hold, and where they come from.
+
+    An option that is not typed has the value that the environment says, else the one of config.toml for the model, for
+    the command, for all commands, else the program's default. Without COMMAND, what the file and the environment say is
+    shown, and the whole file is checked.
+
+    \b
+    cache_gb = 2                    # how much is kept of long prompts
+    [aliases]
+    small = "~/models/small.gguf"   # another name of a model
+    [defaults]                      # options by their long names
+    threads = 4
+    [command.run]                   # for one command
+    temp = 0.2
+    [model.small]                   # for one model
+    context = 8192
+
+    Every option is a variable, too: LOCALLLM_THREADS=4, LOCALLLM_MODEL=small.
+
+    Examples:
+      localllm config
+      localllm config run small
+      LOCALLLM_TEMP=0 localllm config run
+    """
+    if command == "path":
+        return write(f"{config_path()}\n")
+    held = settings()
+    rows = [*general(held), *(of_command(command, model) if command else of_all(held))]
+    write("".join(f"{line}\n" for line in columns(rows[0], rows[1:], "<<<", terminal_width())))
+
+
+def general(held: Settings) -> Iterator[Row]:
+    """The files, the cache and the aliases."""
+    from localllm.files.cache import prefix_files
+    from localllm.files.models_folder import chosen_folder
+
+    yield "config file", str(held.path), "" if held.text else "there is none"
+    variable, default = prefix_files.SIZE_VARIABLE, "" if held.cache_gb is None else place(held, CACHE_SIZE)
+    yield "prompts kept", size(prefix_files.limit()), variable if os.environ.get(variable) else default or "default"
+    folder, chosen_by = chosen_folder()
+    yield "models", str(folder), chosen_by or "default"
+    for name, target in held.aliases.items():
+        yield f"alias {name}", target, place(held, "aliases", name)
+
+
+def place(held: Settings, *keys: str) -> str:
+    return f"{held.path.name}, line {held.line(*keys)}"
+
+
+def of_command(command: str, model: str | None) -> Iterator[Row]:
+    """All its options."""
+    from localllm.cli.registry import params_of
+
+    params = params_of(command)
+    chosen = chosen_before(command, params, model, set())
+    for param in params:
+        if known := param.keys:
+            name = "MODEL" if known == ["model"] else f"--{known[0]}"
+            value = Chosen(model, "typed") if name == "MODEL" and model else chosen.get(param.name)
+            yield (name, shown(value.value), value.source) if value else (name, default_of(param), "default")
+
+
+def of_all(held: Settings) -> Iterator[Row]:
+    """What is set, for any command and any model."""
+    from localllm.cli.registry import COMMANDS, params_of
+
+    for command in held.command:
+        if command not in COMMANDS:
+            raise held.error(f"there is no command {command}", "command", command)
+    users: dict[Row, list[str]] = {}
+    for command in COMMANDS:
+        params = params_of(command)
+        takes_model = any(param.name == "model" for param in params)
+        for model in (None, *held.model) if takes_model else (None,):
+            for param in params:
+                if found := chosen_before(command, params, model, set()).get(param.name):
+                    row = f"--{param.keys[0]}", shown(found.value), found.source
+                    users.setdefault(row, []).append(command)
+    for (name, value, source), commands in users.items():
+        yield name, value, f"{source}: {', '.join(dict.fromkeys(commands))}"
+
+
+def default_of(param: Parameter) -> str:
+    """As the help tells it."""
+    told = param.help.partition("[default: ")[2].partition("]")[0]
+    return told or ("off" if param.is_flag else "-")
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

@@ -1,0 +1,236 @@
+"""localllm embed: texts as vectors, and the texts nearest to one."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from localllm.cli import open_model as opening
+from localllm.cli.commands.map import read
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import argument, option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.embedding.embedder import ShownImage
+    from localllm.services.embed import EmbedJob
+    from localllm.services.records import Record
+
+Context = Annotated[
+    int | None,
+    options.number("-c", "--context", "--ctx-size", help="The most tokens of a text.  [default: the model's]"),
+]
+Field = Annotated[str, option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
+
+
+def embed(
+    model: options.ModelName,
+    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    *,
+    files: Annotated[
+        list[str] | None,
+        option("--files", metavar="PATH", help="A file, or all in a folder, one text each; again for more."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        option("-o", "--output", metavar="FILE", help="Where vectors go; of JSONL, what is there is not done again."),
+    ] = None,
+    format: Annotated[
+        Literal["jsonl", "npy", "plain"] | None,
+        option("--format", metavar="FORMAT", help="jsonl, npy or plain.  [default: by FILE's name, else jsonl]"),
+    ] = None,
+    dims: Annotated[int | None, options.number("--dims", help="Only the first numbers, of a Matryoshka model.")] = None,
+    role: Annotated[
+        Literal["query", "document"] | None,
+        option("--as", metavar="ROLE", help="query or document: put the model's own prompt in front."),
+    ] = None,
+    overflow: Annotated[
+        Literal["refuse", "cut", "split"],
+        option(
+            "--overflow",
+            metavar="HOW",
+            help="Texts that are too long: refuse, cut, or split and average.  [default: refuse]",
+        ),
+    ] = "refuse",
+    raw: Annotated[bool, option("--no-normalize", help="Vectors as the model makes them, not of length 1.")] = False,
+    pooling: Annotated[
+        Literal["mean", "cls", "last"] | None,
+        option("--pooling", metavar="HOW", help="mean, cls or last, instead of what the model says."),
+    ] = None,
+    near: Annotated[
+        str | None, option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
+    ] = None,
+    top: Annotated[int, options.number("--top", help="How many of them.  [default: 5]")] = 5,
+    images: Annotated[
+        list[str] | None,
+        option(
+            "--image", metavar="FILE", help="An image besides, for a model that makes vectors of both; again for more."
+        ),
+    ] = None,
+    field: Field = "text",
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, and how fast.")] = False,
+    context: Context = None,
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+) -> None:
+    """Make vectors of texts: near each other where they mean alike.
+
+    INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin.
+    Every text gives a line {"id", "embedding"}, a row of a NumPy file, or plain numbers. With --near, the texts whose
+    vectors are nearest to QUERY's come out, best first, each behind its cosine: a grep by meaning. Vectors of texts
+    that were seen before are kept in the cache folder. A model of pictures and texts (CLIP's) takes images, too: files
+    behind --image, and the field "image" of an object; INPUT may be a text then, in quotes. An interrupted command goes
+    on where it stopped when it is started again with the same -o FILE.jsonl.
+
+    Examples:
+      localllm embed minilm.gguf sentences.txt -o vectors.npy
+      localllm embed minilm.gguf --files notes --near "when can I retire?" --top 3
+      jq -c "{id, text: .title}" books.json | localllm embed minilm.gguf > vectors.jsonl
+      localllm embed clip.gguf --image cat.jpg --image dog.png --near "a cat"
+    """
+    from localllm.engine.options import EngineOptions
+    from localllm.generation.embedding.embedder import EmbedOptions
+    from localllm.services.embed import EmbedJob, is_image
+
+    if near is not None and (output is not None or format is not None):
+        raise UsageError("--near prints texts, not vectors: -o and --format do not go with it")
+    if files is not None and input is not None:
+        raise UsageError("INPUT and --files are one too many")
+    line = ProgressLine()
+    engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
+    records = records_of(input, files, images)
+    sees = any(map(is_image, records))
+    job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
+    start = perf_counter()
+    if near is not None:
+        show_nearest(job, near, top, texts(records, field, files is not None), stats, line)
+        return
+    failed, embedder = vectors(job, records, field, output, kind_of(format, output), line)
+    if stats:
+        tell(embedder, perf_counter() - start)
+    if failed:
+        raise RecordsError(f"{failed} records failed; their lines tell why")
+
+
+def kind_of(format: str | None, output: str | None) -> str:
+    """How vectors are written."""
+    return format or ("npy" if output and output.endswith(".npy") else "jsonl")
+
+
+def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
+    """What to read. Raises UsageError."""
+    from localllm.generation.embedding.embedder import ShownImage
+    from localllm.services.embed import file_text, files_below
+    from localllm.services.records import Record, read_records
+
+    shown = [Record(path, ShownImage(path)) for path in images or ()]
+    if images and input is not None and not os.path.lexists(input):
+        return [Record(input, input), *shown]
+    if images and input is files is None:
+        return shown
+    if files is None:
+        return [*read_records(*read(input)), *shown]
+    found = list(shown)
+    for path in files_below(files):
+        try:
+            found.append(Record(path, file_text(path)))
+        except UsageError as error:
+            found.append(Record(path, "", str(error)))
+    return found
+
+
+def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
+    """What is shown of each text or image, and that itself. Raises UsageError for what is none."""
+    from localllm.services.embed import text_of
+
+    found = [text_of(record, field) for record in records]
+    return [
+        (text if isinstance(text, str) and not by_name else str(record.id), text)
+        for record, text in zip(records, found, strict=True)
+    ]
+
+
+def vectors(
+    job: "EmbedJob", records: "list[Record]", field: str, output: str | None, kind: str, line: ProgressLine
+) -> tuple[int, Any]:
+    """Write the vectors of all records; how many failed, and what has made them."""
+    from localllm.cli.terminal.vector_output import output_of
+    from localllm.generation.embedding.embedder import ShownImage
+    from localllm.services.embed import embedder, text_of
+    from localllm.services.records import Record
+
+    failed = 0
+    with opened(embedder(job), line) as made, output_of(kind, output, job.path, records) as out:
+        left = out.left(records)
+        for first in range(0, len(left), made.chunk):
+            some = left[first : first + made.chunk]
+            good, given = list[Record](), list[str | ShownImage]()
+            for record in some:
+                try:
+                    given.append(text_of(record, field))
+                    made.pieces(given[-1], job.options.overflow, first + len(good) + 1)
+                    good.append(record)
+                except UsageError as error:
+                    del given[len(good) :]
+                    out.fail(record, error)
+                    failed += 1
+            try:
+                rows = made.embed(given, job.options, lambda done: line.show(f"{done} texts read"))
+            except UsageError as error:
+                if not good or made.chunk > 1:
+                    raise
+                out.fail(good[0], error)
+                failed += 1
+                continue
+            line.clear()
+            out.put(good, rows)
+    return failed, made
+
+
+@contextmanager
+def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
+    """A model, its warnings told."""
+    with manager as made:
+        line.clear()
+        opening.warn(made.warnings)
+        yield made
+    line.clear()
+
+
+def show_nearest(
+    job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | ShownImage]]", stats: bool, line: ProgressLine
+) -> None:
+    """The texts nearest to a query, each behind its cosine."""
+    from dataclasses import replace
+
+    from localllm.services.embed import VectorCache, embedder, key_of, nearest
+
+    if not job.options.normalize:
+        raise UsageError("--near compares vectors of length 1: --no-normalize does not go with it")
+    start = perf_counter()
+    with opened(embedder(job), line) as made:
+        of_query = replace(job.options, role="query" if job.options.role else None)
+        of_texts = replace(job, options=replace(job.options, role="document" if job.options.role else None))
+        cache = VectorCache(of_texts, job.options.dims or made.width)
+        wanted = made.embed([query], of_query)[0]
+        by_key = {key_of(one): one for _, one in given}
+        rows = cache.vectors(
+            [key_of(one) for _, one in given],
+            lambda new: made.embed(
+                [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
+            ),
+        )
+        line.clear()
+        for number, cosine in nearest(wanted, rows, top):
+            write(f"{cosine:.4f}\t{' '.join(given[number][0].split())}\n")
+        if stats:
+            say(f"{cache.found} of {len(given)} vectors were kept")
+            tell(made, perf_counter() - start)
+
+
+def tell(made: Any, seconds: float) -> None:
+    """What --stats says."""
+    say(f"{made.tokens} tokens in {seconds:.2f} s, {made.tokens / max(seconds, 1e-9):.0f} tokens/s")

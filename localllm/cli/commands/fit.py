@@ -1,0 +1,95 @@
+"""localllm fit: whether a model fits this computer, before it is here."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli.options import shared as options
+from localllm.cli.terminal.output import ProgressLine, broken, write
+from localllm.cli.terminal.render import count, fact_lines, size, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def fit(
+    model: options.ModelName,
+    *,
+    context: Annotated[
+        int | None,
+        options.number("-c", "--context", "--ctx-size", help="For this many tokens.  [default: several lengths]"),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Tell what memory a model needs, and how fast it may be.
+
+    From its header alone: of a model that is not here, as qwen3-8b or hf:OWNER/REPOSITORY:Q4_K_M, some megabytes are
+    read from the hub. For each length of context and each type of cache (see --kv-type), what weights, cache and
+    program take together; and how many tokens a second come when the context is full, as the memory's bandwidth, which
+    is measured, lets expect.
+
+    Examples:
+      localllm fit qwen3-8b
+      localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
+      localllm fit --json model.gguf | jq .longest
+    """
+    from localllm.services.fit import fit as facts_of
+
+    line = ProgressLine()
+    try:
+        facts = facts_of(model, line.show, context)
+    finally:
+        line.clear()
+    if as_json:
+        write(json.dumps(facts, ensure_ascii=False) + "\n")
+    else:
+        write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
+
+
+def summary(facts: dict[str, Any]) -> "Sequence[str]":
+    """What the table below is made from."""
+    each = size(facts["weight_bytes_per_token"])
+    share = f", of which each token reads {each}" if makes_text(facts) else ""
+    lines = [
+        ("model", facts["path"]),
+        ("architecture", facts["architecture"]),
+        ("parameters", count(facts["parameters"])),
+        ("weights", size(facts["weight_bytes"]) + share),
+        *([("projector", size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
+        ("memory", f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
+    ]
+    return fact_lines(lines)
+
+
+def needs(facts: dict[str, Any]) -> "Sequence[str]":
+    """A table: a row for each length of context, for each type of cache what is needed, and the speed."""
+    kinds, rows = [*facts["longest"]], facts["rows"]
+    if not makes_text(facts):
+        return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
+    header = ("context", *(f"{kind}  tokens/s" for kind in kinds))
+    by_place = {(row["context"], row["kv_type"]): row for row in rows}
+    contexts = sorted({row["context"] for row in rows})
+    return table(header, [(str(context), *(cell(by_place[context, kind]) for kind in kinds)) for context in contexts])
+
+
+def makes_text(facts: dict[str, Any]) -> bool:
+    """Not only vectors or scores."""
+    return all(row["tokens_per_s"] is not None for row in facts["rows"])
+
+
+def cell(row: dict[str, Any]) -> str:
+    """What it needs and how fast it is; what does not fit has no speed."""
+    speed = f"{row['tokens_per_s']:.1f}" if row["fits"] else "too much"
+    return f"{size(row['needed_bytes'])}  {speed:>8}"
+
+
+def conclusion(facts: dict[str, Any]) -> str:
+    """In a sentence."""
+    longest = facts["longest"]
+    if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):
+        return f"It fits, with texts of up to {facts['context']} tokens; `localllm bench` tells how fast it reads them."
+    if not any(longest.values()):
+        return "This model does not fit."
+    if all(length == facts["context"] for length in longest.values()):
+        return f"It fits, with its whole context of {facts['context']} tokens."
+    return "It fits with " + ", ".join(f"{length} tokens ({kind})" for kind, length in longest.items() if length) + "."

@@ -1,0 +1,91 @@
+"""localllm imatrix: which weights matter, for quantize."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import argument, option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.eta import Remaining
+from localllm.cli.terminal.output import ProgressLine, dim, say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.quantizing.imatrix import Collector
+
+
+def imatrix(
+    model: Annotated[str | None, argument("[MODEL]", "A GGUF file.", also=options.NAMED)] = None,
+    texts: Annotated[list[str] | None, argument("[TEXT...]", "Files that it reads.", also=("-f", "--file"))] = None,
+    *,
+    output: Annotated[str, option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
+    in_files: Annotated[
+        list[str] | None, option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
+    ] = None,
+    context: Annotated[
+        int | None, options.number("-c", "--context", "--ctx-size", help="Tokens of a chunk.  [default: 512]")
+    ] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    parse_special: Annotated[
+        bool, option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
+    ] = False,
+    process_output: Annotated[bool, option("--process-output", help="Collect for the output matrix too.")] = False,
+    threads: options.Threads = None,
+    force: options.Force = False,
+) -> None:
+    """Find out which weights matter, as llama-imatrix does.
+
+    MODEL reads the files TEXT, and the mean squares of what its matrices meet go to FILE, in llama.cpp's GGUF layout:
+    quantize --imatrix takes more care of columns that meet more. An interrupted command goes on where it stopped when
+    it is started again. With --in-file alone, importance matrices are merged.
+
+    Examples:
+      localllm imatrix big.gguf texts.txt -o big.imatrix
+      localllm imatrix --in-file one.imatrix --in-file two.imatrix -o both.imatrix
+    """
+    if model is None and not in_files:
+        raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")
+    if model is not None and not texts:
+        raise UsageError("there is no text: name a file")
+    from localllm.files.imatrix_file import write_imatrix
+    from localllm.files.safe_file import checked_target
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.quantizing import imatrix as service
+    from localllm.services.outputs import is_imatrix, require_kind
+
+    checked_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
+    require_kind(output, is_imatrix, "importance matrix", force)
+    merged = service.merge(in_files) if in_files else None
+    if model is None:
+        assert merged is not None
+        write_imatrix(output, merged)
+        return
+    line = ProgressLine()
+    size = 512 if context is None else context
+    choices, path = (size, chunks, parse_special, process_output, threads), located(model)
+    with service.Collector(path, tuple(texts or ()), output, *choices, progress=opening.compiling(line)) as collector:
+        line.clear()
+        end_on_bus_error(path)
+        opening.warn(collector.warnings)
+        if size > collector.trained_context:
+            say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")
+        read(collector, line)
+        found = collector.result()
+        write_imatrix(output, merged.plus(found) if merged else found)
+        collector.forget()
+    dim(f"{len(found.squares)} matrices, {found.chunks} chunks of {found.chunk_size} tokens")
+
+
+def read(collector: "Collector", line: ProgressLine) -> None:
+    """Read all chunks, with progress."""
+    remaining = Remaining(collector.total, collector.done)
+    line.show(f"reading: {remaining.at_first()}")
+    try:
+        for done in collector.read():
+            line.show(f"reading: {remaining.after(done)}")
+    except KeyboardInterrupt:
+        line.clear()
+        dim(f"{collector.done} of {collector.total} chunks are done; the same command goes on from there")
+        raise
+    finally:
+        line.clear()

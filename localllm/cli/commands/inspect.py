@@ -1,0 +1,130 @@
+"""localllm inspect: what is in a model file, and what memory it needs."""
+
+import json
+from typing import Annotated, Any
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import say, write
+from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
+
+
+def inspect(
+    model: options.ModelName,
+    as_json: options.AsJson = False,
+    check: Annotated[bool, option("--check", help="Read every weight, too, and the chat template.")] = False,
+    template: Annotated[bool, option("--template", help="Print the chat template, nothing else.")] = False,
+) -> None:
+    """Show what is in a model file.
+
+    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, all metadata and every
+    tensor too. A file that makes no sense is an error, with exit code 3; one that localllm does not support is none.
+
+    Examples:
+      localllm inspect model.gguf
+      localllm inspect model.gguf --json | jq -r ".tensors[].name"
+      localllm inspect downloaded.gguf --check
+    """
+    from localllm.errors import ModelError
+    from localllm.services.inspect import inspect_model
+
+    path = located(model)
+    if template:
+        return write(chat_template(path) + "\n")
+    if check:
+        from localllm.kernels.build.faults import end_on_bus_error  # slow to import
+
+        end_on_bus_error(path)
+    facts = inspect_model(path, check, with_metadata=as_json)
+    opening.warn(facts["warnings"])
+    if as_json:
+        write(json.dumps(facts, ensure_ascii=False) + "\n")
+    else:
+        write("\n".join([*summary(facts), "", *formats(facts), *memory(facts)]) + "\n")
+    if check and facts["valid"]:
+        kind = "its chat template" if facts["chat_template"] else "no chat template"
+        say(f"checked: all {len(facts['tensors'])} tensors, {count(facts['parameters'])} weights, metadata, and {kind}")
+    if not facts["valid"]:
+        raise ModelError(f"{facts['path']}: {facts['reason']}")
+
+
+def chat_template(path: str) -> str:
+    """Of a file. Raises ModelError if it has none."""
+    from localllm.errors import ModelError
+    from localllm.files.gguf.file import GGUFFile
+
+    with GGUFFile.open(path, needed=()) as file:
+        found = file.metadata.get("tokenizer.chat_template")
+    if not isinstance(found, str):
+        raise ModelError(f"{path}: the file has no chat template; --chat-template NAME chooses one for `run`")
+    return found
+
+
+def summary(facts: dict[str, Any]) -> list[str]:
+    """One line per fact, what the file does not tell left out."""
+    vocabulary, supported = facts["vocabulary"], facts["supported"]
+    template = "yes" if facts["chat_template"] else "no"
+    shape = [f"{facts[name]} {label}" for name, label in SHAPE if facts[name] is not None]
+    lines = [
+        ("file", facts["path"]),
+        ("name", facts["name"]),
+        ("architecture", facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})")),
+        ("parameters", f"{count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
+        ("weights", f"{size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
+        ("made with", facts["made_with"] and one_line(facts["made_with"])),
+        ("shape", ", ".join(shape)),
+        ("context", facts["context"] and f"{facts['context']} tokens"),
+        ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
+        ("makes", facts["reads"]),
+        ("guesses", guessing(facts["guessing"])),
+        ("sees", sees(facts)),
+        ("chat template", "" if facts["sees"] else template),
+        ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
+    ]
+    return fact_lines((label, str(value)) for label, value in lines if value)
+
+
+def guessing(facts: dict[str, Any]) -> str:
+    """The layers that guess further tokens, "" if there are none."""
+    layers, taken = facts["layers"], size(facts["bytes"])
+    if not layers:
+        return ""
+    use = "one is used" if layers > 1 else "used"
+    return f"{layers} layer{'s' if layers > 1 else ''}, {taken}, {use if facts['used'] else 'not used'}"
+
+
+def sees(facts: dict[str, Any]) -> str:
+    """Of a projector, what it makes of pictures; of a model, what it sees them by; "" for one that sees none."""
+    if eye := facts["sees"]:
+        side, patch = eye["side"], eye["patch"]
+        made = f"vectors of {eye['width']} numbers" if eye["type"] == "clip" else f"for models {eye['width']} wide"
+        return f"{eye['type']}: pictures of {side} x {side} in patches of {patch}, {made}"
+    found = facts["projector"]
+    return f"images, by {found['path']} ({size(found['bytes'])})" if found else ""
+
+
+def advice(value: Any) -> str:
+    """A value that the author recommends for an option of sampling."""
+    return ";".join(value) if isinstance(value, tuple) else str(value)
+
+
+SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads", "key-value heads")]
+
+
+def formats(facts: dict[str, Any]) -> list[str]:
+    """A table of the formats, the largest share first."""
+    rows = [
+        (name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"]))
+        for name, row in facts["formats"].items()
+    ]
+    return table(("format", "tensors", "weights", "size"), rows)
+
+
+def memory(facts: dict[str, Any]) -> list[str]:
+    """A table of the memory that conversations of different lengths need."""
+    if not facts["memory"]:
+        return []
+    rows = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in facts["memory"]]
+    return ["", *table(("context", "cache (f16)", "with weights"), rows)]

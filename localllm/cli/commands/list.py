@@ -1,0 +1,78 @@
+"""localllm list: the models on this computer, and those that it knows."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import option
+from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.render import columns, one_line, size, terminal_width
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from localllm.services.catalogue import Known, OnDisk
+
+
+def list(
+    all: Annotated[bool, option("--all", help="Those that can be pulled, too.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the models on this computer.
+
+    Those in the folder of models: what was pulled, and other GGUF files that lie there. Wherever MODEL stands, the name
+    will do. With --all, the models that localllm knows besides: `localllm pull NAME` brings one.
+
+    Examples:
+      localllm list
+      localllm list --all
+      localllm list --json | jq -r ".models[].name"
+    """
+    from localllm.files.models_folder import models_folder
+    from localllm.services.catalogue import known_models, models_on_disk
+
+    here = models_on_disk()
+    known = [*known_models().values()] if all else []
+    if as_json:
+        facts = {"folder": str(models_folder()), "models": [model.facts() for model in here]}
+        write(json.dumps(facts | ({"known": [vars(model) for model in known]} if all else {})) + "\n")
+        return
+    tables = [text for text in (on_disk(here), known_ones(known)) if text]
+    write("\n".join(tables))
+    if not here and not all:
+        dim("no model was pulled yet; `localllm list --all` shows those that are known")
+
+
+def on_disk(models: "Sequence[OnDisk]") -> str:
+    """A table of the models in the folder, "" if there are none."""
+    rows = [
+        (
+            one_line(model.name),
+            size(model.size),
+            model.quantization if model.is_whole else "incomplete",
+            one_line(str(model.path)),
+        )
+        for model in models
+    ]
+    return lines(columns(("name", "size", "format", "path"), rows, "<><<", terminal_width())) if rows else ""
+
+
+def known_ones(models: "Sequence[Known]") -> str:
+    """A table of what can be pulled."""
+    rows = [
+        (
+            model.name,
+            size(10**6 * model.megabytes),
+            model.parameters,
+            str(model.context),
+            model.description,
+            model.license,
+        )
+        for model in models
+    ]
+    header = ("name", "size", "weights", "context", "good at", "license")
+    return lines(columns(header, rows, "<>>><<", terminal_width())) if rows else ""
+
+
+def lines(rows: "Sequence[str]") -> str:
+    return "\n".join(rows) + "\n"

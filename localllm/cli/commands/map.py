@@ -1,0 +1,284 @@
+"""localllm map: many prompts, each answered."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.endpoint import EndpointGroup, opened
+from localllm.cli.options.images import Projector
+from localllm.cli.parameters import argument, option
+from localllm.cli.prompt_input import warn_of_template
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.eta import duration
+from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
+from localllm.cli.terminal.render import counted
+from localllm.errors import RecordsError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.files.jsonl_file import LineFile
+    from localllm.services.map import MapJob, Mapping, Result
+    from localllm.services.map_ray import RayMapping
+    from localllm.services.records import Record
+    from localllm.services.remote.mapping import RemoteMapping
+    from localllm.services.remote.model import RemoteModel
+
+
+Model = Annotated[str | None, argument("MODEL", options.A_MODEL, also=options.NAMED)]
+
+
+def map(
+    model: Model = None,
+    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    *,
+    output: Annotated[
+        str | None,
+        option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again."),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.'),
+    ] = None,
+    file: Annotated[
+        str | None, option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
+    ] = None,
+    system: options.System = None,
+    system_file: options.SystemFile = None,
+    chat_template: options.ChatTemplate = None,
+    raw: Annotated[bool, option("--raw", help="Continue the prompts as they are, without the chat template.")] = False,
+    n: Annotated[int, option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
+    as_finished: Annotated[
+        bool, option("--as-finished", help="Write answers when they are finished, not in the input's order.")
+    ] = False,
+    shortest_first: Annotated[bool, option("--shortest-first", help="Answer short prompts first.")] = False,
+    fast: Annotated[bool, option("--fast", help="Activations in 8 bits: the words may be others than run's.")] = False,
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, how long and how fast.")] = False,
+    ray: Annotated[
+        str | None, option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
+    ] = None,
+    engine: options.EngineGroup,
+    choices: options.Answers,
+    endpoint: EndpointGroup,
+    mmproj: Projector = None,
+) -> None:
+    """Answer many prompts, many at once.
+
+    INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
+    name, and perhaps "image", a path; without INPUT it is read from stdin. For every line there is one of JSON in the
+    output: "id" (the record's, or the line's number), "output", "thinking" if it has thought, "finish_reason",
+    "prompt_tokens", "completion_tokens", "input"; or "id", "error", "input". An interrupted command goes on where it
+    stopped when it is started again with the same -o.
+
+    Examples:
+      localllm map model.gguf questions.jsonl -o answers.jsonl
+      localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
+      localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
+      jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
+    """
+    from localllm.files.jsonl_file import LineFile
+    from localllm.files.text_file import decoded
+    from localllm.services.map import MapJob, belonging, unfinished
+    from localllm.services.map import shortest_first as sorted_by_length
+    from localllm.services.records import Prompts, read_records
+
+    if raw and chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
+    if raw and not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+    system = asking.system_message(system, system_file)
+    prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
+    chosen = asking.generation_options(None, choices)
+    place = endpoint.place()
+    if place is None and model is None:
+        raise UsageError(f"MODEL is missing: {options.A_MODEL}")
+    if place is not None and input is None and model is not None and os.path.isfile(model):
+        model, input = None, model
+    held = engine.context, engine.threads, engine.cache.types()
+    path = "" if place is not None else located(model or "")
+    job = MapJob(
+        os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj)
+    )
+    inputs = tuple(name for name in (path, input, file) if name)
+    data, name = read(input)
+    records = read_records(data, name)
+    written = LineFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
+    with of_input(output, data, name) as remember, written as out:
+        left = unfinished(records, out.records) if out else records
+        left = sorted_by_length(left, prompts) if shortest_first else left
+        progress = Progress(len(left), len(records) - len(left))
+        if left:
+            there = None
+            if place is not None:
+                refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template, "mmproj": mmproj}
+                there = opened(place, model, choices, engine, **refused)
+            with begun(job, engine, left, ray, progress, raw, there) as mapping:
+                remember()
+                answer(mapping, left, out, progress, as_finished)
+    progress.end(stats)
+
+
+@contextmanager
+def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[], None]]:
+    """Gives what makes the output remember which input it is of. Raises UsageError if it is of another one."""
+    from localllm.files import provenance as origin
+
+    now = origin.Origin.of(data, name)
+    if output is None:
+        yield lambda: None
+        return
+    origin.require_same(output, data, now)
+    try:
+        yield lambda: origin.remember(output, now)
+    finally:
+        origin.forget(output)
+
+
+@contextmanager
+def begun(
+    job: "MapJob",
+    engine: options.EngineGroup,
+    records: "list[Record]",
+    ray: str | None,
+    progress: "Progress",
+    raw: bool,
+    there: "RemoteModel | None" = None,
+) -> "Iterator[Mapping | RayMapping | RemoteMapping]":
+    """The job on this computer, on a Ray cluster or by a server."""
+    if there is not None:
+        from localllm.services.remote.mapping import RemoteMapping
+
+        yield RemoteMapping(there, job.prompts, job.options, records, job.n)
+        return
+    if ray is not None:
+        from localllm.services.map_ray import RayMapping
+
+        yield RayMapping(job, records, ray)
+        return
+    from localllm.services.map import Mapping
+
+    with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as here:
+        if not raw:
+            warn_of_template(here)
+        mapping = Mapping(here, job, records, lambda: progress.show(mapping))
+        yield mapping
+
+
+def answer(
+    mapping: "Mapping | RayMapping | RemoteMapping",
+    records: "list[Record]",
+    out: "LineFile | None",
+    progress: "Progress",
+    as_finished: bool,
+) -> None:
+    """Write what comes."""
+    from localllm.services.map import in_order
+
+    with finishing(mapping.stop), progress:
+        for _, result in mapping if as_finished else in_order(mapping, records):
+            progress.count(result)
+            put(result, out)
+            progress.show(mapping)
+
+
+def content(path: str) -> bytes:
+    """A file's bytes. Raises UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: str | None) -> tuple[bytes, str]:
+    """The input and its name, "" for stdin. Raises UsageError if there is none."""
+    if path not in (None, "-"):
+        assert path is not None
+        return content(path), path
+    if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
+        raise UsageError("there is no input: name a file, or pipe one to stdin")
+    return stdin().read(), ""
+
+
+def put(result: "Result", out: "LineFile | None") -> None:
+    """One line to the file or to stdout."""
+    from localllm.files.jsonl_file import json_line
+
+    if out:
+        out.write(json_line(result))
+    else:
+        write(json_line(result).decode())
+
+
+@contextmanager
+def finishing(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C lets what has begun go on to its end; a second one interrupts."""
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(OSError):  # not `say`, which may be what was interrupted
+            os.write(
+                2,
+                b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",
+            )
+        stop()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Progress:
+    """How far it is, on stderr, and what to say in the end."""
+
+    def __init__(self, total: int, before: int):
+        """total: records to answer.  before: those that an earlier start has answered."""
+        self._line, self._total, self._before = ProgressLine(), total, before
+        self._written = self._failed = self._tokens = 0
+        self._start = perf_counter()
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._line.clear()
+
+    def count(self, result: "Result") -> None:
+        """A result is written."""
+        self._line.clear()
+        self._written += 1
+        self._failed += "error" in result
+
+    def show(self, mapping: "Mapping | RayMapping | RemoteMapping") -> None:
+        """After every step."""
+        self._tokens, seconds = mapping.written, perf_counter() - self._start
+        text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"
+        if mapping.done:
+            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
+        self._line.show(text)
+
+    def _speed(self, seconds: float) -> str:
+        return f"{self._tokens / max(seconds, 1e-9):.1f} tokens/s"
+
+    def end(self, stats: bool) -> None:
+        """Tell what was done, on a terminal or if `stats` are wanted.
+
+        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
+        """
+        seconds = perf_counter() - self._start
+        records, tokens = counted(self._written, "record"), counted(self._tokens, "token")
+        written = f"{tokens} written, " if stats else ""
+        (say if stats else dim)(
+            f"{records} in {duration(seconds)}, {written}{self._speed(seconds)}, {self._failed} failed"
+        )
+        if self._written < self._total:
+            raise KeyboardInterrupt
+        if self._failed:
+            raise RecordsError(f"{self._failed} of {self._total} records failed; their lines tell why")

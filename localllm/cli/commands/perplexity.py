@@ -1,0 +1,148 @@
+"""localllm perplexity: how well a model predicts a text."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import argument, option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.eta import Remaining
+from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.cli.terminal.render import one_line, table
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.services.perplexity import ChunkReader
+    from localllm.services.scores import Prediction
+
+PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
+
+
+def perplexity(
+    model: options.ModelName,
+    text: Annotated[str | None, argument("[TEXT]", "A file.", also=("-f", "--file"))] = None,
+    *,
+    context: Annotated[
+        int | None,
+        options.number(
+            "-c", "--context", "--ctx-size", help="Tokens of a chunk, whose second half is scored.  [default: 512]"
+        ),
+    ] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    save_logits: Annotated[
+        str | None,
+        option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence."),
+    ] = None,
+    kl_divergence: Annotated[
+        bool, option("--kl-divergence", help="Compare with the logits in --base instead of reading TEXT.")
+    ] = False,
+    base: Annotated[
+        str | None,
+        option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
+    ] = None,
+    threads: options.Threads = None,
+    cache: options.Cache,
+    as_json: options.AsJson = False,
+    force: options.Force = False,
+) -> None:
+    """Measure how well a model predicts texts, as llama-perplexity does.
+
+    TEXT is a file. The perplexity is the exponential of the mean negative logarithm of the probability of its tokens:
+    lower is better, and only models with the same vocabulary compare. To tell what a smaller file of the same model has
+    lost, save the large one's logits (0.1 MB per token with a vocabulary of 50000), then compare with them; the files
+    are those of llama-perplexity. Ctrl-C prints what was measured so far.
+
+    Examples:
+      localllm perplexity model.gguf text.txt
+      localllm perplexity big.gguf text.txt --save-logits big.logits
+      localllm perplexity small.gguf --kl-divergence --base big.logits
+    """
+    check(text, context, save_logits, kl_divergence, base)
+    from localllm.files.logits_file import Logits
+    from localllm.files.safe_file import checked_target
+    from localllm.files.text_file import read_text
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.services.chunks import cut
+    from localllm.services.outputs import are_logits, require_kind
+    from localllm.services.perplexity import ChunkReader
+
+    if save_logits is not None:
+        checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
+        require_kind(save_logits, are_logits, "file of logits", force)
+    line = ProgressLine()
+    logits = Logits.open(base) if base else None
+    content = read_text(text) if text else ""
+    size = logits.chunks.shape[1] if logits else 512 if context is None else context
+    known = None
+    path = located(model)
+    with ChunkReader(path, size, threads, opening.compiling(line), cache.types()) as reader:
+        line.clear()
+        end_on_bus_error(path)
+        opening.warn(reader.warnings)
+        if size > reader.trained_context:
+            say(f"localllm: warning: the model was trained for a context of {reader.trained_context} tokens")
+        if logits:
+            count = len(logits.chunks[:chunks])
+            results: Iterator[Prediction] = reader.compare(logits, chunks)
+        else:
+            wanted = cut(reader.tokenizer.encode(content, bos=True), size, chunks)
+            count, results = len(wanted), reader.predict(wanted, save_logits)
+        try:
+            remaining = Remaining(count)
+            line.show(remaining.at_first())
+            for known in results:
+                value, error = known.perplexity
+                line.show(f"{remaining.after(known.chunks)}: PPL = {value:.4f} ± {error:.4f}")
+        finally:
+            line.clear()
+            if known and as_json:
+                write(json.dumps(facts_of(reader, size) | known.facts(), ensure_ascii=False) + "\n")
+            elif known:
+                write("".join(f"{row}\n" for row in report(known, size)))
+                if logits and reader.made_with:
+                    write(f"made with: {one_line(reader.made_with)}\n")
+
+
+def facts_of(reader: "ChunkReader", size: int) -> dict[str, Any]:
+    """What is measured, and how."""
+    made = {"made_with": reader.made_with} if reader.made_with else {}
+    return {"model": reader.path, "context": size} | made
+
+
+def check(
+    text: str | None, context: int | None, save_logits: str | None, kl_divergence: bool, base: str | None
+) -> None:
+    """Refuse options that make no sense together. Raises UsageError."""
+    if kl_divergence != (base is not None):
+        raise UsageError("--kl-divergence and --base FILE go together; --save-logits FILE writes the file")
+    if base is None and text is None:
+        raise UsageError("there is no text: name a file")
+    if base is not None and (text is not None or context is not None or save_logits is not None):
+        raise UsageError("--base brings its text and its chunks: TEXT, -c and --save-logits do not go with it")
+
+
+def report(known: "Prediction", size: int) -> list[str]:
+    """Lines for people."""
+    value, error = known.perplexity
+    chunks = f"{known.chunks} chunk{'s' * (known.chunks > 1)} of {size} tokens"
+    lines = [f"PPL = {value:.4f} ± {error:.4f} ({chunks})"]
+    facts = known.facts()
+    return lines if "kld" not in facts else lines + comparison(facts)
+
+
+def comparison(facts: dict[str, Any]) -> list[str]:
+    """What is known in relation to a base."""
+    base, ratio, kld, change, top = (facts[name] for name in ("base", "ratio", "kld", "change", "same_top"))
+    shares = [("same top token", top["mean"], top["error"]), ("change of p, rms", change["rms"], change["rms_error"])]
+    names = {"mean": "mean", "maximum": "maximum", **{name: f"{name}%" for name in PERCENTILES}, "minimum": "minimum"}
+    rows = [(label, f"{kld[name]:.6f}", f"{100 * change[name]:.3f}%") for name, label in names.items()]
+    return [
+        f"PPL of the base = {base['perplexity']:.4f} ± {base['error']:.4f}",
+        f"PPL / PPL of the base = {ratio['mean']:.6f} ± {ratio['error']:.6f}",
+        f"mean KL divergence = {kld['mean']:.6f} ± {kld['error']:.6f}",
+        *(f"{name} = {100 * value:.3f}% ± {100 * error:.3f}%" for name, value, error in shares),
+        "",
+        *table(("", "KL divergence", "change of p"), rows),
+    ]

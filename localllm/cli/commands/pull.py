@@ -1,0 +1,43 @@
+"""localllm pull: bring a model from the Hugging Face hub."""
+
+import os
+from typing import Annotated
+
+from localllm.cli.parameters import argument
+from localllm.cli.resolve_model import pull_shown
+from localllm.cli.terminal.output import dim, write
+from localllm.errors import UsageError
+
+
+def pull(names: Annotated[list[str], argument("MODEL...", "Known names, or hf:OWNER/REPOSITORY.")]) -> None:
+    """Bring models from the Hugging Face hub, and print their paths.
+
+    A known one (see `localllm list --all`), or any; behind its name a quantization after a colon, or a file after a
+    slash. What it sees images by (mmproj) comes along. Everything is checked: the size, the SHA-256 that the hub says,
+    the header. After Ctrl-C, a broken connection or worse, the same command goes on where it stopped. Files go to
+    ~/.local/share/localllm/models, or where LOCALLLM_MODELS says. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE hold as in
+    Hugging Face's programs.
+
+    Examples:
+      localllm pull qwen3-4b
+      localllm pull qwen3-4b:Q8_0
+      localllm pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
+    """
+    for name in names:
+        write(f"{brought(name)}\n")
+
+
+def brought(name: str) -> str:
+    """The file of a model, which is here now."""
+    from localllm.services.catalogue import aliased, known_models, of_nothing, referred
+
+    meant = aliased(name)
+    reference = referred(meant)
+    if reference is None:
+        if os.path.isfile(meant):
+            dim(f"{meant} is a file on this computer already")
+            return meant
+        if meant.lower() in known_models():
+            raise UsageError(f"{name} comes with localllm: there is nothing to pull")
+        raise of_nothing(meant)
+    return pull_shown(reference)

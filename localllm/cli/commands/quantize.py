@@ -1,0 +1,391 @@
+"""localllm quantize: make a small model file from a big one, or from a downloaded checkpoint."""
+
+import os
+import re
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli import open_model as opening
+from localllm.cli.argv import did_you_mean
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import argument, option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
+from localllm.cli.terminal.render import count, one_line, size, table
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from localllm.files.gguf.tensor_source import Source
+    from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, Recipe
+    from localllm.quantizing.quantize import OnProgress
+
+ADDED = 1.02  # times as large is not larger: metadata may grow
+
+
+def several(name: str, metavar: str, help: str) -> Any:
+    return option(name, metavar=metavar, help=f"{help}  [repeatable]")
+
+
+def quantize(
+    arguments: Annotated[
+        list[str], argument("IN [OUT] TYPE [TEXT...]", "Two files and a name; texts to calibrate on.")
+    ],
+    threads: options.Threads = None,
+    mmproj: Annotated[
+        bool, option("--mmproj", help="Of a checkpoint that sees: its projector, not its language model.")
+    ] = False,
+    imatrix: Annotated[
+        str | None, option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
+    ] = None,
+    include_weights: Annotated[
+        list[str] | None,
+        several("--include-weights", "TEXT", "Use it only for tensors with this text in their name."),
+    ] = None,
+    exclude_weights: Annotated[
+        list[str] | None,
+        several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name."),
+    ] = None,
+    pure: Annotated[bool, option("--pure", help="The same format for every matrix.")] = False,
+    tensor_type: Annotated[
+        list[str] | None,
+        several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found."),
+    ] = None,
+    output: Annotated[
+        str | None, option("--output-tensor-type", metavar="FORMAT", help="The format of the output matrix.")
+    ] = None,
+    embedding: Annotated[
+        str | None, option("--token-embedding-type", metavar="FORMAT", help="The format of the embedding matrix.")
+    ] = None,
+    leave_output_tensor: Annotated[
+        bool, option("--leave-output-tensor", help="Keep the output matrix as it is.")
+    ] = False,
+    allow_requantize: Annotated[
+        bool, option("--allow-requantize", help="Quantize what is quantized already, at a loss.")
+    ] = False,
+    override_kv: Annotated[
+        list[str] | None,
+        several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str."),
+    ] = None,
+    keep_split: Annotated[bool, option("--keep-split", help="Write as many files as the input has.")] = False,
+    strict: Annotated[
+        bool, option("--strict", help="Fail where rows do not fit the format, or an option matches no tensor.")
+    ] = False,
+    force: Annotated[
+        bool,
+        option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
+    ] = False,
+    calibrate: Annotated[
+        bool,
+        option(
+            "--calibrate",
+            help="Let the model read TEXTs, or a mixture of many kinds, and encode its matrices by what they meet.",
+        ),
+    ] = False,
+    file_size: Annotated[
+        str | None,
+        option(
+            "--size",
+            metavar="SIZE",
+            help="With --calibrate: choose formats by measured need, for a file of 3.5GB, say, or own, TYPE's size.",
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None, option("--bpw", metavar="BITS", help="The same, for so many bits per weight.")
+    ] = None,
+    formats_file: Annotated[
+        str | None,
+        option("--plan", metavar="FILE", help="The formats of tensors: read, or written with --size or --bpw."),
+    ] = None,
+    dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
+) -> None:
+    """Make a small model file from a big one.
+
+    IN is a GGUF file or the folder of a Hugging Face checkpoint. TYPE is a name or number as of llama-quantize, in any
+    case: Q4_K_M, say. OUT is IN's name with the type, if not given.
+
+    \b
+    32 to 16 bits  F32, F16, BF16
+    8 to 5 bits    Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0
+    4 bits         Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4
+    3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
+    with --imatrix IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S
+    ternary        TQ2_0, TQ1_0
+    COPY           nothing is quantized
+
+    The new file appears when it is complete; until then a file of that name stays as it is.
+
+    Examples:
+      localllm quantize big.gguf Q4_K_M
+      localllm quantize checkpoint/ small.gguf Q8_0
+      localllm quantize checkpoint/ mmproj-small.gguf Q8_0 --mmproj
+      localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
+      localllm quantize big.gguf Q4_K_M --calibrate
+      localllm quantize big.gguf small.gguf Q4_K_M --calibrate prose.txt code.txt
+      localllm quantize big.gguf small.gguf Q4_K_M --calibrate --size 3.5GB
+      localllm quantize big.gguf Q4_K_M --dry-run
+    """
+    from localllm.quant.recipes import Options
+    from localllm.quantizing import quantize as service
+    from localllm.quantizing.plan import QuantizeRequest, make_plan
+
+    exit_on_sigterm()
+    given, texts = with_texts(tuple(arguments)) if calibrate else (tuple(arguments), None)
+    source_name, target, recipe, last = understood(given)
+    path = located(source_name)
+    threads = last if threads is None else threads
+    chosen = Options(
+        pure=pure,
+        output=format_named(output),
+        embedding=format_named(embedding),
+        keep_output=leave_output_tensor,
+        patterns=service.parse_patterns(tuple(tensor_type or ())),
+    )
+    overrides = [service.parse_override(text) for text in override_kv or ()]
+    request = QuantizeRequest(
+        recipe,
+        chosen,
+        imatrix,
+        tuple(include_weights or ()),
+        tuple(exclude_weights or ()),
+        overrides,
+        keep_split,
+        allow_requantize,
+        strict,
+        texts,
+    )
+    source = service.open_source(path, mmproj)
+    service.require_sense(source, overrides)
+    service.require_parts(source, keep_split)
+    is_by_need, is_named = file_size is not None or bits is not None, target is not None or force
+    target = service.default_output(path, recipe, mmproj) if target is None else target
+    if formats_file is not None and not is_by_need:
+        from localllm.quantizing.mixed_precision.plan import read_formats, with_formats
+
+        request = with_formats(request, read_formats(formats_file, source))
+    plan = make_plan(source, request)
+    before = None if os.path.isdir(path) else plan.nbytes_before  # the tensors of a folder are not all that it has
+    if is_by_need:
+        asked = sizing(file_size, bits, texts is not None)
+        if not dry_run:
+            require_consent(plan, target, asked(plan), before, is_named, force)
+        source, request = needed(source, request, asked, formats_file, threads, force)
+        plan = make_plan(source, request)
+    for line in plan.warnings:
+        say(f"localllm: warning: {line}")
+    require_consent(plan, target, plan.nbytes, before, is_named, force)
+    require_possible(plan, target, request, threads, force)
+    if dry_run:
+        write(described(plan, target))
+    else:
+        execute(plan, target, request, threads)
+
+
+def require_consent(
+    plan: "QuantizePlan", target: str, nbytes: int, before: int | None, is_named: bool, force: bool
+) -> None:
+    """Raises UsageError if files are there that nobody named, or would become larger than those they are made of.
+
+    nbytes, before: of the new files and of the old tensors, None for any.  is_named: whether files may be replaced.
+    """
+    from localllm.quantizing import quantize as service
+
+    if not is_named:
+        service.require_new(plan.paths(target))
+    if before is not None and nbytes > ADDED * before and not force:
+        sizes = f"{size(nbytes)}, from {size(before)}"
+        raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
+
+
+def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
+    """How large the file may be, in bytes, for the type's plan. Raises UsageError."""
+    from localllm.quantizing.mixed_precision.plan import bits_of, size_of
+
+    if not is_calibrated:
+        raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
+    if size is not None and bits is not None:
+        raise UsageError("--size and --bpw say the same: give one")
+    if size is not None:
+        return size_of(size)
+    assert bits is not None
+    return bits_of(bits)
+
+
+def needed(
+    source: "Source",
+    request: "QuantizeRequest",
+    size: "Callable[[QuantizePlan], int]",
+    path: str | None,
+    threads: int | None,
+    force: bool,
+) -> tuple["Source", "QuantizeRequest"]:
+    """The request with formats by measured need, which go to the file `path`, too, with progress on stderr.
+
+    They are for the model as it is scaled inside, which is the source then.
+    """
+    from localllm.files.safe_file import checked_target
+    from localllm.quantizing.mixed_precision.plan import by_need, require_possible, with_formats, write_formats
+    from localllm.quantizing.scale_folding import folded
+    from localllm.system.cpu import usable_cores
+
+    if path is not None and os.path.lexists(checked_target(path, tuple(source.files))) and not force:
+        raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
+    require_possible(source, request, size)
+    line, count = ProgressLine(), threads or usable_cores()
+
+    def show(done: int, total: int, name: str, doing: str = "measuring") -> None:
+        line.show(f"{doing}: {100 * done // max(total, 1)} %, {one_line(name)}")
+
+    try:
+        source = folded(source, request, count, show, opening.compiling(line))
+        check = partial(show, doing="checking")
+        chosen = by_need(source, request, size, count, show, check, opening.compiling(line))
+    finally:
+        line.clear()
+    said = f"{chosen.predicted:.4f}, {chosen.usual:.4f} with the formats of {request.recipe.name}"
+    say(f"localllm: predicted divergence {said}; of weights alone, in texts held back, {chosen.found:.4f}")
+    if path is not None:
+        write_formats(path, chosen.formats)
+    return source, with_formats(request, chosen.formats)
+
+
+def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
+    """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
+    from localllm.quantizing.quantize import type_named
+
+    for place in (1, 2):
+        recipe = type_named(arguments[place]) if place < len(arguments) else None
+        rest = arguments[place + 1 :]
+        if recipe and (not rest or (len(rest) == 1 and rest[0].isdecimal())):
+            threads = int(rest[0]) if rest else None
+            return arguments[0], arguments[1] if place == 2 else None, recipe, threads
+    if len(arguments) in (2, 3):
+        meant = meant_type(arguments[-1]) or "localllm quantize --help lists them"
+        raise UsageError(f"{one_line(arguments[-1])} is no type; {meant}")
+    raise UsageError("expected IN [OUT] TYPE")
+
+
+def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands before the texts, and they: what follows TYPE, which is the third or the second word."""
+    from localllm.quantizing.quantize import type_named
+
+    ends = [place + 1 for place in (1, 2) if place < len(arguments) and type_named(arguments[place])]
+    end = ends[0] if ends else len(arguments)
+    return arguments[:end], arguments[end:]
+
+
+def meant_type(text: str) -> str:
+    """A question with the type that may be meant, "" if none is like it."""
+    from localllm.quant.recipes import RECIPES
+
+    squeezed = {name.replace("_", ""): name for name in RECIPES}
+    same = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
+    return f"did you mean {same}?" if same else did_you_mean(text.upper(), [*RECIPES])
+
+
+def format_named(text: str | None) -> str:
+    """A format's name in its own case, "" for none."""
+    from localllm.quantizing.quantize import parse_format
+
+    return parse_format(text) if text else ""
+
+
+def require_possible(
+    plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool
+) -> None:
+    """Raise UsageError or LocalllmError for what would keep the files from being written."""
+    from localllm.quantizing.quantize import check_output
+    from localllm.services.outputs import is_model, require_kind
+
+    if threads is not None and not 1 <= threads <= 1024:
+        raise UsageError(f"threads should be from 1 to 1024, not {threads}")
+    check_output(plan, target, request)
+    for path in plan.paths(target):
+        require_kind(path, is_model, "model", force)
+
+
+def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None) -> None:
+    """Write the files, with a progress bar on a terminal; at the end, what became of it."""
+    from localllm.kernels.build.faults import end_on_bus_error
+    from localllm.quantizing import quantize as service
+    from localllm.system.cpu import usable_cores
+
+    start, line, warnings = perf_counter(), ProgressLine(), list[str]()
+    end_on_bus_error(plan.source.path)
+    try:
+        with progress_bar(plan, line) as on_progress:
+            service.run(
+                plan, target, request, threads or usable_cores(), on_progress, opening.compiling(line), warnings
+            )
+    finally:
+        line.clear()
+    opening.warn(warnings)
+    seconds = perf_counter() - start
+    paths = plan.paths(target)
+    name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    write(f"{name}: {summary(plan)}, {seconds:.1f} s\n")
+
+
+def progress_bar(plan: "QuantizePlan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
+    """What shows how far it is, on stderr, if that is a terminal; line: where compilers have shown theirs."""
+    return _Bar(plan, line) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
+
+
+class _Bar:
+    def __init__(self, plan: "QuantizePlan", line: ProgressLine):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task, self._line = self._progress.add_task("", total=plan.weights), line
+
+    def __enter__(self) -> "OnProgress":
+        return self.show
+
+    def show(self, done: int, name: str) -> None:
+        from rich.markup import escape
+
+        if not self._progress.live.is_started:
+            self._line.clear()
+            self._progress.start()
+        self._progress.update(self._task, completed=done, description=escape(one_line(name)))
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+def summary(plan: "QuantizePlan") -> str:
+    """The size before and after."""
+    before = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
+    return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
+
+
+def described(plan: "QuantizePlan", target: str) -> str:
+    """The plan by tensor, the sum, and the room on the disk."""
+    import shutil
+
+    rows = [
+        (
+            one_line(job.tensor.name),
+            " x ".join(map(str, job.tensor.shape)),
+            job.tensor.format.name,
+            job.format.name + (" (fallback)" if job.is_fallback else ""),
+            size(job.output.nbytes),
+        )
+        for job in plan.jobs
+    ]
+    free = shutil.disk_usage(os.path.dirname(os.path.realpath(target))).free
+    lines = [
+        *table(("tensor", "shape", "from", "to", "size"), rows),
+        "",
+        f"{'weights':<14}{count(plan.weights)} in {len(plan.jobs)} tensors",
+        f"{'output':<14}{', '.join(map(one_line, plan.paths(target)))}",
+        f"{'size':<14}{summary(plan)}",
+        f"{'free disk':<14}{size(free)}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,76 @@
+"""localllm replay: whether an answer comes again."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.options.endpoint import KEY
+from localllm.cli.parameters import argument, option
+from localllm.cli.receipt import hashing
+from localllm.cli.terminal.output import ProgressLine, say, write
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+    from localllm.services.receipts import Receipt
+
+
+def replay(
+    receipt: Annotated[str, argument("FILE", "A receipt, of `run --receipt FILE`.")],
+    model: Annotated[
+        str | None,
+        option("-m", "--model", metavar="MODEL", help="The model.  [default: where it was]", only_typed=True),
+    ] = None,
+) -> None:
+    """Answer a prompt again, and tell whether the same text comes out.
+
+    Exit code 0 if it does; 1 if not, with the first place where it differs. What has changed since the receipt was made
+    is told on stderr: the model's file, versions, the processor.
+
+    Examples:
+      localllm run model.gguf -p "Name a color." --receipt color.json
+      localllm replay color.json
+      localllm replay color.json -m elsewhere/model.gguf
+    """
+    from localllm.services import receipts
+    from localllm.services.remote import receipts as remote
+
+    kept = receipts.read(receipt)
+    chosen, line = receipts.options_of(kept), ProgressLine()
+    if remote.is_remote(kept):
+        now: Any = again_there(kept, chosen, model)
+        return tell(receipts.difference(kept["result"], now))
+    held, path = kept["opening"], kept["model"]["files"][0]["path"] if model is None else model
+    cache = options.Cache(kv_type=held["kv_type"])
+    engine = options.EngineGroup(context=held["context"], threads=held["threads"], cache=cache)
+    with opening.open_model(path, engine, held["chat_template"], no_cache=True) as opened:
+        chosen = opening.with_draft_model(opened, chosen, kept["options"]["speculate"])
+        try:
+            now = receipts.again(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
+            changed = receipts.changes(kept, opened, hashing(line))
+        finally:
+            line.clear()
+    for change in changed:
+        say(f"localllm: {change}")
+    tell(receipts.difference(kept["result"], now))
+
+
+def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":
+    """What the server says now. Raises EndpointError."""
+    from localllm.services.remote import receipts
+    from localllm.services.remote.http import Endpoint
+    from localllm.services.remote.model import RemoteModel
+
+    place = Endpoint.of(kept["model"]["endpoint"], os.environ.get(KEY) or None)
+    there = RemoteModel(place, model or kept["model"]["name"], receipts.form_of(kept))
+    return receipts.again(there, kept, chosen)
+
+
+def tell(place: str | None) -> None:
+    """Whether the text is the same, None, or where not."""
+    if place:
+        write(f"another text, from {place}\n")
+        raise typer.Exit(1)
+    write("the same text\n")

@@ -1,0 +1,41 @@
+"""localllm rm: remove a model that was pulled."""
+
+import sys
+from typing import Annotated
+
+from localllm.cli.parameters import argument, option
+from localllm.cli.resolve_model import confirmed
+from localllm.cli.terminal.output import dim, is_terminal
+from localllm.cli.terminal.render import size
+from localllm.errors import LocalllmError, UsageError
+
+
+def rm(
+    name: Annotated[str, argument("MODEL", "Its name, as `localllm list` shows it, or its path.")],
+    *,
+    force: Annotated[bool, option("--force", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from the folder of models.
+
+    All of its files, also of one that was not pulled to the end. Nothing elsewhere is ever removed.
+
+    Examples:
+      localllm rm qwen3-4b
+      localllm rm --force qwen3-4b:Q8_0
+    """
+    from localllm.files.models_folder import remove_empty_folders
+    from localllm.services.catalogue import removable
+
+    found = removable(name)
+    if not force:
+        if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+            raise UsageError(f"{found.name}: there is no terminal to ask on: --force removes it")
+        if not confirmed(f"Remove {found.name} ({size(found.size)}, {found.path})?"):
+            return
+    for path in found.files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise LocalllmError(f"{path}: cannot be removed: {error.strerror or error}") from None
+    remove_empty_folders(found.path.parent)
+    dim(f"{size(found.size)} removed")

@@ -1,0 +1,195 @@
+"""localllm run: one answer on stdout, then the end."""
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import generation as asking
+from localllm.cli.options import shared as options
+from localllm.cli.options.constraint import HideThinking, require_whole
+from localllm.cli.options.diffusion import Diffusion, fill, require_plain
+from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.tools import ToolGroup
+from localllm.cli.parameters import argument, option
+from localllm.cli.prompt_input import Encoding, Prompt, begin, request, whole_prompt
+from localllm.cli.receipt import keep, prepared
+from localllm.cli.terminal.output import ProgressLine, write
+from localllm.cli.terminal.render import one_line, stream
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.generate import GenerationOptions
+    from localllm.text.marker_escaping import Message
+
+
+def run(
+    model: options.OptionalModelName = None,
+    words: Annotated[str | None, argument("[TEXT]", "The prompt, in quotes.")] = None,
+    *,
+    prompt: Prompt = None,
+    file: Annotated[
+        list[str] | None,
+        option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.  [repeatable]"),
+    ] = None,
+    binary_file: Annotated[
+        str | None, option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end.")
+    ] = None,
+    system: options.System = None,
+    system_file: options.SystemFile = None,
+    chat_template: options.ChatTemplate = None,
+    encoding: Encoding = None,
+    no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
+    raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    as_json: options.AsJson = False,
+    stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    receipt: Annotated[
+        str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
+    ] = None,
+    force: options.Force = False,
+    hide_thinking: HideThinking = False,
+    n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
+    beams: Annotated[
+        int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
+    ] = 0,
+    engine: options.EngineGroup,
+    no_cache: options.NoCache = False,
+    choices: options.GenerationGroup,
+    tools: ToolGroup,
+    images: ImageGroup,
+    endpoint: EndpointGroup,
+    diffusion: Diffusion,
+) -> None:
+    """Answer one prompt.
+
+    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does:
+    what a model thinks before it is shown dim on stderr, if that is a terminal. Several answers have an empty line
+    between them.
+
+    Examples:
+      localllm run model.gguf "Why is the sky blue?"
+      cat notes.txt | localllm run model.gguf -p "Summarize this:" -n 100
+      localllm run model.gguf -f letter.txt -sys "Translate into French." --temp 0
+      localllm run model.gguf -p "Once upon a time" --raw --stats
+      localllm run model.gguf -p "A name for a cat?" --n 3 --json | jq -r ".answers[].text"
+      localllm run model.gguf -p "Invent a person." --json-schema person.json | jq .name
+      localllm run --endpoint http://127.0.0.1:8000 -p "Why is the sky blue?"
+      localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
+      localllm run model.gguf -p "What is this?" --image photo.jpg
+      localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
+    """
+    started = perf_counter()
+    place = endpoint.place()
+    path = opening.chosen_model(model)
+    most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
+    if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
+        raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
+    asked_first = [*filter(None, (words,)), *(prompt or ())]
+    use_stdin = not (no_stdin or images.takes_stdin)
+    text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
+    system = asking.system_message(system, system_file)
+    line = ProgressLine()
+    chosen = asking.generation_options(opening.reading(line), choices)
+    if raw:
+        require_no_template(system, chat_template, choices)
+    if n != 1 or beams:
+        require_sense(n, beams, choices)
+    images.require_plain(receipt=receipt is not None)
+    if tools.given:
+        require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
+    if place is None:
+        opening.tell_choice(model)
+    with ExitStack() as stack:
+        calls = tools.opened(stack)
+        if place is None:
+            opened = stack.enter_context(opening.open_model(path, engine, chat_template, no_cache, **images.seeing()))
+        else:
+            from localllm.cli.options.endpoint import opened as opened_there
+
+            opened = opened_there(place, model, choices, engine, chat_template=chat_template, **images.seeing())
+        chosen = opening.with_draft_model(opened, chosen, choices.speculate)
+        if receipt is not None:
+            chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
+        load_s = perf_counter() - started
+        asked, interrupted = images.shown(request(opened, text, system, raw)), False
+        if opened.fills or diffusion.given():
+            images.require_plain(steps=True)
+            require_plain(
+                n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given
+            )
+            return fill(opened, asked, choices, diffusion, line)
+        answers: list[Any]
+        said: list[Message] = []
+        if calls:
+            from localllm.cli.terminal.tool_calls import answered
+
+            assert not isinstance(asked, str)
+            chosen = calls.begin(opened, chosen, stack)
+            answer, said, interrupted = answered(opened, asked, chosen, calls, line, as_json, not hide_thinking)
+            answers = [answer]
+        elif n > 1 or beams:
+            answers = several(opened, asked, chosen, n, beams, line)
+            if not as_json:
+                write("\n\n".join(answer.text for answer in answers) + "\n")
+        else:
+            answers = [begin(opened, asked, chosen)]
+            interrupted = stream(answers[0], line, silent=as_json, thoughts=not hide_thinking)
+        if as_json or stats or receipt is not None:
+            from localllm.cli.terminal.result_report import as_line, report, tell  # seldom needed
+
+            result = report(opened, answers, bool(n > 1 or beams), load_s, perf_counter() - started)
+            if as_json:
+                write(as_line({**result, "messages": said} if calls else result))
+            if stats:
+                tell(result)
+            if receipt is not None:
+                kinds = {"n": n, "beams": beams, "speculate": choices.speculate, "chat_template": chat_template}
+                keep(receipt, opened, asked, chosen, kinds, result)
+        if interrupted:
+            raise KeyboardInterrupt
+        opening.settle(opened)
+        require_whole(chosen, [answer.finish_reason for answer in answers])
+
+
+def require_no_template(system: str | None, chat_template: str | None, choices: options.GenerationGroup) -> None:
+    """Raises UsageError for what only a chat template could do."""
+    if system is not None:
+        raise UsageError("-sys needs a chat template, which --raw switches off")
+    if chat_template is not None:
+        raise UsageError("--raw switches off what --chat-template chooses")
+    if not choices.thoughts.are_usual:
+        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+
+
+def require_plain_tools(**given: bool) -> None:
+    """Raises UsageError for options that do not go with tools."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"tools do not go together with --{name}")
+
+
+def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
+    """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
+    from localllm.generation.beam_search import require_counts
+
+    require_counts(n, beams)
+    if opening.is_draft_model(choices.speculate):
+        raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
+    drawing = choices.drawing()
+    if beams and drawing:
+        raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
+
+
+def several(
+    model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", n: int, beams: int, line: ProgressLine
+) -> "list[Answer]":
+    """The answers, best first, when all are finished."""
+    try:
+        return model.session.candidates(asked, chosen, n, beams)
+    finally:
+        line.clear()

@@ -1,0 +1,216 @@
+"""localllm serve: models for the other programs on this computer."""
+
+import os
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.options.images import Projector
+from localllm.cli.parameters import argument, group, option
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import say
+from localllm.cli.terminal.render import file_stem
+from localllm.errors import LocalllmError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.server.run import Setup
+
+PORT = 11435
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def amount(text: str) -> int:
+    """Bytes: a number, with K, M or G behind it. Raises ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
+    if not found:
+        raise ValueError(f"{text!r} is no size, as 500M or 8G")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+@group
+class Place:
+    """Where the server listens, and to whom."""
+
+    port: Annotated[int, option("--port", metavar="N", help="The port of 127.0.0.1.  [default: 11435]")] = PORT
+    socket: Annotated[
+        str | None, option("--socket", metavar="PATH", help="A Unix socket, which only you can open, instead.")
+    ] = None
+    host: Annotated[
+        str | None,
+        option("--host", metavar="ADDRESS", help="Another address, for other computers: needs --api-key-file."),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        option(
+            "--api-key-file",
+            metavar="FILE",
+            help="A file with keys, a line each (# is a comment), of which a request needs one.",
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        option("--allow-host", metavar="NAME", help="Another name of this computer, as in http://NAME.  [repeatable]"),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask, https://....  [repeatable]"),
+    ] = None
+
+    strict_model_names: Annotated[
+        bool,
+        option(
+            "--strict-model-names",
+            help="Refuse requests that name another model, which a single one answers, too.",
+        ),
+    ] = False
+
+
+@group
+class Share:
+    """How much it does at once."""
+
+    memory: Annotated[
+        int | None,
+        option(
+            "--memory",
+            metavar="SIZE",
+            parser=amount,
+            help="The most memory of all open models, as 8G.  [default: what is free at the start]",
+        ),
+    ] = None
+    parallel: Annotated[
+        int | None, option("-np", "--parallel", metavar="N", help="Answers of a model at once.  [default: 16]")
+    ] = None
+    max_body: Annotated[
+        int, option("--max-body", metavar="SIZE", parser=amount, help="The most bytes of a request.  [default: 32M]")
+    ] = 32_000_000
+    max_connections: Annotated[
+        int, option("--max-connections", metavar="N", help="Connections at once.  [default: 128]")
+    ] = 128
+    timeout: Annotated[
+        float | None, option("--timeout", metavar="SECONDS", help="The most time of an answer.  [default: any]")
+    ] = None
+    on_overflow: Annotated[
+        Literal["error", "drop-turns"] | None,
+        option(
+            "--on-overflow",
+            help="When a conversation does not fit: refuse it, or drop the oldest turns.  [default: error]",
+        ),
+    ] = None
+    media_path: Annotated[
+        list[str] | None,
+        option("--media-path", metavar="DIR", help="Below it requests may name images, as file://....  [repeatable]"),
+    ] = None
+    grace: Annotated[
+        float,
+        option(
+            "--grace", metavar="SECONDS", help="When told to stop, time for answers to end.  [default: 30; 0: none]"
+        ),
+    ] = 30.0
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        argument("[MODEL...]", "GGUF files or names, or NAME=MODEL.  [default: all that `localllm list` shows]"),
+    ] = None,
+    *,
+    place: Place,
+    share: Share,
+    engine: options.EngineGroup,
+    chat_template: options.ChatTemplate = None,
+    no_cache: options.NoCache = False,
+    mmproj: Projector = None,
+) -> None:
+    """Answer other programs on this computer, by HTTP.
+
+    As OpenAI's interface (/v1/chat/completions, /v1/completions, /v1/models). Many are answered at once, by several
+    models if you name several: one is opened when somebody asks for it, and closed when others need its memory. Nobody
+    else gets in: see docs/serve.md. Ctrl-C or SIGTERM ends it.
+
+    Examples:
+      localllm serve model.gguf
+      localllm serve small=qwen3-0.6b large=qwen3-8b --memory 12G
+      localllm serve model.gguf --socket ~/.localllm.sock
+    """
+    require_extra()
+    from localllm.server.guard import origin_of
+    from localllm.server.run import Setup, run
+
+    paths = named(models or [])
+    keys = keys_of(place.api_key_file)
+    if place.host is not None and not keys:
+        raise UsageError("--host lets other computers in: it needs --api-key-file FILE, with a key that they know")
+    if place.socket is not None and place.host is not None:
+        raise UsageError("--socket and --host exclude each other")
+    if mmproj is not None and len(paths) > 1:
+        raise UsageError("--mmproj is for one model; each of several uses the projector beside it")
+    if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
+        raise UsageError(f"--media-path: {missing[0]} is no folder")
+
+    def opened(path: str) -> "Model":
+        return opening.open_model(path, engine, chat_template, no_cache, mmproj)
+
+    setup = Setup(
+        paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
+        share.grace, keys, tuple(place.allow_host or ()), [*map(origin_of, place.allow_origin or ())],
+        share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
+        tuple(share.media_path or ()), place.strict_model_names,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))
+
+
+def require_extra() -> None:
+    """Raises UsageError, with what to install."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise LocalllmError(f"serve needs {' and '.join(missing)}: pip install 'localllm[serve]'")
+
+
+def tell(setup: "Setup", address: str) -> None:
+    """That it is ready, on stderr."""
+    say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C ends it")
+
+
+def named(models: list[str]) -> dict[str, str]:
+    """The files of models, by the names that they are asked for. Raises UsageError, and as `located`."""
+    found = dict[str, str]()
+    for text in models:
+        name, equals, model = text.partition("=")
+        if not equals or "/" in name or os.path.lexists(text):
+            name, model = "", text
+        path = located(model)
+        name = name or (file_stem(path) if model == path else model)
+        if name in found:
+            raise UsageError(f"two models are called {name}: give one another name, as in NAME={model}")
+        found[name] = path
+    return found or on_disk()
+
+
+def on_disk() -> dict[str, str]:
+    """All models that are here, and the built-in one."""
+    import localllm
+    from localllm.services.catalogue import models_on_disk
+
+    found = {model.name: str(model.path) for model in models_on_disk() if model.is_whole}
+    return found or {"localllm-guide": str(localllm.builtin_model())}
+
+
+def keys_of(file: str | None) -> tuple[str, ...]:
+    """The keys in a file. Raises UsageError if there are none."""
+    if file is None:
+        return ()
+    from localllm.files.text_file import read_keys
+
+    keys = tuple(read_keys(file))
+    if short := [key for key in keys if len(key) < 8 or not key.isascii()]:
+        raise UsageError(f"{file}: a key should have 8 characters of ASCII at least, not {len(short[0])}")
+    if Path(file).stat().st_mode & 0o077:
+        say(f"localllm: warning: others on this computer can read {file}: chmod 600 {file}")
+    return keys

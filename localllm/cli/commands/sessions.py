@@ -1,0 +1,38 @@
+"""localllm sessions: conversations that `chat` keeps."""
+
+from typing import Annotated, Literal
+
+from localllm.cli.parameters import argument
+from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.session_list import session_lines
+from localllm.errors import UsageError
+
+
+def sessions(
+    action: Annotated[
+        Literal["list", "show", "rm"] | None, argument("[list|show|rm]", "List them, print one, or remove it.")
+    ] = None,
+    name: Annotated[str | None, argument("[NAME]", "Which.")] = None,
+) -> None:
+    """List the sessions of `chat`, print one or remove it.
+
+    They are files of JSON lines in the user's data folder, ~/.local/share/localllm/sessions.
+
+    Examples:
+      localllm sessions
+      localllm sessions show trip
+      localllm sessions rm trip
+    """
+    from localllm.services import sessions as kept
+
+    if action in (None, "list"):
+        lines = session_lines()
+        if not lines:
+            return dim("there are no sessions: `localllm chat --session NAME` begins one")
+        return write("\n".join(lines) + "\n")
+    if name is None:
+        raise UsageError(f"sessions {action} needs the NAME of a session")
+    if action == "rm":
+        kept.remove(name)
+        return dim(f"the session {name} is removed")
+    write("\n\n".join(kept.shown(message) for message in kept.read(name).messages) + "\n")

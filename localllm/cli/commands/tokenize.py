@@ -1,0 +1,56 @@
+"""localllm tokenize: how a model's vocabulary cuts a text."""
+
+import json
+import sys
+from typing import Annotated
+
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import argument, option
+from localllm.cli.prompt_input import Encoding, content, text_of, typed
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import is_terminal, stdin, write
+from localllm.errors import UsageError
+
+
+def tokenize(
+    model: options.ModelName,
+    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]", also=("-p", "--prompt"))] = None,
+    *,
+    file: Annotated[str | None, option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
+    ids: Annotated[bool, option("--ids", help="Print the ids alone, as a list.")] = False,
+    encoding: Encoding = None,
+    as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
+) -> None:
+    """Show the tokens of a text.
+
+    One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
+    are written \\xNN. Without TEXT, stdin is read. The text is taken as `run --raw` takes it: with a BOS token if the
+    model wants one, and special tokens like <|im_end|> are what they say. MODEL may hold a vocabulary only.
+
+    Examples:
+      localllm tokenize model.gguf "Hello world"
+      wc -w book.txt; localllm tokenize model.gguf < book.txt | wc -l
+    """
+    from localllm.api import open_tokenizer
+
+    tokenizer = open_tokenizer(located(model))
+    opening.warn(tokenizer.warnings)
+    if text is not None and file is not None:
+        raise UsageError("TEXT and -f FILE are one too many")
+    given = None if text is None else typed(text, "TEXT")
+    if file is not None:
+        given = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
+    if given is None:
+        if sys.stdin is None or is_terminal(sys.stdin):
+            raise UsageError("there is no text: give one, or pipe it to stdin")
+        given = text_of(stdin().read(), "stdin", encoding)
+    found = tokenizer.encode(given, special=True, bos=True)
+    if ids:
+        return write(json.dumps(found) + "\n")
+    pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in found]
+    tokens = [{"id": token, "piece": piece} for token, piece in zip(found, pieces, strict=True)]
+    if as_json:
+        write(json.dumps(tokens, ensure_ascii=False) + "\n")
+    else:
+        write("".join(f"{token['id']}\t{json.dumps(token['piece'], ensure_ascii=False)}\n" for token in tokens))

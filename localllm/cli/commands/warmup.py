@@ -1,0 +1,27 @@
+"""localllm warmup: make the first start as fast as later ones."""
+
+import localllm
+from localllm.cli import open_model as opening
+from localllm.cli.options import shared as options
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal.output import ProgressLine, dim
+
+
+def warmup(model: options.OptionalModelName = None) -> None:
+    """Compile the kernels ahead of time.
+
+    Those that MODEL needs, or the built-in model. Otherwise the first start does it, once per computer.
+
+    Examples:
+      localllm warmup
+      localllm warmup model.gguf
+    """
+    path = str(localllm.builtin_model()) if model is None else located(model)
+    from localllm.api import warmup as compile_kernels
+
+    line = ProgressLine()
+    try:
+        compile_kernels(path, opening.compiling(line))
+    finally:
+        line.clear()
+    dim("the kernels are ready")

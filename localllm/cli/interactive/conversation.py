@@ -1,0 +1,365 @@
+"""A conversation in the terminal: what is asked and answered, shown, and written to a session's file."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localllm.cli.interactive.settings import told, with_settings
+from localllm.cli.options.constraint import tell_cut
+from localllm.cli.terminal.output import ProgressLine, dim, say
+from localllm.cli.terminal.render import counted, file_stem, tell_overflow
+from localllm.cli.terminal.stream_renderer import page
+from localllm.cli.terminal.type_ahead import type_ahead
+from localllm.errors import LocalllmError, UsageError
+from localllm.services import sessions
+from localllm.services.sessions import Line, SessionFile, SessionModel
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.generation.generate import Generation, GenerationOptions
+
+
+AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins with
+
+
+class Conversation:
+    """With one model at a time.
+
+    Attributes:
+        model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
+        markdown, stats, shows_thoughts: how answers look.  tools: that answers may call.
+        file: the session's, None for a conversation that nobody keeps.
+        texts: of files that go with the next question.  images: that do, paths.
+        branches: conversations that were left, by their names; None if a session has it.  name: of this one.
+    """
+
+    def __init__(
+        self,
+        model: "Model",
+        options: "GenerationOptions",
+        line: ProgressLine,
+        markdown: bool = False,
+        stats: bool = False,
+    ):
+        self.model, self.options, self._line = model, options, line
+        self.markdown, self.stats, self.shows_thoughts = markdown, stats, True
+        self.tools: ToolCalls | None = None
+        self.file: SessionFile | None = None
+        self.lines: list[Line] = []
+        self.texts: list[str] = []
+        self.images: list[str] = []
+        self.branches: dict[str, list[Line] | None] = {}
+        self.name = "main"
+
+    # ---- asking ----
+
+    def ask(self, question: str) -> None:
+        """A question, with the texts and the images that were read for it, and the answer."""
+        text, images = "\n\n".join(part for part in (question, *self.texts) if part), self.images
+        if self._answer(lambda options: self._asked(text, images, options), self.options, question=(text, images)):
+            self.texts, self.images = [], []
+
+    def _asked(self, text: str, images: list[str], options: "GenerationOptions") -> "Generation":
+        session = self.model.session
+        return session.ask(text, options, images) if images else session.ask(text, options)
+
+    def look(self, path: str) -> None:
+        """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""
+        if self.model.file is None:
+            from localllm.images.opened import opened_image  # seldom needed
+
+            opened_image(path)  # whether the server's model sees it, only the server knows
+        else:
+            self.model.sight.look(path)
+        self.images.append(os.path.abspath(path))  # a session may go on in another folder
+
+    def read(self, text: str, name: str) -> None:
+        """Take a file's text along with the next question. Raises UsageError if there is no room for it."""
+        model, length = self.model, self.model.session.count
+        if not model.context:
+            self.texts.append(text)
+            return
+        kept = [*self.texts, model.session.system or ""]
+        taken = sum(length(each) for each in kept)
+        taken += self.used if self.options.on_overflow == "error" else 0
+        count, room = length(text), model.context - model.context // 8 - taken
+        if count > room:
+            raise UsageError(
+                f"{name} has {tokens(count)}: of the context of {model.context}, {max(0, room)} are free for it"
+            )
+        self.texts.append(text)
+
+    def ask_again(self, question: str | None = None) -> None:
+        """Another answer instead of the last one, to the same question or another one instead of that."""
+        lines, messages, answered = list(self.lines), self.model.session.messages, False
+        images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
+        asked = self.undo()
+        if asked is None:
+            return dim("there is no question yet")
+        text, options = asked if question is None else question, self.options
+        if question is None:
+            options = replace(options, sampling=replace(options.sampling, seed=None))
+        try:
+            answered = self._answer(lambda options: self._asked(text, images, options), options, (text, images))
+        finally:
+            if not answered:
+                self.lines, self.model.session.messages = lines, messages
+
+    def resume(self) -> None:
+        """More of the last answer."""
+        self._answer(self.model.session.resume, self.options)
+
+    def _answer(
+        self,
+        begin: "Callable[[GenerationOptions], Generation]",
+        options: "GenerationOptions",
+        question: tuple[str, list[str]] | None = None,
+    ) -> bool:
+        """Show an answer and keep it; question: its text and images, without one it goes on with the last answer. False
+        if there came none."""
+        session, answer = self.model.session, None
+        before: list[Line] = []
+        try:
+            answer = begin(options)
+            if session.forgotten:
+                say(f"localllm: the conversation is too long: its first {turns(session.forgotten)} forgotten")
+            self._show(answer)
+            if self.tools:
+                answer, before = self._with_tools(self.tools, answer, options, question and question[0])
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")
+        finally:
+            self._line.clear()
+        is_silent = answer is not None and not answer.text and answer.finish_reason == "interrupted"
+        if answer is None or (question is not None and is_silent and not before):
+            return False
+        used = answer.prompt_tokens + answer.completion_tokens
+        *between, last = before if before and is_silent else [*before, session.messages[-1]]
+        said = [*between, {**last, "finish": answer.finish_reason, "tokens": used}]
+        if question is None:
+            self.lines[-1:] = said
+        else:
+            text, images = question
+            self.lines += [{"role": "user", "content": text, **({"images": images} if images else {})}, *said]
+        self.keep()
+        return True
+
+    def _with_tools(
+        self, tools: "ToolCalls", answer: "Generation", options: "GenerationOptions", question: str | None
+    ) -> "tuple[Generation, list[Line]]":
+        """The answer behind all calls, and what was said before it."""
+        tools.asked([{"role": "user", "content": question}] if question is not None else [])
+        tools.note(answer.message(), finish=answer.finish_reason)
+        before: list[Line] = []
+        try:
+            while answer.calls and answer.finish_reason != "interrupted":
+                results = tools.results(answer.calls)
+                said, answer = answer.message(), self.model.session.go_on(results, options)
+                before += [said, *results]
+                self._show(answer)
+                tools.note(answer.message(), finish=answer.finish_reason)
+        except LocalllmError as error:  # what was said until then stays
+            say(f"localllm: error: {error}")
+        return answer, before
+
+    def _show(self, answer: "Generation") -> None:
+        """The answer as it comes; Ctrl-C ends it."""
+        from localllm.generation.reasoning import ANSWER, THOUGHT
+
+        shown, interrupted = page(self.markdown), False
+        with type_ahead():
+            dim("")
+            try:
+                for kind, text in answer.parts:
+                    self._line.clear()
+                    if kind == ANSWER or self.shows_thoughts:
+                        shown.push(text, kind == THOUGHT)
+                    else:
+                        self._line.show(f"thinking: {answer.completion_tokens} tokens")
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                self._line.clear()
+            if answer.text or answer.thinking or not interrupted:
+                shown.end()
+        self._tell(answer)
+
+    def _tell(self, answer: "Generation") -> None:
+        """What is to be known of an answer, and an empty line."""
+        tell_overflow(answer)
+        tell_cut(self.options, [answer.finish_reason])
+        if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
+            say(f"localllm: the answer was cut after {answer.completion_tokens} tokens, as -n says; /continue goes on")
+        if answer.finish_reason == "interrupted" and answer.text:
+            dim("interrupted; /continue goes on")
+        if self.stats:
+            dim(statistics(answer, self.model.context))
+        dim("")
+
+    # ---- what was said ----
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; the question, None if there is none."""
+        question = self.model.session.undo()
+        if question is not None:
+            place = max(number for number, line in enumerate(self.lines) if line["role"] == "user")
+            del self.lines[place:]
+        return question
+
+    def clear(self) -> None:
+        """Begin anew with the same system message; a session's file stays as it is."""
+        self.leave()
+        self.model.session.clear()
+        self.lines, self.texts, self.images = self.lines[: self._has_system], [], []
+        self.branches, self.name = {}, "main"
+
+    @property
+    def _has_system(self) -> bool:
+        return bool(self.lines) and self.lines[0]["role"] == "system"
+
+    def set_system(self, text: str | None) -> None:
+        """The instruction in front, or none."""
+        self.model.session.system = text
+        front = [] if text is None else [{"role": "system", "content": text}]
+        self.lines = [*front, *self.lines[self._has_system :]]
+        self.keep()
+
+    def set(self, options: "GenerationOptions") -> None:
+        """Answer so from now on."""
+        self.options = options
+        if self.file:
+            self.file.chat.settings = settings(options)
+            self._written(self.file.rewrite)
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context, as far as is known."""
+        return self.lines[-1].get("tokens", 0) if self.lines else 0
+
+    def branch(self, name: str) -> None:
+        """Go on in a copy of this conversation, or in one that was left. Raises UsageError, LocalllmError."""
+        if name == self.name:
+            return
+        is_new, kept, before = name not in self.branches, self.branches.get(name), self.name
+        own = None if self.file else list(self.lines)
+        if is_new:
+            self.model.session.hold()
+            if self.file:
+                self.keep()  # or it would not be there to go back to, if nothing was said yet
+                return self.save(name, trunk=self.file.chat.trunk or before)
+        elif kept is None:
+            self.load(name)
+        else:
+            self.leave()
+            self._be(kept)
+        self.branches[before], self.name = own, name
+
+    def _be(self, lines: Sequence[Line]) -> None:
+        """Go on with another conversation; what was read for this one is kept for a while."""
+        self.model.session.hold()
+        self.lines, self.texts, self.images = list(lines), [], []
+        self.model.session.messages = sessions.plain(lines)
+        self.model.session.earlier = self.used
+
+    def switch(self, model: "Model") -> None:
+        """Go on with another model."""
+        before, self.model = self.model, model
+        model.session.messages = sessions.plain(self.lines)
+        if self.file:
+            self.file.chat.model = about(model)
+            self._written(self.file.rewrite)
+        before.close()
+
+    # ---- sessions ----
+
+    def keep(self) -> None:
+        """Write what was said, if it is a session."""
+        if self.file:
+            file = self.file
+            self._written(lambda: file.write(self.lines))
+
+    def _written(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except LocalllmError as error:
+            say(f"localllm: error: {error}")
+
+    def save(self, name: str, trunk: str = "") -> None:
+        """Be a session from now on; trunk: that it branches off. Raises UsageError if there is one of that name."""
+        file = SessionFile(name)
+        if not file.is_new:
+            file.close()
+            raise UsageError(f"there is a session {name!r} already: /load goes on with it")
+        self.leave()
+        self.file, self.name = file, name
+        file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk
+        if self.lines or trunk:
+            self.keep()
+        self._find_branches()
+
+    def _find_branches(self) -> None:
+        """Those of the session that are on the disk, besides those that nobody keeps."""
+        unkept = {name: lines for name, lines in self.branches.items() if lines is not None}
+        self.branches = {**dict.fromkeys(sessions.branches(self.name)), **unkept}
+
+    def load(self, name: str) -> None:
+        """Go on with a session. Raises UsageError, LocalllmError."""
+        if self.file and name == self.name:
+            return
+        file = SessionFile(name)
+        if file.is_new:
+            file.close()
+            raise UsageError(f"there is no session {name!r}: /sessions lists them")
+        self.leave()
+        self.file, self.name = file, name
+        self._find_branches()
+        self._be(file.chat.messages)
+        self.options = with_settings(self.options, file.chat.settings)
+        if file.lost:
+            say(f"localllm: warning: a turn at the end of the session {name!r} had not been written whole; it is gone")
+        before, now = file.chat.model, about(self.model)
+        if before.fingerprint != now.fingerprint:
+            say(
+                f"localllm: warning: the session {name!r} was held with another model, {before.name or before.path}; "
+                f"now it goes on with {now.name or now.path}"
+            )
+
+    def leave(self) -> None:
+        """Let others have the session. What was read for it goes to the cache, so that it is quick to come back."""
+        if self.file:
+            self.model.session.leave()
+            self.file.close()
+        self.file = None
+
+
+def turns(count: int) -> str:
+    return "turn was" if count == 1 else f"{count} turns were"
+
+
+def about(model: "Model") -> SessionModel:
+    """What a session tells of its model."""
+    if model.file is None:  # a server's
+        return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
+    return SessionModel(
+        model.name or file_stem(model.path), os.path.abspath(model.path), sessions.fingerprint(model.file)
+    )
+
+
+def settings(options: "GenerationOptions") -> dict[str, object]:
+    """What a session tells of its options: those that are not the usual ones."""
+    return {name: value for name, value, is_usual in told(options) if not is_usual}
+
+
+def statistics(answer: "Generation", context: int) -> str:
+    """One line."""
+    said = answer.completion_tokens
+    speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
+    used = answer.prompt_tokens + said
+    read = f"{tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
+    return f"{read} · {tokens(said)} said{speed} · context {used}{f' of {context}' if context else ''}"
+
+
+def tokens(count: int) -> str:
+    return counted(count, "token")

@@ -1,0 +1,44 @@
+"""Which session a chat goes on with, and with which model."""
+
+import os
+import sys
+
+from localllm.cli.interactive.conversation import AT_ENDPOINT, Conversation
+from localllm.cli.terminal.output import dim, is_terminal
+from localllm.errors import UsageError
+from localllm.services import sessions
+
+
+def session_name(session: str | None, latest: bool) -> str | None:
+    """What --session or --continue mean, None if there is neither. Raises UsageError."""
+    if session is not None and latest:
+        raise UsageError("--session names a session and --continue means another one: leave one out")
+    name = sessions.latest() if latest else session
+    if name is not None:
+        sessions.path_of(name)
+        if not is_terminal(sys.stdin):
+            raise UsageError("a session needs a terminal: what is piped in is answered as by `run`")
+    return name
+
+
+def model_of(session: str) -> str | None:
+    """The file that a session was last held with, None for a new one. Raises UsageError if it is not there."""
+    if not sessions.exists(session):
+        return None
+    about = sessions.read(session).model
+    if about.fingerprint.startswith(AT_ENDPOINT):
+        raise UsageError(f"the session {session!r} was held with a server: --endpoint {about.path} goes on with it")
+    if about.path and not os.path.exists(about.path):
+        raise UsageError(f"the model of the session {session!r} is not there any more: {about.path}; name another one")
+    return about.path or None
+
+
+def start(conversation: Conversation, session: str | None, system: str | None) -> None:
+    """Go on with the session, or begin it; a system message of the command line is newer than the session's."""
+    if session is not None and sessions.exists(session):
+        conversation.load(session)
+        dim(f"session {session} · {len(conversation.lines)} messages")
+    elif session is not None:
+        conversation.save(session)
+    if system is not None:
+        conversation.set_system(system)

@@ -1,0 +1,99 @@
+"""The options of an answer by name: what /set changes in a conversation and /show tells."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.argv import did_you_mean
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+
+OF_ANSWERS = {
+    "max_tokens": int,
+    "stop": tuple,
+    "think": str,
+    "think_budget": int,
+    "on_overflow": str,
+    "keep": int,
+}  # of GenerationOptions itself
+OTHER_NAMES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
+USUAL = "default"
+
+
+def names(options: "GenerationOptions") -> list[str]:
+    """Of all options that can be set."""
+    return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
+
+
+def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
+    """The name and the value of each option, and whether it is the usual one."""
+    usual = type(options)()
+    for name in names(options):
+        holder, model = (options, usual) if name in OF_ANSWERS else (options.sampling, usual.sampling)
+        value = getattr(holder, name)
+        yield name, list(value) if isinstance(value, tuple) else value, value == getattr(model, name)
+
+
+def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
+    """The same with another value of one. Raises UsageError for a name or a value that makes no sense."""
+    name = name.lstrip("-").replace("-", "_")
+    name = OTHER_NAMES.get(name, name)
+    if name not in names(options):
+        meant = did_you_mean(name, [*names(options), *OTHER_NAMES]) or "Tab behind /set lists them"
+        raise UsageError(f"there is no option {name!r}; {meant}")
+    if text == USUAL:
+        usual = type(options)()
+        return replaced(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
+    value = parsed(name, text, kind_of(options, name))
+    return replaced(options, name, None if (name, value) == ("max_tokens", -1) else value)
+
+
+def kind_of(options: "GenerationOptions", name: str) -> type:
+    """What values an option has."""
+    if name in OF_ANSWERS:
+        return OF_ANSWERS[name]
+    default = next(field.metadata["default"] for field in fields(options.sampling) if field.name == name)
+    return int if default is None else type(default)
+
+
+def replaced(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
+    """The same with another value of one. Raises UsageError."""
+    change: dict[str, Any] = {name: value}
+    return (
+        replace(options, **change)
+        if name in OF_ANSWERS
+        else replace(options, sampling=replace(options.sampling, **change))
+    )
+
+
+def parsed(name: str, text: str, kind: type) -> Any:
+    """The value that a text stands for. Raises UsageError."""
+    if kind is bool:
+        if text not in ("on", "off"):
+            raise UsageError(f"{name} should be on or off, not {text!r}")
+        return text == "on"
+    if kind is tuple:
+        return tuple(text.split(";"))
+    if kind not in (int, float, str):
+        raise UsageError(f"{name} cannot be set here")
+    try:
+        return kind(text)
+    except ValueError:
+        whole = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} should be {whole}, not {text!r}") from None
+
+
+def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
+    """The same with a session's options, where its own are the usual ones. What is unknown or makes no sense is
+    left out.
+    """
+    is_usual = {name: usual for name, _, usual in told(options)}
+    for name, value in settings.items():
+        if is_usual.get(name):
+            value = tuple(value) if isinstance(value, list) else value
+            with suppress(UsageError, TypeError):
+                options = replaced(options, name, value)
+    return options

@@ -1,0 +1,166 @@
+"""How commands open a model, and what they tell meanwhile: progress and warnings, on stderr."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import localllm
+from localllm.cli.options.shared import DRAFT, EngineGroup
+from localllm.cli.resolve_model import located
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal.output import ProgressLine, say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import GenerationOptions
+
+
+def chosen_model(model: str | None) -> str:
+    """What was named, or the built-in model."""
+    return str(localllm.builtin_model()) if model is None else model
+
+
+def tell_choice(model: str | None) -> None:
+    """Say so if nobody has named a model."""
+    if model is None:
+        say("localllm: no model is named, so the built-in one answers: it is tiny, and knows localllm only")
+
+
+def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
+    """How many bytes of UTF-8 a prompt may have at most. Raises as located, and ModelError."""
+    from localllm.api import most_prompt_bytes
+
+    return sys.maxsize if on_overflow == "shift" else most_prompt_bytes(located(model), engine.context)
+
+
+def unknown() -> int:
+    """In place of most_bytes, where nobody knows."""
+    return sys.maxsize
+
+
+def open_model(
+    model: str,
+    engine: EngineGroup,
+    chat_template: str | None = None,
+    no_cache: bool = False,
+    mmproj: str | None = None,
+    pan_and_scan: bool = False,
+) -> "Model":
+    """Open a model, a path or a name; progress and warnings go to stderr."""
+    path = located(model)
+    from localllm import api
+
+    line = ProgressLine()
+    try:
+        opened = api.open_model(
+            path,
+            engine.threads,
+            engine.context,
+            engine.cache.types(),
+            progress=compiling(line),
+            chat_template=chat_template,
+            backend=engine.device,
+            cache=not no_cache,
+            gpu_layers=layer_count(engine.gpu_layers),
+            uploading=uploading(line),
+            mmproj=mmproj,
+            pan_and_scan=pan_and_scan,
+        )
+    finally:
+        line.clear()
+    from localllm.kernels.build.faults import end_on_bus_error
+
+    end_on_bus_error(path)
+    warn(opened.warnings)
+    if opened.context > opened.trained_context:
+        say(
+            f"localllm: warning: a context of {opened.context} is more than the {opened.trained_context} tokens "
+            "that the model was trained for; answers may get worse beyond"
+        )
+    return opened
+
+
+def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
+    """The same with the draft model that --speculate names, if it does, opened. Raises as Model.drafter."""
+    if not is_draft_model(speculate):
+        return chosen
+    if model.file is None:
+        raise UsageError("speculate: a draft model is not for an endpoint")
+    from dataclasses import replace
+
+    line = ProgressLine()
+    try:
+        draft = located(speculate.removeprefix(DRAFT))
+        return replace(chosen, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
+    finally:
+        line.clear()
+
+
+def is_draft_model(speculate: str) -> bool:
+    return speculate.startswith(DRAFT)
+
+
+def settle(model: "Model") -> None:
+    """The answer is said: who reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
+    if model.prefixes is None:
+        return
+    try:
+        model.session.sequences.collect()
+        if model.prefixes.is_writing:
+            terminal.end_output()
+        model.prefixes.close()
+    except KeyboardInterrupt:
+        model.prefixes.close(wait=False)
+    if model.prefixes.warning:
+        warn([model.prefixes.warning])
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Lines that the user should see."""
+    for warning in warnings:
+        say(f"localllm: warning: {warning}")
+
+
+def compiling(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for api.open_model that shows its progress on the line, and clears it when all are there. If stderr is
+    no terminal, a line says at first what takes so long.
+    """
+    has_said = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal has_said
+        if done < total and not has_said and not terminal.is_terminal(sys.stderr):
+            has_said = True
+            kernels = "a kernel" if total == 1 else f"{total} kernels"
+            say(f"localllm: compiling {kernels} for this computer, once; that may take a minute")
+        if done < total:
+            line.show(f"compiling kernels for this computer, once: {done} of {total}")
+        else:
+            line.clear()
+
+    return show
+
+
+def uploading(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for api.open_model that shows how much of the weights the card has."""
+
+    def show(done: int, total: int) -> None:
+        line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+    return show
+
+
+def reading(line: ProgressLine) -> Callable[[int, int], None]:
+    """A callback for the prefill that shows its progress on the line; a short prompt needs none."""
+
+    def show(done: int, total: int) -> None:
+        if done:
+            line.show(f"reading the prompt: {done} of {total} tokens")
+
+    return show
+
+
+def layer_count(text: str) -> int | str:
+    """A number if it is one."""
+    return int(text) if text.isdecimal() else text

@@ -1,0 +1,161 @@
+"""Options for what an answer must look like, and for the thoughts in front of it."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from localllm.cli.parameters import group, number_or_default, option
+from localllm.cli.terminal.output import say
+from localllm.errors import CutError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.generate import GenerationOptions
+
+HideThinking = Annotated[
+    bool, option("--hide-thinking", "--hidethinking", help="Do not show on the terminal what the model thinks.")
+]
+
+
+@group
+class Shape:
+    """What an answer must look like. Thoughts are free."""
+
+    json_schema: Annotated[
+        str | None,
+        option(
+            "-j",
+            "--json-schema",
+            "-jf",
+            "--json-schema-file",
+            metavar="FILE|TEXT",
+            help="Answer with JSON by a schema.",
+        ),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        option("--grammar", "--grammar-file", metavar="FILE|TEXT", help="Answer as a grammar in GBNF says."),
+    ] = None
+    regex: Annotated[
+        str | None, option("--regex", metavar="TEXT", help="Answer with what a regular expression matches.")
+    ] = None
+
+    json_whitespace: Annotated[
+        bool, option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
+    ] = False
+    additional_properties: Annotated[
+        bool,
+        option("--additional-properties", help="Let objects have others than a schema's where it does not say."),
+    ] = False
+
+    def constraint(self) -> "Constraint | None":
+        """What they say, checked. Raises UsageError."""
+        given = [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
+        if not given:
+            return None
+        from localllm.generation.constraints.constraint import constraint_of
+
+        if len(given) > 1:
+            names = (f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{' and '.join(names)} do not go together")
+        schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
+        return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
+
+    def given(self) -> dict[str, Any]:
+        """What they say, as the user has: schema, grammar and regex. Raises UsageError."""
+        schema = text_of("json_schema", self.json_schema, "{")
+        grammar = text_of("grammar", self.grammar, "::=")
+        return {
+            "schema": None if schema is None else json.loads(schema),
+            "grammar": grammar,
+            "regex": self.regex,
+            "additional_properties": self.additional_properties,
+        }
+
+
+def text_of(name: str, given: str | None, sign: str) -> str | None:
+    """An option's text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""
+    if given is None or sign in given:
+        return given
+    if not given.strip():
+        raise UsageError(f"{name} is empty: give a text, or the name of a file with one")
+    try:
+        return Path(given).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(f"cannot read {given}: {reason}") from None
+
+
+@group
+class Thoughts:
+    """Thinking before the answer, and what else the chat template is told."""
+
+    think: Annotated[
+        Literal["auto", "on", "off", "low", "medium", "high"],
+        option(
+            "--think",
+            "--reasoning",
+            "-rea",
+            metavar="HOW",
+            help="Think before the answer: on, off, low, medium, high, or as the template wants.  [default: auto]",
+        ),
+    ] = "auto"
+    think_budget: Annotated[
+        int | None,
+        option(
+            "--think-budget",
+            "--reasoning-budget",
+            metavar="N",
+            parser=number_or_default("-1"),
+            help="End a thought after N tokens.  [default: -1, when the model ends it]",
+        ),
+    ] = None
+    template_var: Annotated[
+        list[str] | None,
+        option(
+            "--template-var",
+            "--chat-template-kwargs",
+            metavar="NAME=VALUE",
+            help="A variable of the chat template; VALUE may be JSON, and a JSON object has several.  [repeatable]",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """As fields of GenerationOptions. Raises UsageError."""
+        variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
+        return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
+
+    @property
+    def are_usual(self) -> bool:
+        return self.think == "auto" and self.think_budget is None and not self.template_var
+
+
+def variables_of(text: str) -> dict[str, Any]:
+    """NAME=VALUE, or a JSON object. Raises UsageError."""
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"template_var should be NAME=VALUE or a JSON object: {error}") from None
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"template_var should be NAME=VALUE or a JSON object, not {text!r}")
+    try:
+        return {name: json.loads(value)}
+    except ValueError:
+        return {name: value}
+
+
+def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Raises CutError if an answer is not what was asked for, because it could not be finished."""
+    if chosen.constraint and "length" in finish_reasons:
+        raise CutError(f"the answer was cut, so it is not {chosen.constraint.promise}")
+
+
+def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+    """Say so."""
+    try:
+        require_whole(chosen, finish_reasons)
+    except CutError as error:
+        say(f"localllm: warning: {error}")

@@ -1,0 +1,117 @@
+"""localllm run, of models that fill masked places: the options, named as llama.cpp's, and the text as it settles."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli.options.shared import GenerationGroup, number
+from localllm.cli.parameters import group, option
+from localllm.cli.terminal.output import ProgressLine, say
+from localllm.cli.terminal.render import page_of_stdout
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.diffusion import FillingOptions
+    from localllm.text.marker_escaping import Message
+
+PLACES, EPSILON = 128, 1e-3  # filled unless the user says how many; of the schedule by time
+
+
+@group
+class Diffusion:
+    """How models fill masked places (diffusion)."""
+
+    steps: Annotated[int | None, number("--diffusion-steps", help="Steps that fill the places.  [default: 128]")] = None
+    epsilon: Annotated[
+        float | None, number("--diffusion-eps", help="Fill by time, down to this part of it.  [default: 0.001]")
+    ] = None
+    block_length: Annotated[
+        int | None, number("--diffusion-block-length", help="Fill block by block instead.  [default: 0, off]")
+    ] = None
+    algorithm: Annotated[
+        int | None,
+        number(
+            "--diffusion-algorithm",
+            help="Places that come first: 0 any, 1 of least entropy, 2 of largest margin, 3 at random, 4 of the"
+            " likeliest tokens.  [default: 4]",
+        ),
+    ] = None
+    algorithm_temperature: Annotated[
+        float | None, number("--diffusion-alg-temp", help="Draw these places, too.  [default: 0, off]")
+    ] = None
+    guidance: Annotated[
+        float | None, number("--diffusion-cfg-scale", help="Heed the prompt by so much more.  [default: 0, off]")
+    ] = None
+    has_noise: Annotated[
+        bool, option("--diffusion-add-gumbel-noise", help="Draw with Gumbel noise, if there is a temperature.")
+    ] = False
+    visual: Annotated[bool, option("--diffusion-visual", help="Show the text of every step on stderr.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """What the user has chosen, by field of FillingOptions."""
+        given = {name: value for name, value in vars(self).items() if name != "visual"}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+def fill(
+    opened: "Model", asked: "str | list[Message]", choices: GenerationGroup, diffusion: Diffusion, line: ProgressLine
+) -> None:
+    """The answer of such a model, to stdout in the end, and on the line as it settles. Raises UsageError for a model of
+    another kind, ContextError."""
+    from localllm.engine.run import BATCH
+    from localllm.generation.diffusion import filled, filling_model, require_room
+
+    model, options = filling_model(opened.engine, opened.file.metadata), filling_options(choices, diffusion)
+    if isinstance(asked, str):
+        prompt = opened.tokenizer.encode(asked, special=True, bos=True)
+    else:
+        prompt = opened.session.encode_chat(asked)
+    require_room(len(prompt) + options.length, min(BATCH, opened.context))
+    text = ""
+    try:
+        for step, tokens in enumerate(filled(model, prompt, options), start=1):
+            text = settled(opened, tokens, model.mask)
+            if diffusion.visual:
+                line.clear()
+                say(f"{step}/{options.steps} {text}")
+            line.show(f"{step}/{options.steps} {' '.join(text.split())}")
+    finally:
+        line.clear()
+    out = page_of_stdout()
+    out.push(text)
+    out.end()
+
+
+def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "FillingOptions":
+    """What the options say. Raises UsageError."""
+    from localllm.generation.diffusion import FillingOptions
+    from localllm.generation.sampling.options import SamplingOptions
+
+    given = diffusion.given()
+    if not given.get("block_length"):
+        given.setdefault("epsilon", EPSILON)
+    usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
+    if others := choices.drawing().keys() - set(known):
+        raise UsageError(f"models that fill masked places know no {min(others).replace('_', '-')}")
+    length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
+    options = FillingOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
+    options.require_valid()
+    return options
+
+
+def settled(opened: "Model", tokens: list[int], mask: int) -> str:
+    """The text as far as it is known, up to its end; places that are not filled are low lines."""
+    tokenizer, shown, known = opened.tokenizer, "", list[int]()
+    for token in tokens:
+        if token in tokenizer.end_ids:
+            break
+        if token == mask:
+            shown, known = shown + tokenizer.decode(known) + "_", []
+        else:
+            known.append(token)
+    return shown + tokenizer.decode(known)
+
+
+def require_plain(**chosen: bool) -> None:
+    """Raises UsageError for options that are for models that write on; chosen: which of them the user has given."""
+    if found := [name for name, is_given in chosen.items() if is_given]:
+        raise UsageError(f"models that fill masked places give one answer as it is: leave out --{found[0]}")

@@ -1,0 +1,76 @@
+"""Options for a server that answers instead of a model that is opened here."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli.parameters import group, option
+from localllm.cli.terminal.output import say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.options.shared import Answers, EngineGroup
+    from localllm.services.remote.http import Endpoint
+
+KEY = "LOCALLLM_API_KEY"
+
+
+@group
+class EndpointGroup:
+    """A server that answers, instead of a model that is opened here."""
+
+    endpoint: Annotated[
+        str | None,
+        option(
+            "--endpoint",
+            metavar="URL",
+            help="A server of OpenAI's interface, as http://127.0.0.1:8000; MODEL is what it calls a model.",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        option("--api-key-file", metavar="FILE", help=f"A file with its key.  [default: ${KEY}]"),
+    ] = None
+
+    def place(self) -> "Endpoint | None":
+        """Where it is, None if there is none. Raises UsageError."""
+        if self.endpoint is None:
+            if self.api_key_file is not None:
+                raise UsageError("api_key_file is for --endpoint, which is missing")
+            return None
+        from localllm.services.remote.http import Endpoint
+
+        return Endpoint.of(self.endpoint, self._key())
+
+    def _key(self) -> str | None:
+        if self.api_key_file is None:
+            return os.environ.get(KEY) or None
+        from localllm.files.text_file import read_keys
+
+        return read_keys(self.api_key_file)[0]
+
+
+def opened(
+    place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: Any
+) -> Any:
+    """The model there, a RemoteModel, in place of one that is opened here.
+
+    What is about weights is left out, which a line tells; refused: options that would change the answer, if they say
+    anything. Raises UsageError, EndpointError.
+    """
+    from localllm.services.remote.dialect import Form
+    from localllm.services.remote.model import RemoteModel
+
+    for name, value in refused.items():
+        if value:
+            raise UsageError(f"{name} is not for an endpoint: the server has its own")
+    if engine is not None and (given := about_weights(engine)):
+        say(f"localllm: left out, because a server decides that itself: {', '.join(given)}")
+    return RemoteModel(place, model, Form(**choices.shape.given()))
+
+
+def about_weights(engine: "EngineGroup") -> list[str]:
+    """Options that say how a model is held."""
+    usual = type(engine)(cache=type(engine.cache)())
+    names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
+    given = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
+    return [*given, *(["--kv-type"] if vars(engine.cache) != vars(usual.cache) else [])]

@@ -1,0 +1,44 @@
+"""From what was chosen on the command line to what the generation of an answer is told."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from localllm.cli.open_model import is_draft_model
+from localllm.cli.options.shared import Answers, GenerationGroup
+from localllm.cli.terminal.output import say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import GenerationOptions
+
+
+def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
+    """What the options say, checked; `on_progress` hears of the prefill. Raises UsageError.
+
+    Of a draft model they know nothing until `with_draft_model`.
+    """
+    from localllm.generation.generate import GenerationOptions
+    from localllm.generation.sampling.options import SamplingOptions
+
+    sampling = SamplingOptions(**choices.drawing())
+    limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
+    more = {**choices.thoughts.given(), "constraint": choices.shape.constraint()}
+    if not isinstance(choices, GenerationGroup):
+        return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
+    keep = choices.keep
+    if keep is not None and choices.on_overflow != "shift":
+        say("localllm: --keep is left out: it counts with --on-overflow shift only")
+        keep = None
+    kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
+    return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, keep, **more)
+
+
+def system_message(text: str | None, file: str | None) -> str | None:
+    """The system message of -sys or of -sysf's file. Raises UsageError."""
+    if file is None:
+        return text
+    if text is not None:
+        raise UsageError("-sys and -sysf exclude each other")
+    from localllm.files.text_file import read_text
+
+    return read_text(file)

@@ -1,0 +1,64 @@
+"""Images on the command line: which ones, and the projector that the model sees them by."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from localllm.cli.parameters import group, option
+from localllm.cli.terminal.output import stdin
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.text.marker_escaping import Message
+
+Projector = Annotated[
+    str | None,
+    option("-mm", "--mmproj", metavar="FILE", help="What the model sees by.  [default: mmproj-*.gguf beside it]"),
+]
+
+
+@group
+class ImageGroup:
+    """What the model sees, if it can."""
+
+    image_files: Annotated[
+        list[str] | None,
+        option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
+    ] = None
+    mmproj: Projector = None
+    pan_and_scan: Annotated[
+        bool, option("--pan-and-scan", help="With Gemma 3: crops of long images, too, in up to five times the tokens.")
+    ] = False
+
+    def seeing(self) -> dict[str, Any]:
+        """By what, and how, as open_model takes it."""
+        return {"mmproj": self.mmproj, "pan_and_scan": self.pan_and_scan}
+
+    @property
+    def takes_stdin(self) -> bool:
+        return "-" in (self.image_files or ())
+
+    def shown(self, asked: "str | list[Message]") -> "str | list[Message]":
+        """The prompt, with the images in front of its text. Raises UsageError where none can stand."""
+        if not self.image_files:
+            return asked
+        if isinstance(asked, str):
+            raise UsageError("images need a chat template: leave out --raw, or take a model that holds conversations")
+        return [*asked[:-1], {**asked[-1], "images": self.sources()}]
+
+    def sources(self) -> list[Any]:
+        """Paths, and the bytes of stdin. Raises UsageError."""
+        given = self.image_files or []
+        if given.count("-") > 1 or ("-" in given and sys.stdin is None):
+            raise UsageError("--image -: stdin has one image, or is closed")
+        return [stdin().read() if name == "-" else name for name in given]
+
+    def require_files(self) -> None:
+        """Raises UsageError for an image from stdin, which has the conversation."""
+        if self.takes_stdin:
+            raise UsageError("--image -: what is piped to chat is the question; `run` takes an image from there")
+
+    def require_plain(self, **given: bool) -> None:
+        """Raises UsageError for options that do not go with images."""
+        for name, is_given in given.items():
+            if self.image_files and is_given:
+                raise UsageError(f"images do not go together with --{name}")

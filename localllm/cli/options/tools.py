@@ -1,0 +1,87 @@
+"""Options for tools that a model may use, and from them to what it is offered."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+from localllm.cli.parameters import group, option
+from localllm.cli.terminal.output import say
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.terminal.tool_calls import ToolCalls
+
+BUILT_IN = ("read_file", "list", "search", "run")
+
+
+@group
+class ToolGroup:
+    """Tools that the model may use, each call when you allow it."""
+
+    tools: Annotated[
+        str | None,
+        option("--tools", metavar="NAMES", values=BUILT_IN, help="What it may use of read_file,list,search,run."),
+    ] = None
+    allow: Annotated[
+        list[str] | None,
+        option("--allow", metavar="DIR", help="A folder that these may see, and nothing outside.  [repeatable]"),
+    ] = None
+    mcp: Annotated[
+        str | None,
+        option("--mcp", metavar="FILE", help='MCP servers, as {"mcpServers": {NAME: {"command": ..., "args": []}}}.'),
+    ] = None
+    yes: Annotated[
+        str | None,
+        option("--yes", metavar="NAMES", help="Tools whose calls need not be asked for.", only_typed=True),
+    ] = None
+    max_steps: Annotated[
+        int, option("--max-steps", metavar="N", help="The most times that it may call, for an answer.  [default: 20]")
+    ] = 20
+    no_json_calls: Annotated[
+        bool,
+        option("--no-json-calls", help="Take JSON that looks like a call for text, unless it is the template's form."),
+    ] = False
+    transcript: Annotated[
+        str | None,
+        option("--transcript", metavar="FILE", help="Write what was called and what came of it, as JSON lines."),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return self.tools is not None or self.mcp is not None
+
+    def opened(self, stack: ExitStack) -> "ToolCalls | None":
+        """What they say, with servers that run until the stack is closed; None if there are no tools.
+
+        Raises UsageError, and as McpServers.
+        """
+        if not self.given:
+            for name in ("allow", "yes", "transcript"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name} is for tools: name some with --tools or --mcp")
+            return None
+        if self.max_steps < 1:
+            raise UsageError(f"max_steps should be 1 or above, not {self.max_steps}")
+        from localllm.cli.terminal.tool_calls import ToolCalls
+        from localllm.services.tools.offers import toolbox
+        from localllm.services.tools.transcript import require_transcript
+
+        if self.transcript is not None:
+            require_transcript(self.transcript)
+        if "run" in names_in(self.tools):
+            tell_of_commands()
+        box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
+        return ToolCalls.of(box, names_in(self.yes), self.max_steps, self.transcript, stack)
+
+
+def tell_of_commands() -> None:
+    """A line, where nothing keeps them in their folders."""
+    from localllm.services.tools.confined import version
+
+    if not version():
+        say("localllm: this system cannot keep commands within folders: look at each one before you allow it")
+
+
+def names_in(text: str | None) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]

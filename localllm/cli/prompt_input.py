@@ -1,0 +1,126 @@
+"""What is asked: from options, files and pipes to a prompt, and to the answer in the making."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+from localllm.cli.parameters import option
+from localllm.cli.terminal.output import is_terminal, say, stdin
+from localllm.errors import ContextError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.text.marker_escaping import Message
+
+Encoding = Annotated[
+    str | None,
+    option("--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"),
+]
+Prompt = Annotated[list[str] | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.  [repeatable]")]
+ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
+
+
+def whole_prompt(
+    prompts: Sequence[str],
+    files: Sequence[str] = (),
+    use_stdin: bool = True,
+    encoding: str | None = None,
+    most_bytes: Callable[[], int] = lambda: sys.maxsize,
+    exact: str | None = None,
+    ways: str = "-p TEXT, -f FILE or through a pipe",
+) -> str:
+    """The texts of -p, the files of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
+
+    encoding: of the file and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
+    only asked for more than ALWAYS. Raises UsageError, and ContextError for more than could fit, as soon as so much has
+    been read.  exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
+    """
+    if encoding is not None:
+        from localllm.files.text_file import require_encoding
+
+        require_encoding(encoding)
+    parts = [typed(prompt, "-p") for prompt in prompts]
+    parts += [text_of(content(file, most_bytes, encoding), file, encoding) for file in files if file != "-"]
+    if exact is not None:
+        parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
+    if "-" in files and sys.stdin is None:
+        raise UsageError("-f -: stdin is closed")
+    if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
+        parts.append(text_of(read_bounded(stdin(), most_bytes, encoding), "stdin", encoding))
+    text = "\n\n".join(part for part in parts if part)
+    if not text:
+        raise UsageError(f"there is no prompt: give one with {ways}")
+    return text
+
+
+def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
+    """A file's bytes. Raises as read_bounded, and UsageError if it cannot be read."""
+    try:
+        with open(file, "rb") as source:
+            return read_bounded(source, most_bytes, encoding)
+    except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the prompt from {file}: {reason}") from None
+
+
+def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
+    """Everything that comes from a source. Raises ContextError when it is more than could fit the context."""
+    data = source.read(ALWAYS)
+    if len(data) < ALWAYS:
+        return data
+    pieces, size, most = [data], len(data), most_bytes()
+    widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes for one of UTF-8
+    while size <= most * widest and (data := source.read(ALWAYS)):
+        pieces.append(data)
+        size += len(data)
+    if size > most * widest:
+        raise ContextError(f"the prompt is too long: not even its first {size} bytes can fit the context")
+    return b"".join(pieces)
+
+
+def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
+    """A text file's text, less the line break at its end unless the whole is wanted. Raises UsageError if it is not in
+    the encoding.
+    """
+    from localllm.files.text_file import decoded, without_line_break
+
+    try:
+        text = decoded(data, name, encoding)
+        return text if whole else without_line_break(text)
+    except UsageError as error:
+        raise UsageError(f"{error}; --encoding NAME reads another") from None
+
+
+def typed(text: str, name: str) -> str:
+    """A text from the command line. Raises UsageError if it is not in the terminal's encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of a byte that is none of UTF-8
+        raise UsageError(f"{name}: not UTF-8 at character {error.start} (0x{wrong:02x})") from None
+    return text
+
+
+def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
+    """The prompt as messages; as it is with `raw`, and for models that hold no conversation. A template that the file
+    does not have is worth a warning. Raises UsageError for an instruction that such a model cannot have."""
+    if raw:
+        return text
+    if model.session.answers_one_text:
+        if system is not None:
+            raise UsageError(f"-sys means nothing to {model.arch} models, which answer one text")
+        return text
+    warn_of_template(model)
+    instruction = [] if system is None else [{"role": "system", "content": system}]
+    return [*instruction, {"role": "user", "content": text}]
+
+
+def warn_of_template(model: "Model") -> None:
+    if warning := model.session.warning:
+        say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
+
+
+def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":
+    """The answer in the making."""
+    return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)

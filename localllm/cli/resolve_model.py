@@ -1,0 +1,97 @@
+"""What commands that are given a MODEL do about it: find its file, or bring it."""
+
+import os
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal.output import ProgressLine, broken, dim, is_terminal
+from localllm.cli.terminal.render import one_line, size
+
+if TYPE_CHECKING:
+    from localllm.services.catalogue import HubReference, MissingError
+
+LEAST = 0.1  # seconds between two states of the progress line
+
+
+def located(model: str) -> str:
+    """The file of a MODEL: a path that is there, or what a name stands for.
+
+    On a terminal a model that is missing can be pulled. Raises as services.catalogue.resolve and services.pull.pull.
+    """
+    if os.path.lexists(model):
+        return model
+    from localllm.services.catalogue import MissingError, resolve
+
+    try:
+        return resolve(model)
+    except MissingError as error:
+        if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+            raise
+        return offered(error)
+
+
+def offered(missing: "MissingError") -> str:
+    """The file of a model that the user wants to have pulled. Raises MissingError if not."""
+    reference = missing.reference
+    what = f" ({reference.size})" if reference.size else ""
+    if not confirmed(f"{reference.text} is not on this computer. Pull it{what}?"):
+        raise missing
+    return pull_shown(reference)
+
+
+def confirmed(question: str) -> bool:
+    """What the user answers, on the terminal; the end of input is a no."""
+    print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def pull_shown(reference: "HubReference") -> str:
+    """Pull a model with a line of progress; the path of its file."""
+    from localllm.services.pull import Watcher, pull
+
+    class Shown(Watcher):
+        """Writes what happens over one line of the terminal."""
+
+        def __init__(self) -> None:
+            self.line, self.start, self.last, self.first = ProgressLine(), monotonic(), 0.0, -1
+
+        def show(self, text: str, last: bool = False) -> None:
+            if last or monotonic() - self.last >= LEAST:
+                self.last = monotonic()
+                self.line.show(one_line(text))
+
+        def looking(self, what: str) -> None:
+            self.show(f"{reference.text}: looking at {what}", last=True)
+
+        def checking(self, file: str, done: int, total: int) -> None:
+            self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
+
+        def receiving(self, file: str, done: int, total: int) -> None:
+            if self.first < 0:
+                self.first, self.start = done, monotonic()
+            speed = (done - self.first) / max(1e-3, monotonic() - self.start)
+            rate = f", {size(int(speed))}/s, {duration((total - done) / speed)} to go" if speed else ""
+            self.show(f"{size(done)} of {size(total)}{rate}: {file}", last=done == total)
+
+        def interrupted(self, reason: str) -> None:
+            self.show(f"trying again: {reason}", last=True)
+
+    shown = Shown()
+    try:
+        pulled = pull(reference, shown)
+    except KeyboardInterrupt:
+        shown.line.clear()
+        dim("what has come is kept: the same command goes on where it stopped")
+        raise
+    finally:
+        shown.line.clear()
+    dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", was here already, and is right"))
+    return str(pulled.path)
+
+
+def duration(seconds: float) -> str:
+    """So long, as people say it."""
+    minutes, rest = divmod(round(min(seconds, 359_999)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

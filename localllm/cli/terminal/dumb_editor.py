@@ -1,0 +1,93 @@
+"""The prompt of `localllm chat` on a terminal without escape sequences: whole lines."""
+
+import codecs
+import os
+import sys
+from collections.abc import Callable
+
+from localllm.cli.terminal.output import printable
+from localllm.cli.terminal.stream_renderer import cells
+from localllm.system.terminal import keys_wait, shows_keys
+
+ENDS, ERASE, ERASE_LINE, ERASE_WORD, LEAVE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04"  # keys
+BYTES = 65536  # that are read at once
+
+
+class DumbLines:
+    """Lines of any length, edited as a terminal itself edits them, which cuts them to 4095 bytes without a word."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._waiting, self._last = "", ""  # what was typed behind the line, and the key before
+
+    def read(self, prompt: str) -> str:
+        """One line with its break; "" when nothing more comes. Raises KeyboardInterrupt."""
+        typed: list[str] = []
+        echoes = shows_keys(sys.stdin)
+
+        def show() -> None:
+            print(prompt + (shown("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
+
+        with keys_wait(sys.stdin, come_back=show) as can:
+            show()
+            if not can:
+                return sys.stdin.readline()
+            try:
+                return self._edited(typed, write if echoes else lambda text: None)
+            except KeyboardInterrupt:
+                write("\n")
+                raise
+
+    def _edited(self, typed: list[str], echo: Callable[[str], None]) -> str:
+        """What is typed until a line ends; all of it is in `typed` at any time."""
+        while self._more():
+            keys, self._waiting = self._waiting, ""
+            for place, key in enumerate(keys):
+                before, self._last = self._last, key
+                if key in ENDS:
+                    if key == "\n" and before == "\r":
+                        continue
+                    self._waiting = keys[place + 1 :]
+                    echo("\n")
+                    return "".join(typed) + "\n"
+                if key in ERASE or key in (ERASE_LINE, ERASE_WORD):
+                    left = kept("".join(typed), key)
+                    echo("\b \b" * sum(cells(shown(each)) for each in typed[left:]))
+                    del typed[left:]
+                elif key != LEAVE:
+                    typed.append(key)
+                    echo(shown(key))
+                elif not typed:  # otherwise it sends a part of a line, as editors do that call this program
+                    self._waiting = keys[place + 1 :]
+                    return ""
+        return "".join(typed)
+
+    def _more(self) -> bool:
+        """Whether there are keys, which are waited for."""
+        while not self._waiting:
+            try:
+                data = os.read(sys.stdin.fileno(), BYTES)
+            except OSError:  # the terminal is gone
+                return False
+            if not data:
+                return False
+            self._waiting = self._decoder.decode(data)
+        return True
+
+
+def kept(text: str, key: str) -> int:
+    """How many characters a key that erases leaves."""
+    if key == ERASE_LINE:
+        return 0
+    if key == ERASE_WORD:
+        return len(text.rstrip()) and len(text.rstrip().rpartition(" ")[0]) + (" " in text.rstrip())
+    return max(0, len(text) - 1)
+
+
+def shown(text: str) -> str:
+    """In one line."""
+    return printable(text.replace("\t", " "))
+
+
+def write(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,176 @@
+"""The prompt of `localllm chat`: editing, history, several lines. Drawn on stderr, because stdout is for answers."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, get_common_complete_suffix
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
+from prompt_toolkit.formatted_text import AnyFormattedText
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
+from prompt_toolkit.output import DummyOutput, Output, create_output
+
+from localllm.cli.terminal.dumb_editor import DumbLines
+from localllm.cli.terminal.history import FileHistory
+from localllm.cli.terminal.output import exit_on_sigterm, has_colour, is_dumb, is_terminal
+from localllm.system.processes import can_handle_in_loop
+
+QUOTES = '"""'
+Complete = Callable[[str], Iterable[tuple[str, int]]]  # from the line up to the cursor to texts, and where each begins
+
+
+class LineEditor:
+    """Reads what the user types. Enter ends it; Alt-Enter, or a backslash before Enter, begins a new line, and so does
+    Enter behind three quotes until three more have come.
+    """
+
+    def __init__(self, complete: Complete = lambda line: ()) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            prompt(),
+            multiline=True,
+            prompt_continuation="  ",
+            key_bindings=key_bindings(),
+            history=FileHistory(),
+            completer=Completions(complete),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+            enable_suspend=True,
+            output=screen(),
+        )
+        self._is_ended = False
+
+    def read(self, text: str = "") -> str:
+        """One text, which begins with what is given. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and
+        SystemExit when asked to end.
+        """
+        self._is_ended = False
+        try:
+            text = self._session.prompt(default=text, pre_run=self._end_on_sigterm)
+        finally:  # the editor's event loop has taken the signal's handler away
+            exit_on_sigterm()
+        if self._is_ended:
+            raise SystemExit(128 + signal.SIGTERM)
+        return without_quotes(text)
+
+    def _end_on_sigterm(self) -> None:
+        """The event loop hears of the signal between two of its callbacks: inside of one, an exception that ends it
+        leaves the terminal as it is, or is shown as the callback's error.
+        """
+        if can_handle_in_loop():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
+
+    def _end(self) -> None:
+        future = self._session.app.future
+        if future and not future.done():
+            self._is_ended = True
+            self._session.app.exit(result="")
+
+
+class Completions(Completer):
+    """What Tab offers, as prompt_toolkit wants it."""
+
+    def __init__(self, complete: Complete):
+        self._complete = complete
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        line = document.text_before_cursor
+        for text, begin in self._complete(line):
+            yield Completion(text, start_position=begin - len(line))
+
+
+class DumbEditor:
+    """The same for a terminal without escape sequences: whole lines."""
+
+    def __init__(self) -> None:
+        self._lines = DumbLines()
+
+    def read(self, text: str = "") -> str:
+        """As LineEditor.read; what is given is shown, and sent by an empty line."""
+        lines: list[str] = []
+        if text:
+            print(text, file=sys.stderr)
+        while True:
+            line = self._lines.read("  " if lines else "> ")
+            if not line and not lines:
+                raise EOFError
+            goes_on = line.endswith("\\\n")
+            lines.append(line.rstrip("\n").removesuffix("\\") if goes_on else line.rstrip("\n"))
+            if not line or (not goes_on and not is_open("\n".join(lines))):
+                return without_quotes("\n".join(lines)) or text
+
+
+def editor(complete: Complete) -> LineEditor | DumbEditor:
+    """What suits the terminal."""
+    return DumbEditor() if is_dumb() else LineEditor(complete)
+
+
+def prompt() -> AnyFormattedText:
+    return [("bold ansicyan" if has_colour() else "", "> ")]
+
+
+def is_open(text: str) -> bool:
+    """Whether a text begins with three quotes, and those that end it are still to come."""
+    inner = text.strip()
+    return inner.startswith(QUOTES) and not (len(inner) >= 2 * len(QUOTES) and inner.endswith(QUOTES))
+
+
+def without_quotes(text: str) -> str:
+    """What is between three quotes, or the text."""
+    if not text.lstrip().startswith(QUOTES) or is_open(text):
+        return text
+    return text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n")
+
+
+def screen() -> Output:
+    """Where the prompt can be seen: a terminal, or nowhere."""
+    terminal: TextIO | None = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
+    return DummyOutput() if terminal is None else create_output(terminal)
+
+
+def key_bindings() -> KeyBindings:
+    """Enter sends, where prompt_toolkit's editor of several lines would begin a new one."""
+    bindings = KeyBindings()
+
+    @bindings.add("escape", "enter")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @bindings.add("enter", filter=~is_searching)
+    def send(event: KeyPressEvent) -> None:
+        enter(event.current_buffer)
+
+    @bindings.add("tab", filter=~is_searching)
+    def complete(event: KeyPressEvent) -> None:
+        """What all offers begin with, at once; a menu if that is nothing new."""
+        buffer = event.current_buffer
+        if buffer.complete_state:
+            return buffer.complete_next()
+        assert buffer.completer
+        offers = list(buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
+        if suffix := get_common_complete_suffix(buffer.document, offers):
+            buffer.insert_text(suffix)
+        elif len(offers) > 1:
+            buffer.start_completion()
+
+    # What Ctrl-R has found is sent, as in a shell; the arrow keys leave the search with it.
+    bindings.add("enter", filter=is_searching)(accept_search_and_accept_input)
+    return bindings
+
+
+def enter(buffer: Buffer) -> None:
+    """Send, or begin a new line."""
+    if buffer.complete_state:
+        buffer.complete_state = None
+    elif buffer.document.text_before_cursor.endswith("\\"):
+        buffer.delete_before_cursor()
+        buffer.insert_text("\n")
+    elif is_open(buffer.text):
+        buffer.insert_text("\n")
+    else:
+        buffer.validate_and_handle()

@@ -1,0 +1,142 @@
+"""What several commands show alike: answers as they come, tables, numbers and names."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal.output import ProgressLine, dim_piece, is_terminal, printable, say, width_of
+
+if TYPE_CHECKING:
+    from localllm.cli.terminal.stream_renderer import Page
+    from localllm.generation.generate import Generation
+
+NARROWEST = 10  # columns of a cell that is cut
+LABEL = 14  # columns of what stands in front of a fact
+
+
+def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True) -> bool:
+    """Write the answer as it comes and a line break; True if Ctrl-C cut it short. What was said stays.
+
+    thoughts: show them, on a terminal.
+    """
+    from localllm.generation.reasoning import ANSWER, THOUGHT  # here, because every command imports this module
+
+    interrupted, shown, out = False, "", page_of_stdout()
+    try:
+        for kind, piece in answer.parts:
+            line.clear()
+            if kind == THOUGHT and thoughts:
+                dim_piece(piece)
+            elif kind == ANSWER and shown == THOUGHT and thoughts:
+                dim_piece("\n\n")
+            if kind == ANSWER and not silent:
+                out.push(piece)
+            shown = kind
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        line.clear()
+    if not silent and (answer.text or not (interrupted or answer.calls)):
+        out.end()
+    tell_overflow(answer)
+    return interrupted
+
+
+def page_of_stdout() -> "Page":
+    """Where an answer is written: on a terminal, lines break between words."""
+    from localllm.cli.terminal.stream_renderer import page
+
+    return page()
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def tell_overflow(answer: "Generation") -> None:
+    """What a full context has cost."""
+    if answer.dropped:
+        say(f"localllm: the context is full: {answer.dropped} tokens behind the first {answer.kept} were dropped")
+    elif answer.is_full:
+        say("localllm: the answer ends here, because the context is full; --on-overflow shift goes on")
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns: the first to the left, numbers to the right; as many of them as the terminal has room for."""
+    return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
+
+
+def fact_lines(told: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
+    """A line for each, behind its label; on a terminal it breaks between words."""
+    width = terminal_width()
+    return [line for name, text in told for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
+
+
+def hanging(line: str, width: int, indent: int) -> list[str]:
+    """A line broken between words, if it is wider than `width`, which 0 forbids."""
+    if not width or len(line) <= width:
+        return [line]
+    from textwrap import wrap
+
+    return wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
+    """Lines of columns, each to the left (<) or to the right (>), as wide as `wide` if that is given: then columns at
+    the right for which there is no room are left out, and long cells of those to the left are cut, but for the first.
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    if wide:
+        widths = fitted(widths, [place > 0 and side == "<" for place, side in enumerate(sides)], wide)
+    layout = [*zip(sides, widths, strict=False)]
+    return [
+        "  ".join(
+            f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=False)
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def fitted(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
+    """The widths of as many columns as fit, two places between them."""
+    least = [min(width, NARROWEST) if cut else width for width, cut in zip(widths, may_be_cut, strict=True)]
+    count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)
+    found = [*widths[:count]]
+    while count > 1 and sum(found) + 2 * (count - 1) > wide:
+        found[max(range(count), key=lambda place: found[place] - least[place])] -= 1
+    return found
+
+
+def terminal_width() -> int:
+    """Of stdout; 0 if that is no terminal, where tables are as wide as they are."""
+    return width_of(sys.stdout) if is_terminal(sys.stdout) else 0
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def one_line(text: str) -> str:
+    """A file's text, harmless and on one line."""
+    return printable(" ".join(text.split()))
+
+
+def count(number: int) -> str:
+    """12345678 as 12.3 M."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return str(number)
+
+
+def size(number: int) -> str:
+    """Bytes in units that people use."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} B"
+
+
+def file_stem(path: str) -> str:
+    """A name for a model whose file gives none."""
+    return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")

@@ -1,0 +1,116 @@
+"""What `localllm run` tells of its answers: with --json, --stats and in receipts."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.terminal.output import say
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.generate import Generation
+
+
+def report(model: "Model", answers: list[Any], are_several: bool, load_s: float, total_s: float) -> dict[str, Any]:
+    """What --json prints: of one Generation, or of several Answers."""
+    if are_several:
+        return report_several(model, answers, load_s, total_s)
+    return report_one(model, answers[0], load_s, total_s)
+
+
+def as_line(result: dict[str, Any]) -> str:
+    return json.dumps(result, ensure_ascii=False) + "\n"
+
+
+def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
+    """Seconds; ttft_s counts from when the model was loaded to the first token."""
+    read, said = answer.prompt_tokens - answer.cached_tokens, answer.completion_tokens
+    times = {
+        "load_s": load_s,
+        "prefill_s": answer.prefill_s,
+        "ttft_s": answer.ttft_s,
+        "decode_s": answer.decode_s,
+        "total_s": total_s,
+        "prefill_tps": read / answer.prefill_s if answer.prefill_s else 0.0,
+        "decode_tps": (said - 1) / answer.decode_s if answer.decode_s else 0.0,
+    }
+    return {
+        "text": answer.text,
+        "thinking": answer.thinking,
+        **known(answer),
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "completion_tokens": said,
+        "dropped_tokens": answer.dropped,
+        "seed": answer.seed,
+        "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
+        **circumstances(model, times),
+    }
+
+
+def known(answer: Any) -> dict[str, Any]:
+    """Its tokens, which servers do not tell."""
+    return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
+
+
+def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, Any]:
+    """Best first. Beam search has no seeds."""
+    told = [
+        {
+            "text": answer.text,
+            "thinking": answer.thinking,
+            "logprob": answer.logprob,
+            **known(answer),
+            "finish_reason": answer.finish_reason,
+            **({} if getattr(answer, "seed", None) is None else {"seed": answer.seed}),
+        }
+        for answer in answers
+    ]
+    return {"answers": told, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
+
+
+def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
+    """Which model it was, and how long it took."""
+    return {
+        "model": about(model),
+        "timings": {name: round(value, 6) for name, value in times.items()},
+    }
+
+
+def about(model: "Model") -> dict[str, str]:
+    if model.file is None:
+        return {"endpoint": model.path, "name": model.name}
+    return {"path": model.path, "arch": model.arch, "format": model.format, "device": model.device}
+
+
+def tell(result: dict[str, Any]) -> None:
+    """The lines of --stats."""
+    (tell_one if "text" in result else tell_several)(result)
+
+
+def tell_one(result: dict[str, Any]) -> None:
+    times = result["timings"]
+    speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
+    prefill = f"{times['prefill_s']:.2f} s{speed}"
+    decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
+    known = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
+    device = "" if result["model"].get("device", "CPU") == "CPU" else f" on {result['model']['device']}"
+    loaded = f"model loaded in {times['load_s']:.2f} s{device}"
+    say(f"prompt: {result['prompt_tokens']} tokens{known} in {prefill}, {loaded}")
+    say(
+        f"answer: {result['completion_tokens']} tokens in {decode}, first after {times['ttft_s']:.2f} s, "
+        f"finish: {result['finish_reason']}, seed: {result['seed']}"
+    )
+    guesses = result["speculation"]
+    if guesses["drafted"]:
+        say(f"guessed: {guesses['drafted']} tokens, {guesses['accepted']} of them right: a step less for each")
+
+
+def tell_several(result: dict[str, Any]) -> None:
+    times, tokens = result["timings"], sum(len(answer.get("tokens", ())) for answer in result["answers"])
+    seconds = times["total_s"] - times["load_s"]
+    say(
+        f"answers: {len(result['answers'])} with {tokens} tokens in {seconds:.2f} s, "
+        f"model loaded in {times['load_s']:.2f} s"
+    )

@@ -1,0 +1,276 @@
+"""How an answer looks on a terminal while it comes: words stay whole at the end of a line, Markdown is rendered."""
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from localllm.cli.terminal.output import coloured, has_colour, is_dumb, is_terminal, printable, size_of, width_of, write
+
+# What does not begin a line, in scripts that are written without spaces.
+NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
+UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that hold two words together
+JOINER, TONES, FLAGS = "\u200d", ("\U0001f3fb", "\U0001f3ff"), ("\U0001f1e6", "\U0001f1ff")
+FRAME = 0.05  # seconds between two pictures of the same block
+
+
+class Page(Protocol):
+    """Where an answer is written."""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        """A piece of it."""
+
+    def end(self) -> None:
+        """No more comes: the next thing begins a line."""
+
+
+def page(markdown: bool = False) -> Page:
+    """What suits stdout; markdown: if the user wants it rendered, where it can be."""
+    if not is_terminal(sys.stdout):
+        return Plain()
+    return Markdown() if markdown and not is_dumb() else Wrapped()
+
+
+def columns() -> int:
+    """The width of the terminal now."""
+    return width_of(sys.stdout)
+
+
+class Plain:
+    """The answer to a file or a pipe, exactly. Thoughts are not part of it."""
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        if not is_thought:
+            write(text)
+
+    def end(self) -> None:
+        write("\n")
+
+
+class Wrapped:
+    """Words whole, thoughts dim and an empty line behind them."""
+
+    def __init__(self, width: Callable[[], int] = columns):
+        self._width, self._wrapper, self._was_thought, self._has_begun = width, Wrapper(width), False, False
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        if self._was_thought and not is_thought:
+            self.end()
+            write("\n")
+            self._wrapper, self._has_begun = Wrapper(self._width), False
+        if not self._has_begun:
+            text = text.lstrip("\n")
+        self._was_thought, self._has_begun = is_thought, self._has_begun or bool(text)
+        self._write(self._wrapper.push(printable(text)))
+
+    def _write(self, text: str) -> None:
+        if text:
+            dims = self._was_thought and not text.isspace()
+            sys.stdout.buffer.write((coloured(text, "2") if dims else text).encode(errors="replace"))
+            sys.stdout.buffer.flush()
+
+    def end(self) -> None:
+        self._write(self._wrapper.flush())
+        if self._wrapper.column:
+            write("\n")
+
+
+class Wrapper:
+    """Breaks lines between words, as wide as the terminal is at that moment, and leaves code alone.
+
+    A word is held back until it is whole, which is one token in most cases. Characters of scripts without spaces, and
+    emoji, are words of their own; a word that is longer than a line is left to the terminal.
+
+    Attributes:
+        column: where the next character goes.
+    """
+
+    def __init__(self, width: Callable[[], int]):
+        self._width = width
+        self._word, self._space, self._in_code = "", "", False
+        self._begin_line()
+
+    def _begin_line(self) -> None:
+        self.column, self._space, self._has_words, self._is_endless = 0, "", False, False
+
+    def push(self, text: str) -> str:
+        """What can be shown now."""
+        *whole, last = clusters(self._word + text) or [""]
+        self._word, shown = "", ""
+        for cluster in whole:
+            shown += self._taken(cluster)
+        if last and is_space(last):  # what comes next cannot change it
+            return shown + self._taken(last)
+        if self._word and begins_word(self._word, last):
+            shown += self._placed()
+        self._word += last
+        return shown
+
+    def flush(self) -> str:
+        """The rest."""
+        return self._placed()
+
+    def _taken(self, cluster: str) -> str:
+        """What a character, or several that are one to the eye, lets out."""
+        if is_space(cluster):
+            shown = self._placed()
+            self._is_endless = False
+            if cluster != "\n":
+                self._space += cluster
+                return shown
+            self._begin_line()
+            return shown + "\n"
+        shown = self._placed() if self._word and begins_word(self._word, cluster) else ""
+        self._word += cluster
+        if cells(self._word) > self._width():
+            shown += self._placed()
+            self._is_endless = True
+        return shown
+
+    def _placed(self) -> str:
+        """The word that is held, with what goes before it."""
+        word, space, self._word = self._word, self._space, ""
+        if not word:
+            return ""
+        width, size, gap, self._space = self._width(), cells(word), self._gap(space), ""
+        if not self._has_words and word.startswith("```"):
+            self._in_code = not self._in_code
+        self._has_words = True
+        if self.column > width:  # the terminal has become narrower, or has broken a long word
+            self.column %= width
+        if self.column and not self._in_code and not self._is_endless and self.column + gap + size > width:
+            self.column = size
+            return f"\n{word}"
+        if not self.column and not self._in_code and gap + size > width:  # an indentation that leaves no room
+            gap = max(0, width - size)
+            space = " " * gap
+        self.column += gap + size
+        return space + word
+
+    def _gap(self, space: str) -> int:
+        """Columns that some space takes from here."""
+        column = self.column
+        for character in space:
+            column = column // 8 * 8 + 8 if character == "\t" else column + cells(character)
+        return column - self.column
+
+
+def is_space(cluster: str) -> bool:
+    return cluster.isspace() and cluster not in UNBREAKABLE
+
+
+def begins_word(word: str, cluster: str) -> bool:
+    """Whether a line may end between them, without a space."""
+    return cluster not in NEVER_FIRST and (is_wide(word[-1]) or is_wide(cluster[0]) or cells(cluster) > 1)
+
+
+def is_wide(character: str) -> bool:
+    """Or a symbol, which may become an emoji by what comes next."""
+    return character > "\u1100" and (cells(character) > 1 or "\u2190" <= character <= "\u2bff" or character == "\ufe0f")
+
+
+def cells(text: str) -> int:
+    """Columns that a text without control characters takes."""
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth
+
+    return max(wcswidth(text), 0)
+
+
+def clusters(text: str) -> list[str]:
+    """Pieces that are one to the eye: a letter with its accents, an emoji of several characters, a flag."""
+    found: list[str] = []
+    for character in text:
+        if found and joins(found[-1], character):
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
+
+
+def joins(cluster: str, character: str) -> bool:
+    """Whether the character is shown as a part of the cluster before it."""
+    if character.isascii() or cluster == "\n":
+        return False
+    if cluster.endswith(JOINER) or TONES[0] <= character <= TONES[1]:
+        return True
+    if FLAGS[0] <= character <= FLAGS[1]:
+        return len(cluster) == 1 and FLAGS[0] <= cluster <= FLAGS[1]
+    return cells(character) == 0
+
+
+class Markdown:
+    """Rendered by rich, block by block: the last block is drawn again whenever there is more of it.
+
+    Of a block that is higher than the screen, what has left it stays as it is.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=sys.stdout, force_terminal=True, no_color=not has_colour(), highlight=False)
+        self._thoughts = Wrapped()
+        self._text, self._live, self._done, self._drawn = "", 0, 0, 0.0
+        self._has_thought = self._follows = False
+
+    def push(self, text: str, is_thought: bool = False) -> None:
+        if is_thought:
+            self._has_thought = True
+            return self._thoughts.push(text, is_thought)
+        self._end_thoughts()
+        self._text += printable(text)
+        *whole, self._text = blocks(self._text)
+        for block in whole:
+            self._draw(block, is_whole=True)
+        if self._text.strip() and monotonic() - self._drawn > FRAME:
+            self._draw(self._text)
+
+    def end(self) -> None:
+        self._end_thoughts()
+        self._draw(self._text, is_whole=True)
+        self._text = ""
+
+    def _end_thoughts(self) -> None:
+        if self._has_thought:
+            self._has_thought = False
+            self._thoughts.end()
+            write("\n")
+
+    def _draw(self, block: str, is_whole: bool = False) -> None:
+        """Show the block instead of what is there of it."""
+        self._console.size = size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
+        lines = self._lines(block)
+        fixed = len(lines) if is_whole else max(self._done, len(lines) - (self._console.height - 2))
+        shown = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
+        if lines and self._follows and not (self._live or self._done):
+            shown = "\n"
+        shown += "".join(f"{line}\n" for line in lines[self._done :])
+        sys.stdout.buffer.write(shown.encode(errors="replace"))
+        sys.stdout.buffer.flush()
+        self._live, self._done, self._drawn = max(0, len(lines) - fixed), fixed, monotonic()
+        if is_whole:
+            self._done, self._follows = 0, self._follows or bool(lines)
+
+    def _lines(self, block: str) -> list[str]:
+        """As the terminal shows it."""
+        from rich.markdown import Markdown as Rendered
+
+        if not block.strip():
+            return []
+        with self._console.capture() as captured:
+            self._console.print(Rendered(block, code_theme="ansi_dark", hyperlinks=False))
+        return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n").split("\n")
+
+
+def blocks(text: str) -> list[str]:
+    """Markdown cut at empty lines, but for those in fenced code; the last piece is not at its end yet."""
+    found, lines, in_code = [""], text.split("\n"), False
+    for number, line in enumerate(lines):
+        is_last = number == len(lines) - 1
+        found[-1] += line if is_last else f"{line}\n"
+        if line.lstrip().startswith(("```", "~~~")):
+            in_code = not in_code
+        if not line.strip() and not is_last and not in_code:
+            found.append("")
+    return found

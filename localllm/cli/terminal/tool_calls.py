@@ -1,0 +1,179 @@
+"""Calls of tools as they come: each is shown, asked for, done, and what came of it goes to the model."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from localllm.cli.prompt_input import begin
+from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, printable, say, write
+from localllm.cli.terminal.render import stream
+from localllm.errors import LocalllmError, UsageError
+from localllm.services.tools.box import Outcome, Toolbox
+from localllm.services.tools.transcript import ToolTranscript
+from localllm.system.terminal import KEYS, SCREEN, forget_typed
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.generation.generate import Generation, GenerationOptions
+    from localllm.generation.tools.tool_call import SaidCall
+    from localllm.text.marker_escaping import Message
+
+REFUSED = "error: the user does not allow this call"
+ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was allowed
+
+
+class ToolCalls:
+    """Does what a model calls for, if the user says so.
+
+    Attributes:
+        box: the tools.
+    """
+
+    def __init__(
+        self, box: Toolbox, yes: Sequence[str], most_steps: int, keyboard: "Keyboard | None", transcript: str | None
+    ):
+        """transcript: the name of a file, or None."""
+        self.box, self._yes, self._always, self._most = box, {*yes}, set[str](), most_steps
+        self._keyboard, self._steps = keyboard, 0
+        self._path = transcript
+        self._transcript: ToolTranscript | None = None
+
+    @classmethod
+    def of(cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack) -> Self:
+        """Without a terminal to ask on, tools that need it are not offered. Raises UsageError."""
+        if unknown := [name for name in yes if name not in box.names]:
+            raise UsageError(f"yes names {unknown[0]!r}, which is none of the tools: {', '.join(box.names)}")
+        keyboard = None
+        if silent := [name for name in box.names if name not in yes]:
+            keyboard = Keyboard.opened()
+            if keyboard is None and len(silent) == len(box.names):
+                raise UsageError(f"there is no terminal to ask on: --yes {','.join(silent)} allows all calls of these")
+            if keyboard is None:
+                say(f"localllm: there is no terminal to ask on, so these are not offered: {', '.join(silent)}")
+                box = box.without(silent)
+            else:
+                stack.callback(keyboard.close)
+        return cls(box, yes, most_steps, keyboard, transcript)
+
+    def begin(self, model: "Model", chosen: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
+        """With a model, whose options are these: the same with tools. Raises UsageError."""
+        self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
+        if self._path is not None and self._transcript is None:
+            self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
+        return replace(chosen, tools=self.box.use)
+
+    def note(self, message: "Message", **more: Any) -> None:
+        """A line of the transcript."""
+        if self._transcript:
+            self._transcript.add({**message, **more})
+
+    def asked(self, messages: "Sequence[Message]") -> None:
+        """A new question, for which steps count anew."""
+        self._steps = 0
+        for message in messages:
+            self.note(message)
+
+    def results(self, calls: "Sequence[SaidCall]") -> "list[Message]":
+        """What comes of an answer's calls. Raises LocalllmError if there were too many steps."""
+        self._steps += 1
+        if self._steps > self._most:
+            raise LocalllmError(f"the model has called tools {self._most} times without an answer; see --max-steps")
+        return [self._result(call) for call in calls]
+
+    def _result(self, call: "SaidCall") -> "Message":
+        started = perf_counter()
+        allowed = self._allowed(call)
+        outcome = Outcome(REFUSED, True) if allowed == NO else self.box.perform(call)
+        tell(outcome)
+        message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
+        seconds = round(perf_counter() - started, 3)
+        self.note(message, allowed=allowed, failed=outcome.failed, seconds=seconds)
+        return message
+
+    def _allowed(self, call: "SaidCall") -> str:
+        """Whether the user says so, and how."""
+        arguments = {} if call.arguments is None else call.arguments
+        shown = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
+        if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
+            say(f"localllm: tool: {shown}")
+            return NAMED if call.name in self._yes else ALWAYS
+        if self._keyboard is None:
+            return NO
+        answer = self._keyboard.ask(f"tool: {shown}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
+        if answer in ("a", "always"):
+            self._always.add(call.name)
+            return ALWAYS
+        return ASKED if answer in ("y", "yes") else NO
+
+
+def tell(outcome: Outcome) -> None:
+    """A line about what came, on a terminal."""
+    first, _, more = outcome.text.strip().partition("\n")
+    dim(first[:200] if outcome.failed or not more else f"{len(outcome.text)} characters: {first[:100]} …")
+
+
+class Keyboard:
+    """The terminal, also where stdin and stderr are something else."""
+
+    def __init__(self, keys: TextIO, screen: TextIO):
+        self._keys, self._screen = keys, screen
+
+    @classmethod
+    def opened(cls) -> "Keyboard | None":
+        """None if there is none."""
+        with ExitStack() as opened:
+            try:
+                keys = opened.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
+                screen = opened.enter_context(open(SCREEN, "w", encoding="utf-8", errors="replace"))
+            except OSError:
+                return None
+            opened.pop_all()
+            return cls(keys, screen)
+
+    def ask(self, question: str) -> str:
+        """What the user answers, "n" for Ctrl-C or Ctrl-D. What was typed before the question is no answer."""
+        forget_typed(self._keys)
+        self._screen.write(printable(question))
+        self._screen.flush()
+        try:
+            return self._keys.readline().strip().lower() or "n"
+        except KeyboardInterrupt:
+            self._screen.write("\n")
+            return "n"
+
+    def close(self) -> None:
+        self._keys.close()
+        with suppress(OSError):
+            self._screen.close()
+
+
+def answered(
+    model: "Model",
+    asked: "list[Message]",
+    chosen: "GenerationOptions",
+    tools: ToolCalls,
+    line: ProgressLine,
+    silent: bool = False,
+    thoughts: bool = True,
+) -> "tuple[Generation, list[Message], bool]":
+    """The answer behind all calls, the messages with which it came, and whether Ctrl-C cut it short.
+
+    Where stdout is no terminal, it gets what is said last, and nothing that was said before a call.
+    """
+    tools.asked(asked)
+    messages, holds = list(asked), silent or not is_terminal(sys.stdout)
+    while True:
+        answer = begin(model, messages, chosen)
+        interrupted = stream(answer, line, holds, thoughts)
+        said = answer.message()
+        tools.note(said, finish=answer.finish_reason)
+        messages.append(said)
+        if interrupted or not answer.calls:
+            if holds and not silent and (answer.text or not interrupted):
+                write(f"{answer.text}\n")
+            return answer, messages[len(asked) :], interrupted
+        messages += tools.results(answer.calls)

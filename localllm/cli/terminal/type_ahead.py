@@ -1,0 +1,32 @@
+"""What is typed while the model answers: not shown, so that it is no part of the answer, and kept for the next prompt.
+
+Only Ctrl-C is heard, with which what was typed before is forgotten, as in a shell, and Ctrl-Z.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from localllm.cli.terminal.output import is_dumb, is_terminal
+from localllm.system.terminal import keys_wait
+
+PASTES, NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks what is pasted (xterm's bracketed paste)
+
+
+@contextmanager
+def type_ahead() -> Iterator[None]:
+    """In the block, keys wait; a text of several lines that is pasted will be one text."""
+    screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
+
+    def mark(sign: str) -> None:
+        if screen is not None and not is_dumb():
+            print(sign, end="", file=screen, flush=True)
+
+    with keys_wait(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
+        try:
+            if can:
+                mark(PASTES)
+            yield
+        finally:
+            if can:
+                mark(NO_PASTES)

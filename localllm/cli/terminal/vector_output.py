@@ -1,0 +1,132 @@
+"""Where vectors go: lines of JSON, which go on after an interruption, plain numbers, or a NumPy file."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from localllm.cli.terminal.output import is_terminal, write
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from localllm.services.records import Record
+
+
+class VectorOutput(Protocol):
+    """What takes vectors, in the order of their records."""
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        """Those that have none yet."""
+        ...
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        """rows: float32 [records, numbers]."""
+        ...
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        """A record that has no vector."""
+        ...
+
+
+@contextmanager
+def output_of(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
+    """The output of a kind: jsonl, plain or npy. Raises UsageError."""
+    if kind == "npy":
+        yield from npy(path, model)
+    elif kind == "jsonl" and path is not None:
+        from localllm.files.jsonl_file import LineFile
+
+        known = {record.id for record in records}
+
+        def belongs(result: dict[str, Any]) -> bool:
+            if result["id"] not in known:
+                raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another name")
+            return "error" not in result
+
+        with LineFile(path, (model,), keep=belongs) as file:
+            yield Lines(file, plain=False)
+    elif path is not None:
+        from localllm.files.safe_file import SafeFile, checked_target
+
+        with SafeFile(checked_target(path, (model,))) as whole:
+            yield Lines(whole, plain=True)
+    else:
+        yield Lines(None, plain=kind == "plain")
+
+
+class Lines:
+    """A line for each vector."""
+
+    def __init__(self, file: Any, plain: bool):
+        """file: a LineFile, or another; None for stdout."""
+        self._file, self._plain = file, plain
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        done = {result["id"] for result in getattr(self._file, "records", ())}
+        return [record for record in records if record.error or record.id not in done]
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        import json
+
+        numbers = ", ".join(["%.9g"] * rows.shape[1])
+        plain = numbers.replace(",", "")
+        lines = [
+            plain % tuple(row)
+            if self._plain
+            else f'{{"id": {json.dumps(record.id, ensure_ascii=False)}, "embedding": [{numbers % tuple(row)}]}}'
+            for record, row in zip(records, rows.tolist(), strict=True)
+        ]
+        self._write("".join(f"{line}\n" for line in lines))
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        import json
+
+        if self._plain:
+            raise UsageError(f"{error}; plain numbers have no place for that")
+        self._write(json.dumps({"id": record.id, "error": str(error)}, ensure_ascii=False) + "\n")
+
+    def _write(self, text: str) -> None:
+        if self._file is None:
+            write(text)
+        elif text:
+            self._file.write(text.encode(errors="replace"))
+
+
+class AllRows:
+    """All vectors as one array."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def left(self, records: "list[Record]") -> "list[Record]":
+        return records
+
+    def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
+        self.all.append(rows)
+
+    def fail(self, record: "Record", error: Exception) -> None:
+        raise UsageError(f"{error}; an array of vectors has no place for that")
+
+
+def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
+    """A NumPy file, which appears when it is complete. Raises UsageError."""
+    from io import BytesIO
+
+    import numpy as np
+
+    from localllm.files.safe_file import SafeFile, checked_target
+
+    if path is None and is_terminal(sys.stdout):
+        raise UsageError("a NumPy file is nothing for a terminal: -o FILE.npy, or a pipe")
+    rows = AllRows()
+    yield rows
+    data = BytesIO()
+    np.save(data, np.concatenate(rows.all) if rows.all else np.zeros((0, 0), np.float32))
+    if path is None:
+        sys.stdout.buffer.write(data.getbuffer())
+        sys.stdout.buffer.flush()
+    else:
+        with SafeFile(checked_target(path, (model,))) as file:
+            file.write(data.getbuffer())

@@ -1,0 +1,98 @@
+"""Which pieces of products of quantized weights a run needs (localllm.kernels.cpu.matmul.kernel_variants), in time."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.engine.trace.operations import ALL, Routed, Rows
+from localllm.kernels.build.library import Library, Progress
+from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
+
+EVERY = 1 << 40  # tokens
+# Runs that a program begins with most often: a short prompt in a chat's template, and one token.
+FIRST_RUNS = (32, 1, 128), (1, 1, 128)
+
+
+class PiecedProduct(NamedTuple):
+    """What decides which pieces a product needs."""
+
+    format: str
+    few: int  # see `few_tokens`
+    rows: Rows
+    most: int  # tokens, for more there is another kernel
+    is_precise: bool  # whatever the run is
+
+    def pieces(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
+        """The kernels for a run."""
+        of = self.rows.of if isinstance(self.rows, Routed) else self.rows
+        first = last = tokens if of is ALL else wanted
+        if isinstance(self.rows, Routed):  # each expert with some of the tokens, in the precision of the run
+            first, most_precise = 1, EVERY if last <= most_precise else 0
+        most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
+        counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
+        found = {piece_for(count, self.few, most_precise) for count in counts if 0 < count <= last}
+        return [f"{PIECES[piece]}-{self.format}" for piece in sorted(found)]
+
+
+class Pieces:
+    """The pieces of a model's products, where its kernels find them."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, np.ndarray] = {}  # by format, addresses of its pieces
+        self._products: dict[PiecedProduct, None] = {}
+
+    def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, Any]:
+        """What a product needs to find its pieces."""
+        table = self._tables.setdefault(format, np.zeros(len(PIECES), np.int64))
+        product = PiecedProduct(format, few_tokens(format, columns), rows, most, is_precise)
+        self._products[product] = None
+        return {"pieces": table, "few_tokens": product.few}
+
+    def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
+        """The kernels that a run needs: how many tokens, wanted logits, and the most tokens in both planes."""
+        run = tokens, wanted, most_precise
+        return [*dict.fromkeys(name for product in self._products for name in product.pieces(*run))]
+
+    def all_names(self) -> list[str]:
+        """Those that any run needs, first those that are needed first."""
+        counts = {1, 2, *(count for product in self._products for count in (product.few + 1, product.most))}
+        runs = [*FIRST_RUNS, *((count, count, most) for count in sorted(counts) for most in (EVERY, 1))]
+        return [*dict.fromkeys(name for run in runs for name in self.names(*run))]
+
+    def fill(self, addresses: dict[str, int]) -> None:
+        """Tell the kernels."""
+        for format, table in self._tables.items():
+            table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in PIECES]
+
+
+class Loader:
+    """Has the pieces loaded that runs need.
+
+    Attributes:
+        library: all kernels of the model.
+    """
+
+    def __init__(self, library: Library, pieces: Pieces, progress: Progress | None):
+        """progress(done, total) is called while a run waits for pieces, until there are logits: then who wanted them
+        has something else to show.
+        """
+        self.library, self._pieces, self._progress = library, pieces, progress
+        self._ready = set[tuple[int, int, int]]()
+
+    def prepare(self, tokens: int, wanted: int, most_precise: int) -> None:
+        """Before a run. Raises LocalllmError."""
+        run = tokens, wanted, most_precise
+        if run not in self._ready:
+            self._load(self._pieces.names(*run), self._progress)
+            self._ready.add(run)
+            if wanted:
+                self._progress = None
+                self.library.give_way()
+
+    def prepare_all(self) -> None:
+        """For any run that may come. Raises LocalllmError."""
+        self._load(self._pieces.all_names(), self._progress)
+
+    def _load(self, names: list[str], progress: Progress | None) -> None:
+        self.library.load(names, progress)
+        self._pieces.fill(self.library.addresses)

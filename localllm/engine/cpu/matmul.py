@@ -1,0 +1,186 @@
+"""Matrix products on the CPU: of integers, of float32, and of several matrices for the experts of a token."""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.cpu.target import CpuTarget
+from localllm.engine.cpu.tiles import few_count, in_tiles, tile_scratch
+from localllm.engine.lower.experts import add_by_expert
+from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.tape import Address, Buffer, row_bytes
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.trace.operations import Activation, Operation, RoutedActivation
+from localllm.frozen import frozen
+from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
+from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
+from localllm.kernels.formats import takes
+
+# Bytes of weights of a part. A part costs a thread a microsecond or so: its number, and the first weights, for which
+# nobody has asked ahead. Threads that get as many each end together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
+# parts of 64 KB, whatever their number, took 1.02 to 1.08 times as long.
+PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
+SLICE_BYTES = 1 << 16  # the same for one of the experts that wait in a row
+# Addresses of rows among the arguments of a product.
+BY_ROW = {
+    "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
+    "linear_float": ("x", "halves", "y"),
+}
+LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
+# The same for products in tiles, with panels that each expert finds in another way.
+BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
+LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
+
+
+@frozen
+class Quantized:
+    """Activations as integers, see localllm.kernels.cpu.matmul.quantize."""
+
+    high: Buffer
+    low: Buffer
+    scales: Buffer
+    sums: dict[int, Buffer]  # by sub-block: 32 and 16
+    high_sums: dict[int, Buffer]
+    excess: Buffer
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [self.high, self.low, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
+
+
+@frozen
+class Product:
+    """A call of a kernel: the buffers that it reads, the one that it writes, and bytes that a thread works with."""
+
+    kernel: str
+    arguments: dict[str, Any]
+    reads: list[Buffer]
+    y: Buffer
+    scratch: int
+
+
+def has_integers(weight: Weight) -> bool:
+    """Whether a matrix is multiplied with integers."""
+    return takes(weight.tensor.format.name, weight.shape[-1])
+
+
+def halves_of(weight: Weight) -> str | None:
+    """The verb that makes the words of 16 bits that a matrix of floats is multiplied with, if there is one."""
+    kind = HALVES.get(weight.tensor.format.name)
+    return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
+
+
+def linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """One matrix."""
+    weight, bias = operation.given["weight"], operation.given["bias"]
+    product = product_of(steps, operation, target)
+    parts = parts_of(weight.tensor.nbytes, target.threads)
+    arguments = product.arguments | target.scratch(product.scratch)
+    steps.append(product.kernel, arguments, parts, product.reads, [product.y])
+    if bias is not None:
+        steps.add_vector(operation.output, bias)
+
+
+def parts_of(nbytes: int, threads: int) -> int:
+    """How many parts a matrix of so many bytes has: as many for each thread, if there is enough for all."""
+    if nbytes < LEAST_BYTES * threads:
+        return max(nbytes // LEAST_BYTES, 1)
+    return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
+
+
+def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """Every expert's product, by the kernel for one matrix."""
+    choice, weight, bias = operation.inputs[1], operation.given["weight"], operation.given["bias"]
+    assert isinstance(choice, RoutedActivation)
+    experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
+    product = product_of(steps, operation, target)
+    arguments, name = product.arguments, product.kernel.partition("-")[0]
+    places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
+    strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
+    of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
+    # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
+    slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
+    arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
+    arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}
+    arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}
+    arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
+    reads = [*product.reads, experts.active]
+    steps.append(name.replace("linear", "experts"), arguments, 16 * target.threads, reads, [product.y])
+    if bias is not None:
+        add_by_expert(steps, operation.output, experts, bias)
+
+
+def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product:
+    """The kernel for a matrix product, and what it is given, but for memory to work with."""
+    x, weight, is_stored = operation.inputs[0], operation.given["weight"], operation.given["is_stored"]
+    forms = [steps.forms[form] for form in operation.inputs if form in steps.forms]
+    y, format = steps.new(operation.output), weight.tensor.format
+    arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
+    arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
+    arguments |= {"y": y, "y_stride": y.stride}
+    if has_integers(weight):
+        quantized = forms[0]
+        arguments |= with_integers(steps, x, format.name, quantized, is_stored)
+        most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
+        arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
+        product = Product("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
+    else:
+        halves = None if target.in_tiles else next(iter(forms), None)
+        arguments |= with_floats(steps, x, halves, is_stored and target.keeps)
+        reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
+        product = Product(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
+    if not target.in_tiles:
+        return product
+    kernel, more, panels = in_tiles(steps, product.kernel, format.name, forms[-1], is_stored)
+    scratch = max(product.scratch, tile_scratch())
+    return Product(kernel, arguments | more, [*product.reads, panels], y, scratch)
+
+
+def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, Any]:
+    """What a product of blocks with integers takes besides."""
+    sub_block, header = SUB_BLOCK[format], steps.header
+    arguments: dict[str, Any] = {"high": q.high, "low": q.low, "scales": q.scales, "excess": q.excess}
+    arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
+    return arguments | {"most_precise": header.most_precise_stored if is_stored else header.most_precise}
+
+
+def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, Any]:
+    """What a product in float32 takes besides; halves: x in 16 bits, for more than a few tokens."""
+    source = steps.buffers[x]
+    arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
+    arguments["halves_stride"] = halves.stride if halves else 0
+    return arguments | {"most_precise": steps.target.tokens if is_stored else PRECISE_TOKENS}
+
+
+def float_scratch(columns: int) -> int:
+    """Bytes that a thread needs for products in float32."""
+    return max(FLOAT_SCRATCH, 4 * columns)
+
+
+def quantize(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """x as integers; with tiles for a few tokens only."""
+    (x,) = operation.inputs
+    source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
+    sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
+    high, low, scales, *sums, excess = (Buffer(steps.most(x.rows), size) for size in sizes)
+    q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
+    arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
+    arguments |= {"scales": scales, "sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2]}
+    arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
+    arguments["most_precise"] = steps.header.most_precise
+    if target.in_tiles:
+        arguments["count"] = few_count(steps, x.rows)
+    parts, limit = target.share(steps.most(x.rows), steps.counts[x.rows])
+    steps.append("quantize", arguments, parts, [source], q.buffers, limit)
+    steps.forms[operation.output] = q
+
+
+def halves(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+    """x in 16 bits, by a kernel of the verb's name."""
+    (x,) = operation.inputs
+    kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
+    y = Buffer(steps.most(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
+    arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
+    steps.by_row(operation.verb, x.rows, arguments, [source], [y])
+    steps.forms[operation.output] = y

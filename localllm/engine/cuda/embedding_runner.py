@@ -1,0 +1,42 @@
+"""Texts, read whole by a card."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localllm.arch.layer_state import State
+from localllm.engine.cuda import devices
+from localllm.engine.cuda.cache import CudaCache
+from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
+from localllm.engine.options import EngineOptions
+from localllm.engine.run import BATCH, Text
+from localllm.engine.trace.operations import Operation
+from localllm.kernels.arguments import PAGE
+
+
+class CardTexts:
+    """A model on a card that makes a row of each text.
+
+    Attributes:
+        name, warning: of the card.
+    """
+
+    def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
+        """context: the most tokens of a text. Raises NoCardError, MemoryLimitError, UnsupportedError."""
+        self._card = card = devices.open_card(int(options.backend.partition(":")[2] or 0))
+        try:
+            self._pages = np.arange(-(-max(BATCH, context) // PAGE) + MOST_SEQUENCES)
+            cache = CudaCache(card, states, len(self._pages) * PAGE, options.kept_as, 0)
+            self._program = CudaProgram(card, operations, cache, None, context, options, {})
+        except BaseException:
+            card.close()
+            raise
+        self.name, self.warning = card.name, card.warning
+
+    def read(self, texts: Sequence[Text]) -> np.ndarray:
+        """As localllm.engine.embedding_runner.Read."""
+        groups = [texts[i : i + MOST_SEQUENCES] for i in range(0, len(texts), MOST_SEQUENCES)]
+        return np.concatenate([self._program.read(group, self._pages) for group in groups])
+
+    def close(self) -> None:
+        self._card.close()

@@ -1,0 +1,80 @@
+"""How many of a model's layers a card has room for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.layer_state import Recurrent, State
+from localllm.engine.memory.recurrent import SNAPSHOTS
+from localllm.engine.trace.split import LAYER
+from localllm.errors import MemoryLimitError
+from localllm.files.gguf.file import Tensor
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
+
+# Of the card's memory for what is not counted: kernels, graphs, the driver's own, and a little for others.
+MARGIN = 400 << 20
+
+
+class Sizes(NamedTuple):
+    """Bytes on the card."""
+
+    layers: list[int]  # weights and cache of each
+    rest: int  # what is there however few layers are: embedding and output matrices, buffers
+
+
+def sizes(
+    tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
+) -> Sizes:
+    """What the layers of a model take, with a cache for `context` tokens."""
+    found, rest = [0] * layers, buffers
+    for name, tensor in tensors.items():
+        layer, size = LAYER.match(name), card_bytes(tensor)
+        if layer and int(layer[1]) < layers:
+            found[int(layer[1])] += size
+        else:
+            rest += size
+    for state in states:
+        found[state.layer] += state_bytes(state, context, kv_type)
+    return Sizes(found, rest)
+
+
+def card_bytes(tensor: Tensor) -> int:
+    """What a tensor takes there, which is more than in the file if the card has no kernels for its format."""
+    return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
+
+
+def state_bytes(state: State, context: int, kv_type: KVType) -> int:
+    """What a layer keeps of a sequence there: all tokens, also those behind a window; recurrent ones snapshots too."""
+    if isinstance(state, Recurrent):
+        return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and what all begin with
+    state = replace(state, window=None)
+    return state.bytes(context + 2 * PAGE, kv_type)  # an odd number of whole pages
+
+
+def spare(needed: Sizes, count: int, free: int) -> int:
+    """What is left when the last `count` layers are there."""
+    return free - MARGIN - needed.rest - sum(needed.layers[len(needed.layers) - count :])
+
+
+def layers_that_fit(needed: Sizes, free: int) -> int:
+    """How many of the last layers have room, with everything behind them; 0 for none."""
+    room, count = free - MARGIN - needed.rest, 0
+    for size in reversed(needed.layers):
+        room -= size
+        if room < 0:
+            break
+        count += 1
+    return count
+
+
+def require_room(needed: Sizes, count: int, free: int) -> None:
+    """Raise MemoryLimitError unless the last `count` layers have room."""
+    if count and layers_that_fit(needed, free) < min(count, len(needed.layers)):
+        size = needed.rest + sum(needed.layers[len(needed.layers) - count :])
+        raise MemoryLimitError(
+            f"{count} layers take {size / 1e9:.1f} GB of the card, which has {free / 1e9:.1f} GB free: use -ngl auto,"
+            " a shorter context, or a smaller type of cache"
+        )

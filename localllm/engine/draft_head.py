@@ -1,0 +1,201 @@
+"""What guesses for a model, as something that reads tokens: localllm.arch.mtp and eagle3 say what is computed."""
+
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent
+from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.draft_head_source import GuessSource
+from localllm.engine.forks import lock_for
+from localllm.engine.lower.tape import row_bytes
+from localllm.engine.memory.sequence_state import Store
+from localllm.engine.options import EngineOptions
+from localllm.engine.run import BATCH, Span
+from localllm.engine.runs import LATER, Runs
+from localllm.engine.sequence import Sequence
+from localllm.engine.trace.operations import Operation
+from localllm.engine.trace.recorder import Recorder, Shown
+from localllm.errors import ModelError
+from localllm.kernels.arguments import PAGE
+
+LATE = BATCH  # tokens that a sequence may be behind the model's: it reads when it is asked for a guess, or then
+
+
+def rows_for(width: int) -> np.ndarray:
+    """Memory for what a run makes of its tokens: float32 [BATCH, width or more]."""
+    return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
+
+
+def shown_to(guesser: GuessSource | None) -> Shown | None:
+    """What a model has to show it, and memory for that."""
+    return Shown(rows_for(guesser.columns), guesser.layers) if guesser else None
+
+
+class GuessHead:
+    """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class Follower.
+
+    It reads any number of them, but one in a run. Threads that call it wait for each other.
+    """
+
+    def __init__(self, guesser: GuessSource, context: int, options: EngineOptions):
+        """Raises ModelError, MemoryLimitError, LocalllmError."""
+        h, self.context = guesser.hyperparameters, context
+        self.vocab_size, self.width = h.vocab_size, h.width
+        self.runs, self.lock, self.abandoned = Runs(LATER), lock_for(self), list[Store]()
+        self._before, self._made = rows_for(self.width), rows_for(self.width)
+        self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
+        if isinstance(guesser.state, Recurrent):
+            raise ModelError(f"{guesser.path}: a layer that guesses should attend")
+        operations, fusing = self._recorded(guesser)
+        self._backend = CpuBackend(operations, [guesser.state], context, options)
+        self._fuse = self._backend.beside(fusing) if fusing else None
+
+    def _recorded(self, g: GuessSource) -> tuple[list[Operation], list[Operation]]:
+        """What it computes, and before that of what the model shows, if anything. Raises ModelError."""
+        h = g.hyperparameters
+        recorder, fusing = Recorder(h, self.context, Shown(self._made)), Recorder(h, self.context)
+        try:
+            if g.fuse:
+                rows = g.fuse(fusing, g.weights, h, fusing.given(self._shown, g.columns))
+                if rows.columns != self.width:
+                    raise ModelError(f"rows of {rows.columns} numbers for a layer of {self.width}")
+                recorder.use(fusing)
+            guessed = g.guess(recorder, g.weights, h, recorder.given(self._before, self.width))
+            recorder.require_all_used(g.names)
+            count = h.vocab_size if g.tokens is None else len(g.tokens)
+            if guessed.logits.columns != count:
+                raise ModelError(f"logits for {guessed.logits.columns} tokens of {count}")
+        except ModelError as error:
+            raise type(error)(f"{g.path}: {error}") from None
+        recorder.reveal(guessed.made)
+        *others, logits, shown = recorder.operations
+        return [*others, shown, logits], fusing.operations  # logits come last
+
+    def follower(self, place: int) -> "Follower":
+        """A text that it reads behind the model, from this place of the model's sequence on."""
+        return Follower(self, self._backend.store(), place)
+
+    def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+        """Read the tokens of one follower; the logits asked for, of the "last" token or "none"."""
+        ((follower, ids),) = requests
+        assert isinstance(follower, Follower)
+        with self.lock:
+            while self.abandoned:
+                self.abandoned.pop().close()
+            rows = np.empty((0, self.vocab_size if self._tokens is None else len(self._tokens)), np.float32)
+            for first in range(0, len(ids), BATCH):
+                some = np.asarray(ids[first : first + BATCH], np.int64)
+                wanted = int(logits == "last" and first + BATCH >= len(ids))
+                rows = self._read(follower, some, wanted, precise)
+        return [rows if self._tokens is None else self._of_all(rows)]
+
+    def _of_all(self, rows: np.ndarray) -> np.ndarray:
+        """Logits of some tokens as those of all: the others are impossible."""
+        found = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
+        found[:, self._tokens] = rows
+        return found
+
+    def fused(self, shown: np.ndarray) -> np.ndarray:
+        """What it reads of what the model shows of tokens, float32 [tokens, columns]: [tokens, width]."""
+        if self._fuse is None:
+            return shown
+        self._shown[: len(shown), : self._columns] = shown
+        return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
+
+    def _read(self, follower: "Follower", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
+        position, store = len(follower.tokens), follower.store
+        follower.fill(self._before[: len(ids), : self.width])
+        store.prepare(position, len(ids))
+        rows = self._backend.run([Span(store, position, ids, wanted)], precise)
+        follower.has_read(ids.tolist(), self._made[len(ids) - 1, : self.width].copy())
+        return rows
+
+    def shift(self, sequence: Sequence, keep: int, count: int) -> None:
+        """Not for followers."""
+        raise AssertionError
+
+    def close(self) -> None:
+        """End the threads."""
+        with self.lock:
+            self._backend.close()
+
+
+class Follower(Sequence):
+    """A text as the layer reads it: behind the model, and beyond what the model has read.
+
+    Attributes:
+        begin: the place in the model's sequence of the first token here; the layer does not know those before.
+    """
+
+    engine: GuessHead
+
+    def __init__(self, head: GuessHead, store: Store, place: int):
+        super().__init__(head, store)
+        # Places in the model's sequence, from the first token here to the last it has read.
+        self.begin = self._end = place
+        self._shown: dict[int, np.ndarray] = {}  # by place, what the model showed of a token, if it is still of use
+        self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
+        self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
+        self._firm = 0  # how many of the tokens were read together with what the model made
+
+    def heard(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
+        """The model has read tokens of its sequence from this place on, and shown that of them: float32 [tokens,
+        columns].
+
+        What the model has read anew is read anew here as well, at the latest when a guess is asked for.
+        """
+        if not self.begin <= place <= self._end:
+            self.begin = self._end = place
+        known = place - self.begin
+        is_known = known < self._firm and self.tokens[known] == ids[0]
+        self.forget_behind(place + is_known)
+        self._shown |= dict(enumerate(shown.copy(), place))
+        self._ids |= dict(enumerate(ids.tolist(), place))
+        self._end = place + len(ids)
+        self._forget_old()
+        first = self.begin + len(self.tokens)
+        if self._end - first > LATE:
+            self.append([self._ids[at] for at in range(first, self._end)], "none")
+
+    def forget_behind(self, place: int) -> None:
+        """The model's sequence goes back to there."""
+        if place < self._end:
+            self._shown = {at: row for at, row in self._shown.items() if at < place}
+            self._ids = {at: id for at, id in self._ids.items() if at < place}
+        self.begin, self._end = min(self.begin, place), min(self._end, place)
+        self.truncate(max(0, place - self.begin))
+
+    def truncate(self, length: int) -> int:
+        """As of Sequence; what was read on a guess alone is forgotten too."""
+        kept = super().truncate(min(length, self._firm))
+        self._firm = kept
+        return kept
+
+    def fill(self, rows: np.ndarray) -> None:
+        """What the layer reads together with its next tokens: of each the one before. What nobody knows is zeros."""
+        before = self.begin + len(self.tokens) - 1
+        rows[:] = 0
+        places = [place for place in range(before, before + len(rows)) if place in self._shown]
+        if places:
+            shown = np.array([self._shown[place] for place in places])
+            rows[np.array(places) - before] = self.engine.fused(shown)
+        if before >= max(self._end, self.begin):
+            rows[0] = self._last
+        self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
+
+    def has_read(self, ids: list[int], last: np.ndarray) -> None:
+        """These tokens, and that was made of the last."""
+        self.tokens += ids
+        self._last = last
+        if self._is_firm:
+            self._firm = len(self.tokens)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """What the model showed of tokens whose next ones have been read for good."""
+        first = self.begin + self._firm - 1
+        if next(iter(self._shown), first) < first:  # places come in order
+            self._shown = {at: row for at, row in self._shown.items() if at >= first}
+        if next(iter(self._ids), first + 1) <= first:
+            self._ids = {at: id for at, id in self._ids.items() if at > first}

@@ -1,0 +1,93 @@
+"""What guesses for a model, before it runs: a layer of the model's own, or the head that another file has."""
+
+from collections.abc import Callable, Collection
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.families import eagle3
+from localllm.arch.general_metadata import require_general
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.layer_state import State
+from localllm.arch.metadata import Fields
+from localllm.arch.metadata_types import require_kinds
+from localllm.arch.mtp import Guessed, guessing_state
+from localllm.arch.unsupported_keys import require_asked
+from localllm.arch.verbs import Activation
+from localllm.arch.weights import Weights
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+
+HEADS = ("eagle3",)  # architectures that guess for others
+TOKENS = "d2t"
+
+
+class GuessSource(NamedTuple):
+    """Attributes:
+    path: of its file.  hyperparameters: of what guesses.  state: what it keeps of tokens.
+    columns: numbers that the model shows of a token.  layers: of the model, that go into; as of Shown.
+    weights: what the functions are given: builder, these, hyperparameters, and
+    guess: rows of the tokens before; says what it makes of tokens.
+    fuse: what the model shows; says such rows of it. None if they are that.
+    names: the tensors that have to be used.
+    tokens: those that its logits are for, int64; None for all.
+    """
+
+    path: str
+    hyperparameters: Hyperparameters
+    state: State
+    columns: int
+    layers: tuple[int, ...]
+    weights: Any
+    guess: Callable[[Any, Any, Any, Activation], Guessed]
+    fuse: Callable[[Any, Any, Any, Activation], Activation] | None
+    names: Collection[str]
+    tokens: np.ndarray | None = None
+
+
+def own_layer(file: GGUFFile, model: ModuleType, h: Any) -> GuessSource:
+    """The first layer behind the others, of a file that has it."""
+    weights = Weights(file.tensors)
+    names = [weight.name for weight in weights.block(h.layers).all()]
+    return GuessSource(file.path, h, guessing_state(h), h.width, (), weights, model.guess, None, names)
+
+
+def is_head(file: GGUFFile) -> bool:
+    """Whether a file has nothing but what guesses for a model."""
+    return file.metadata.get("general.architecture") in HEADS
+
+
+def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> GuessSource:
+    """What the file has, for that model. Raises ModelError, UsageError if it is for another one."""
+    require_general(file)
+    fields = Fields.of(file)
+    require_kinds(fields)
+    fields.asked.clear()  # by the checks
+    h = eagle3.read(fields)
+    require_asked(fields)
+    if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
+        theirs = f"{max(h.target_layers)} layers or more and rows of {h.target_width} numbers"
+        ours = f"{model.path} has {of_model.layers}, and rows of {of_model.width}"
+        raise UsageError(f"{file.path} guesses for a model of {theirs}: {ours}")
+    if h.vocab_size != of_model.vocab_size:
+        raise UsageError(f"{file.path} guesses {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}")
+    weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
+    names, tokens = [name for name in file.tensors if name != TOKENS], tokens_of(file, h.vocab_size)
+    layers, (state,) = h.target_layers, h.states()
+    return GuessSource(file.path, h, state, columns, layers, weights, eagle3.guess, eagle3.fuse, names, tokens)
+
+
+def tokens_of(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
+    """The model's tokens that a smaller vocabulary has, int64; None if there is none. Raises ModelError."""
+    tensor = file.tensors.get(TOKENS)
+    if tensor is None:
+        return None
+    if tensor.format.name != "I64" or len(tensor.shape) != 1:
+        raise ModelError(
+            f"{file.path}: tensor {TOKENS} should be a vector of I64, is {tensor.format.name} {tensor.shape}"
+        )
+    tokens = tensor.data.reshape(-1).view(np.int64)
+    if tokens.min() < 0 or tokens.max() >= vocab_size or len(np.unique(tokens)) < len(tokens):
+        raise ModelError(f"{file.path}: tensor {TOKENS} should have different tokens from 0 to {vocab_size - 1}")
+    return tokens

@@ -1,0 +1,267 @@
+"""Beginnings of prompts that were read before, perhaps by another program: kept in files, piece by piece.
+
+A piece is what a whole run has read (localllm.engine.runs), or ends with an image: so what is behind it is read in the
+same runs, whether it was found or not, and every bit is the same. An image's ids follow from its pixels and from what
+has read them, so another one makes another key. The last piece of a prompt has its logits, too. The key of a
+piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
+
+A conversation, whose turns are read in other runs, has keys of its own: who goes on with it gets what was read then.
+"""
+
+import hashlib
+import sys
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent
+from localllm.engine.forks import lock_for
+from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
+from localllm.engine.memory.fingerprint import fingerprint, state_of
+from localllm.engine.memory.sequence_state import PagedStore, Piece, StoredPrefix
+from localllm.engine.sequence import Sequence
+from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.files.cache.prefix_files import (
+    Kept,
+    PrefixAbout,
+    allowed,
+    limit,
+    mark_used,
+    open_kept,
+    prune,
+    remove,
+    write_kept,
+)
+from localllm.files.gguf.file import GGUFFile
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+
+
+class DamagedError(Exception):
+    """What a key's file holds cannot be."""
+
+
+class Read(NamedTuple):
+    """A sequence that has read a prompt, then with logits, float32 [1, vocab]; or whole runs at its beginning."""
+
+    sequence: Sequence
+    logits: np.ndarray | None
+
+
+class Waiting(NamedTuple):
+    """The same, to be written."""
+
+    sequence: Sequence
+    logits: np.ndarray | None
+    is_conversation: bool
+
+
+class Prefixes:
+    """The files of one model. Writing is done by a thread of its own.
+
+    Attributes:
+        warning: why something could not be kept, in one line, or None.
+    """
+
+    def __init__(self, engine: "Engine", file: GGUFFile):
+        self.warning: str | None = None
+        self._engine, self._file, self._name = engine, file, file.path.replace("\\", "/").rpartition("/")[2]
+        self._root, self._ended = b"", limit() == 0
+        try:
+            self._state = state_of(file)
+        except OSError:  # no file that somebody else could find
+            self._ended = True
+        states = engine.hyperparameters.states()
+        self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
+        self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
+        self.lock = lock_for(self)
+        self._thread: threading.Thread | None = None
+        self._waiting: Waiting | None = None
+
+    # ---- finding ----
+
+    def find(self, ids: Ids[int], known: int = 0) -> Read | None:
+        """A new sequence that begins as `ids`, if some files hold more than `known` tokens of them.
+
+        It holds all of them and has the logits, or whole runs and less than all.
+        """
+        found = self.stored(ids)
+        while found and len(found.ids) > known:
+            if read := self.load(found):
+                return read
+            found = self.stored(ids, len(found.ids) - 1)
+        return None
+
+    def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
+        """What files hold of these tokens, of up to `most` at their beginning: whole runs of them, or all."""
+        if self._ended or not is_worth_keeping(ids):
+            return None
+        with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
+            pieces, opened = self._pieces(ids, is_conversation), list[Kept]()
+            for piece in pieces:
+                kept = open_kept(piece.key) if piece.last <= most else None
+                if kept is None:
+                    break
+                opened.append(stack.enter_context(kept))
+            count = next((n for n in range(len(opened), 0, -1) if self._is_enough(pieces, opened[:n])), 0)
+            end = pieces[count - 1].last
+            has_logits = end == len(ids) and not is_conversation
+            return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
+        return None
+
+    def _is_enough(self, pieces: list[Piece], opened: list[Kept]) -> bool:
+        """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
+        end = pieces[len(opened) - 1].last
+        if len(opened) < len(pieces) and end == pieces[-1].last:
+            return False
+        return all(self._needed(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False))
+
+    def _needed(self, piece: Piece, end: int) -> set[str]:
+        """The parts of a piece that are read behind `end` tokens."""
+        needed = {"pages"}
+        if self._window and piece.last > end - self._window:
+            needed.add("windows")
+        if self._is_recurrent and piece.last == end:
+            needed.add("states")
+        return needed
+
+    def load(self, stored: StoredPrefix) -> Read | None:
+        """A new sequence with it. None if a file is damaged, which is removed, or there is no memory for it."""
+        engine, end = self._engine, len(stored.ids)
+        sequence, logits = engine.sequence(), None
+        store = kept_store(sequence)
+        try:
+            for piece in stored.pieces:
+                with self._opened(piece) as kept:
+                    parts = {name: kept.read(name) for name in self._needed(piece, end)}
+                    with engine.lock:
+                        store.put(piece.first, piece.last, parts)
+                    if stored.has_logits and piece is stored.pieces[-1]:
+                        logits = kept.read("logits").view(np.float32).reshape(1, engine.vocab_size)
+        except (DamagedError, MemoryLimitError):
+            sequence.close()
+            return None
+        except BaseException:
+            sequence.close()
+            raise
+        sequence.tokens[:] = stored.ids
+        sequence.images = engine.images_among(stored.ids)
+        sequence.aligned = 0 if stored.is_conversation else last_end(stored.ids, end, engine.runs)
+        mark_used(piece.key for piece in stored.pieces)
+        return Read(sequence, logits)
+
+    @contextmanager
+    def _opened(self, piece: Piece) -> Iterator[Kept]:
+        """Its file. Raises DamagedError if it is gone, or not what it should be; then it is removed."""
+        kept = open_kept(piece.key)
+        if kept is None:
+            raise DamagedError
+        with kept:
+            try:
+                yield kept
+            except (ValueError, KeyError, OSError):
+                remove(piece.key)
+                raise DamagedError from None
+
+    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
+        """All that ends with a whole run or an image, and what is behind that, which may be nothing. Raises OSError."""
+        if state_of(self._file) != self._state:
+            raise OSError(f"{self._file.path} has changed")
+        if not self._root:
+            self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
+        places = [0, *piece_ends(ids, self._engine.runs), len(ids)]
+        root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
+        pieces, key, tokens = list[Piece](), root, np.asarray(ids, np.int64)
+        for first, last in pairwise(places):
+            is_end = len(pieces) == len(places) - 2
+            chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
+            key = chain.digest()
+            pieces.append(Piece(chain.hexdigest()[:32], first, last))
+        return pieces
+
+    # ---- keeping ----
+
+    def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
+        """Write what a sequence has read, a prompt, soon; it belongs to this object now.
+
+        logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
+        it is a conversation. What waits for being written already is given up.
+        """
+        with self.lock:
+            unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
+            if self._ended:
+                unwanted, self._waiting = self._waiting, None
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="prefixes", daemon=True)
+                with suppress(RuntimeError):  # the interpreter ends
+                    self._thread.start()
+        if unwanted:
+            unwanted.sequence.close()
+
+    def _write(self) -> None:
+        """The thread: until there is nothing more to do."""
+        while True:
+            with self.lock:
+                read, self._waiting = self._waiting, None
+                if read is None or self._ended:
+                    self._thread = None
+                    return
+            try:
+                self._write_pieces(read)
+                prune()
+            except (OSError, MemoryError, LocalllmError) as error:
+                reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
+                self.warning, self._ended = f"what was read of the prompt cannot be kept: {reason}", True
+            finally:
+                read.sequence.close()
+
+    def _write_pieces(self, read: Waiting) -> None:
+        """Those that no file has. Raises OSError, LocalllmError."""
+        room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
+        kept = list[str]()
+        for piece in pieces:
+            is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
+            if self._ended or room < 0 or not (is_known or read.is_conversation):
+                break
+            room -= self._write_piece(piece, before, read, read.logits if piece is pieces[-1] else None)
+            before = piece.key
+            kept.append(before)
+        mark_used(kept)
+
+    def _write_piece(self, piece: Piece, before: str, read: Waiting, logits: np.ndarray | None) -> int:
+        """If no file has it, or has less of it; its bytes."""
+        store = kept_store(read.sequence)
+        names = {*store.parts(piece.first, piece.last)}
+        if kept := open_kept(piece.key):
+            with kept:
+                if names <= kept.parts.keys():
+                    return 0
+        parts = {name: store.part(name, piece.first, piece.last) for name in names}
+        if logits is not None:
+            parts["logits"] = logits.reshape(-1).view(np.uint8)
+        write_kept(piece.key, PrefixAbout(self._name, piece.last, before), parts)
+        return sum(data.nbytes for data in parts.values())
+
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None
+
+    def close(self, wait: bool = True) -> None:
+        """Write what is still to be written, or not even that; and then nothing more."""
+        thread = self._thread
+        if wait and not self._ended and thread is not None and thread.is_alive():
+            thread.join()
+        self._ended = True
+
+
+def kept_store(sequence: Sequence) -> PagedStore:
+    """A sequence's store, whose content can be copied: the reference's cannot, and has no files."""
+    store = sequence.store
+    assert isinstance(store, PagedStore)
+    return store

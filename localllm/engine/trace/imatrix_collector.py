@@ -1,0 +1,47 @@
+"""Watches what a model's matrices meet, for importance matrices."""
+
+import numpy as np
+
+from localllm.engine.trace.operations import Activation, Operation
+from localllm.errors import ModelError
+
+
+class SquareSums:
+    """Sums of the squares of what every matrix meets in its columns.
+
+    The output matrix meets only tokens whose logits are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
+
+    @staticmethod
+    def require_watchable(operations: list[Operation], path: str) -> None:
+        """Raise ModelError, which names the file, for what is not summed up: each expert meets tokens of its own."""
+        if any(operation.verb == "expert_linear" for operation in operations):
+            raise ModelError(f"{path}: an importance matrix of a model with experts is not supported yet")
+
+    def watch(self, operations: list[Operation]) -> list[Operation]:
+        """The operations, and before each matrix product one that adds to the sums, once for each activation."""
+        watched: list[Operation] = []
+        sums: dict[Activation, np.ndarray] = {}
+        for operation in operations:
+            if operation.verb == "linear":
+                (x,) = operation.inputs
+                if x not in sums:
+                    sums[x] = np.zeros(-(-x.columns // 16) * 16, np.float32)
+                    watched.append(Operation("add_squares", (x,), Activation(x.rows, 0), {"sums": sums[x]}))
+                self._sums[operation.given["weight"].name] = sums[x][: x.columns]
+            watched.append(operation)
+        return watched
+
+    def add(self, name: str, x: np.ndarray) -> None:
+        """The matrix `name` meets x, float32 [rows, columns]."""
+        self._sums[name] = self._sums.get(name, np.zeros(x.shape[1])) + (x.astype(np.float64) ** 2).sum(axis=0)
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The sums since the last call, by the matrix's name: float32 [columns]."""
+        taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
+        for sums in self._sums.values():
+            sums[:] = 0
+        return taken

@@ -1,0 +1,88 @@
+"""Moving tokens to other positions, so that a sequence can forget its middle (StreamingLLM, Xiao et al. 2023).
+
+Keys are kept as they are after their rotary embedding, by which they know their positions: to move a token is to turn
+its keys by the distance. That is exact but for one more rounding of a key each time it moves. Values know no position,
+and neither do layers that rotate nothing, whose scores at most depend on distances.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.rope import Rope
+from localllm.engine.trace.operations import CHOICES, PRODUCTS, Activation, Operation
+from localllm.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """How the keys of a layer turn from position to position.
+
+    frequencies: radians, float64 [pairs]; a pair are numbers k * step and k * step + apart of a head.
+    """
+
+    frequencies: np.ndarray
+    step: int
+    apart: int
+
+    @classmethod
+    def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "Turn":
+        """Of heads whose numbers from `first` on are rotated. Pairs that begin before stand still."""
+        frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
+        step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
+        return cls(np.pad(frequencies, (first // step, 0)), step, apart)
+
+
+def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, Turn]:
+    """By state, how its keys turn; those whose keys know no position are left out.
+
+    Raises UsageError for a model whose tokens cannot be moved.
+    """
+    if any(isinstance(state, Recurrent) for state in states):
+        raise UsageError("what is dropped would stay in this model's recurrent layers: shift is not possible")
+    if any(operation.verb == "embed_positions" for operation in operations):
+        raise UsageError("this model adds positions to its embeddings, they cannot be moved: shift is not possible")
+    made, found = {operation.output: operation for operation in operations}, {}
+    for operation in operations:
+        given = operation.given
+        has_keys = operation.verb == "attend" and len(operation.inputs) > 1 + bool(given["choices"])
+        if not has_keys and operation.verb not in CHOICES:
+            continue
+        if turn := turn_of(made, operation.inputs[1], given["state"].key_dim, 0):
+            found[given["state"]] = turn
+    return found
+
+
+def turn_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> Turn | None:
+    """How keys turn that are found from number `first` of heads on. Raises UsageError if that is not known."""
+    operation = made[x]
+    given: Mapping[str, Any] = operation.given
+    if operation.verb == "rope":
+        return Turn.of(given["rope"], given["divisors"], first)
+    if operation.verb == "join":
+        begin, behind = operation.inputs
+        places = ((begin, first), (behind, first + begin.columns // given["heads"]))
+        parts = [turn for part, place in places if (turn := turn_of(made, part, head_dim, place))]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+    elif operation.verb == "scale" or (operation.verb == "rms_norm" and is_plain(given, head_dim)):
+        return turn_of(made, operation.inputs[0], head_dim, first)
+    elif not is_turned(made, x):
+        return None
+    raise UsageError(f"keys are changed by {operation.verb!r} after they were rotated: shift is not possible")
+
+
+def is_plain(given: Mapping[str, Any], head_dim: int) -> bool:
+    """Whether a norm treats a head as a whole, all of its numbers alike: it makes no difference then when it turns."""
+    return given["group"] == head_dim and bool((given["vector"] == given["vector"][0]).all())
+
+
+def is_turned(made: Mapping[Activation, Operation], x: Activation) -> bool:
+    """Whether there is a rotation between the last matrix product and x."""
+    operation = made[x]
+    if operation.verb in PRODUCTS:
+        return False
+    return operation.verb == "rope" or any(is_turned(made, source) for source in operation.inputs)

@@ -1,0 +1,173 @@
+"""Where a model may be scaled and stay the same: what is divided by a number for each column, so that the columns of
+all matrices which read it can be multiplied with them.
+
+Made by a norm, whose weight and bias are divided, or by a matrix, whose rows and bias are. It must reach nothing but
+matrices, on ways that keep proportions: another factor (the up side of a gated feed-forward network), max(x, 0), the
+values of attention, where query heads in groups read the same, a choice of rows.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.trace.operations import PRODUCTS, Activation, Operation
+from localllm.files.gguf.file import Tensor
+
+NORMS = ("rms_norm", "layer_norm")
+# Inputs whose proportions verbs keep: those of what multiplies, say, not those of a gate with a function.
+PLACES = {
+    "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
+    "multiply_heads": (0,), "scale": (0,), "select": (0,), "gather": (0,),
+}  # fmt: skip
+
+
+class Fold(NamedTuple):
+    """Numbers that can go from what makes an activation to what reads it.
+
+    Attributes:
+        width: how many.
+        divided: tensors, and the first row of each (or the first number of a vector) that is divided by the first one.
+        multiplied: matrices, by name, whose columns are multiplied.
+        heads, times: they read `heads` equal parts of the numbers, each so many times.
+    """
+
+    width: int
+    divided: tuple[tuple[str, int], ...]
+    multiplied: tuple[str, ...]
+    heads: int = 1
+    times: int = 1
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers, [width], for each column of the matrices."""
+        return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
+
+    def mean(self, columns: np.ndarray) -> np.ndarray:
+        """Of numbers for the matrices' columns, those of the same column of what they read: [width]."""
+        return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
+
+
+class Reached(NamedTuple):
+    """A matrix that reads an activation, whose columns are `times` those of each of `heads`."""
+
+    weight: Weight
+    operation: Operation
+    heads: int
+    times: int
+
+
+def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[Fold]:
+    """All that are possible, in the order of what makes the activations; kept: names of tensors that must not change.
+
+    Each tensor's columns are multiplied by one fold at most, and each of its rows divided by one.
+    """
+    finder = Finder(operations, tensors)
+    return [
+        fold
+        for operation in operations
+        if (fold := finder.fold(operation)) and not {*fold.multiplied, *(name for name, _ in fold.divided)} & {*kept}
+    ]
+
+
+class Finder:
+    """What reads what."""
+
+    def __init__(self, operations: Sequence[Operation], tensors: Mapping[str, Tensor]):
+        self._tensors, self._readers = tensors, dict[Activation, list[Operation]]()
+        self._uses = dict[str, list[Operation]]()
+        for operation in operations:
+            for x in dict.fromkeys(operation.inputs):
+                self._readers.setdefault(x, []).append(operation)
+            for weight in weights_of(operation):
+                self._uses.setdefault(weight.name, []).append(operation)
+        self._states = Counter(
+            operation.given["state"] for operation in operations if operation.verb in ("attend", "keep")
+        )
+
+    def fold(self, operation: Operation) -> Fold | None:
+        """What can go from what an operation makes to those who read it."""
+        divided = self._divided(operation)
+        reads = self._reads(operation.output) if divided else None
+        if not divided or not reads:
+            return None
+        users = [read.operation for read in reads]
+        names = tuple(dict.fromkeys(read.weight.name for read in reads))
+        shapes = {(read.heads, read.times) for read in reads}
+        if len(shapes) > 1 or not all(self._is_only_for(name, users) for name in names):
+            return None
+        if not all(self._is_whole(read) for read in reads):
+            return None
+        return Fold(operation.output.columns, divided, names, *shapes.pop())
+
+    def _divided(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
+        """The tensors that are divided to divide what the operation makes; None if that cannot be."""
+        if operation.verb not in (*NORMS, *PRODUCTS) or not weights_of(operation):
+            return None
+        weight, columns = weights_of(operation)[0], operation.output.columns
+        parts = [part for part in (weight, weight.bias) if part]
+        is_norm, is_stack = operation.verb in NORMS, operation.verb == "expert_linear"
+        for part in parts:
+            tensor = self._tensors.get(part.name)
+            has_shape = (columns,) == part.shape if part is not weight or is_norm else part.shape[-2] == columns
+            if tensor is None or len(tensor.shape) != len(part.shape) or not has_shape:
+                return None
+            if any(self._overlaps(part, columns, other) for other in self._uses[part.name] if other is not operation):
+                return None
+        if weight.scale or (is_stack and weight.bias):
+            return None
+        return tuple((part.name, part.first_row) for part in parts)
+
+    def _overlaps(self, part: Weight, columns: int, other: Operation) -> bool:
+        """Whether another operation uses some of these rows."""
+        return any(
+            each.name == part.name
+            and each.first_row < part.first_row + columns
+            and part.first_row < each.first_row + (each.shape[-2] if len(each.shape) > 1 else each.shape[0])
+            for each in weights_of(other)
+        )
+
+    def _is_only_for(self, name: str, users: Sequence[Operation]) -> bool:
+        return all(use in users for use in self._uses[name])
+
+    def _is_whole(self, read: Reached) -> bool:
+        """Whether a matrix has the columns of its tensor."""
+        tensor = self._tensors.get(read.weight.name)
+        return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
+
+    def _reads(self, x: Activation, heads: int = 1, times: int = 1) -> list[Reached] | None:
+        """The matrices that an activation reaches, None if it reaches anything else, or nothing."""
+        found: list[Reached] = []
+        for operation in self._readers.get(x, []):
+            if operation.verb in PRODUCTS and operation.inputs[0] is x:
+                found.append(Reached(operation.given["weight"], operation, heads, times))
+                continue
+            shape = self._passed(x, operation, heads, times)
+            more = self._reads(operation.output, *shape) if shape else None
+            if not more:
+                return None
+            found += more
+        return found or None
+
+    def _passed(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
+        """How an operation's output has the proportions of x: heads and times; None if it has not."""
+        verb, inputs = operation.verb, operation.inputs
+        places = [place for place, each in enumerate(inputs) if each is x]
+        if verb == "attend":
+            return self._attended(operation) if places == [2] and times == 1 else None
+        return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
+
+    def _attended(self, operation: Operation) -> tuple[int, int] | None:
+        """Values: query heads in groups see those of the same head, which no other layer reads."""
+        state, given = operation.given["state"], operation.given
+        has_values = len(operation.inputs) - bool(given["choices"]) == 3
+        if not has_values or self._states[state] > 1 or given["heads"] % state.kv_heads:
+            return None
+        return state.kv_heads, given["heads"] // state.kv_heads
+
+
+def weights_of(operation: Operation) -> list[Weight]:
+    """The tensors that an operation says it uses, as far as they can be folded into."""
+    weight = operation.given.get("norm") or operation.given.get("weight")
+    return [part for part in (weight, weight.bias) if part] if isinstance(weight, Weight) else []

@@ -1,0 +1,50 @@
+"""Where a model's operations can be cut in two, so that the first layers are computed elsewhere than the others."""
+
+import re
+from typing import NamedTuple
+
+from localllm.arch.weights import Weight
+from localllm.engine.trace.operations import ALL, Activation, Operation, RoutedActivation
+from localllm.errors import UnsupportedError
+
+LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+class Halves(NamedTuple):
+    """Operations before the cut and behind it, and what goes over: activations of all tokens."""
+
+    before: list[Operation]
+    behind: list[Operation]
+    crossing: list[Activation]
+
+
+def split(operations: list[Operation], layer: int) -> Halves:
+    """Cut in front of a layer, where least has to cross. Raises UnsupportedError if layers are entangled there."""
+    layers = [layer_of(operation) for operation in operations]
+    first = next((i for i, found in enumerate(layers) if found is not None and found >= layer), len(operations))
+    last = max((i for i, found in enumerate(layers) if found is not None and found < layer), default=-1)
+    cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := live(operations, at))]
+    if not cuts:
+        raise UnsupportedError(f"the layers before and from {layer} on cannot be computed apart")
+    crossing, at = min(cuts, key=lambda cut: (sum(x.columns for x in cut[0]), cut[1]))
+    return Halves(operations[:at], operations[at:], crossing)
+
+
+def layer_of(operation: Operation) -> int | None:
+    """The layer that an operation's weights or states belong to, None if it has none."""
+    weight, state = operation.given.get("weight"), operation.given.get("state")
+    if state is not None:
+        return state.layer
+    found = LAYER.match(weight.name) if isinstance(weight, Weight) else None
+    return int(found[1]) if found else None
+
+
+def live(operations: list[Operation], at: int) -> list[Activation]:
+    """What operations from number `at` on need of the others."""
+    made = dict.fromkeys(operation.output for operation in operations[:at])
+    needed = {x for operation in operations[at:] for x in operation.inputs}
+    return [x for x in made if x in needed]
+
+
+def can_cross(activations: list[Activation]) -> bool:
+    return all(x.rows is ALL and not isinstance(x, RoutedActivation) for x in activations)

@@ -1,0 +1,144 @@
+"""Pictures, each read whole by a vision encoder: of each so many rows of numbers; nothing is kept of any.
+
+A program for the transformer and one for the projector; which rows of the one become a row of the other is said in
+NumPy, between the two. Both are made when the first picture is read.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.kv_cache_types import KVType
+from localllm.arch.vision import projector
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weights
+from localllm.engine.cpu.program import compiled
+from localllm.engine.forks import lock_for
+from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.tape import row_bytes
+from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.options import EngineOptions
+from localllm.engine.run import Header
+from localllm.engine.trace.image_rows import TurningRecorder
+from localllm.engine.trace.operations import Operation
+from localllm.errors import ModelError
+from localllm.files.gguf.file import GGUFFile
+from localllm.kernels.arguments import PAGE
+
+KEPT = KVType.of("f32")  # how keys and values of a run are kept
+
+
+class SaidPart(NamedTuple):
+    """The operations of a part, and where its rows are laid down, float32 [most of them, columns or more]."""
+
+    recorder: TurningRecorder
+    rows: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Of what comes out."""
+        return self.recorder.operations[-1].output.columns
+
+
+class PictureReader:
+    """A vision encoder. Threads that call it wait for each other.
+
+    Attributes:
+        hyperparameters: its.  family: the module that says how images are prepared.
+    """
+
+    def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
+        """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
+        options = options or EngineOptions()
+        self.family, self.hyperparameters = projector(file)
+        self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
+        self._said = said_parts(file, self.family, self.hyperparameters)
+        self._programs: list[PictureProgram] = []  # for the transformer and the projector
+
+    @property
+    def operations(self) -> list[Operation]:
+        """All that is done with a picture."""
+        return [operation for part in self._said for operation in part.recorder.operations]
+
+    def read(self, picture: Any) -> np.ndarray:
+        """Rows of a picture as the family has prepared it: float32 [rows, width of the language model].
+
+        Raises ModelError if they are not numbers.
+        """
+        h = self.hyperparameters
+        with self.lock:
+            grid = h.grid(picture)
+            self._programs = self._programs or [PictureProgram(part, h, self._options, True) for part in self._said]
+            tower, project = self._programs
+            try:
+                seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
+                seen = self._gathered(seen, grid)
+                return h.with_breaks(project.run(seen), grid, self._weights)
+            except ModelError as error:
+                raise ModelError(f"{h.path}: {error}") from None
+
+    def read_all(self, pictures: list[Any], size: tuple[int, int]) -> list[np.ndarray]:
+        """The rows of all pictures of an image of that size, as the family puts them together. Raises ModelError."""
+        return self.hyperparameters.arranged([self.read(picture) for picture in pictures], size, self._weights)
+
+    def _gathered(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        return self.family.gathered(self.hyperparameters, rows, grid)
+
+    def close(self) -> None:
+        """End the threads; a second time does nothing."""
+        with self.lock:
+            for program in self._programs:
+                program.close()
+
+
+def said_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[SaidPart, SaidPart]:
+    """The transformer and the projector of a file. Raises ModelError."""
+    try:
+        tower = said_by(family.tower, file, h, h.most_patches, h.columns)
+        count, together = family.gathered(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
+        project = said_by(family.project, file, h, count, together * tower.width)
+        project.recorder.use(tower.recorder)
+        project.recorder.require_all_used(file.tensors)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if project.width != h.row_width:
+        raise ModelError(f"{file.path}: rows of {project.width} numbers, not of {h.row_width} as projection_dim says")
+    return tower, project
+
+
+def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> SaidPart:
+    """What a family says of up to `most` rows that are given. Raises ModelError."""
+    rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
+    recorder = TurningRecorder(h, most, most)
+    say(recorder, Weights(file.tensors), h, recorder.given(rows, columns))
+    return SaidPart(recorder, rows)
+
+
+class PictureProgram:
+    """A part of an encoder, as a program that reads rows all of which see each other."""
+
+    def __init__(self, said: SaidPart, h: Vision, options: EngineOptions, passes: bool = False):
+        """passes: as of `compiled`. Raises ModelError, LocalllmError."""
+        self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
+        self._pages = np.arange(-(-len(said.rows) // PAGE))
+        self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
+        places = StepPlaces(self._cache, None, Header(len(said.rows)))
+        self._program = compiled(operations, places, options.thread_count, options.progress, keeps=False, passes=passes)
+        self.close = self._program.close
+
+    def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
+        """A row for each: float32 [rows, numbers of what comes out]; turns and windows: as of Vision. What it took to
+        compute them is given back: pictures come seldom. Raises ModelError if some are not numbers."""
+        count = len(rows)
+        self._rows[:count, : rows.shape[1]] = rows
+        del rows  # as large as what is computed
+        for angles in self._angles:
+            assert turns is not None
+            angles.fill(turns)
+        try:
+            return self._program.rows(count, self._pages, windows)
+        finally:
+            self._program.give_back()
+            self._cache.give_back(self._pages.tolist())

@@ -1,0 +1,261 @@
+"""Maps a GGUF model file, or all the files of a split one, into memory: metadata and read-only views of the weights.
+
+The operating system loads pages as the views are touched, and shares them between processes. (See ahead.py, too.)
+"""
+
+import math
+import mmap
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.files.gguf.header import MAGIC, NEEDED, Metadata, TensorEntry, read_header, shown
+from localllm.files.oddities import Oddities
+from localllm.quant.formats import Format
+from localllm.system.files import open_file
+from localllm.system.memory import is_want_of_memory, prefer_huge_pages
+
+SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+
+OTHER_FILES = [  # first bytes -> what the file is
+    (b"PK\3\4", "a zip archive, perhaps a PyTorch checkpoint"),
+    (b"\x80\2", "a Python pickle, perhaps a PyTorch checkpoint"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself (git lfs pull fetches it)"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"7z\xbc\xaf", "a 7-Zip archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"lmgg", "a GGML file, older than GGUF (2023)"),
+    (b"fmgg", "a GGML file, older than GGUF (2023)"),
+    (b"tjgg", "a GGML file, older than GGUF (2023)"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\0" * 24, "zero bytes; download incomplete?"),
+]
+
+GUESSED = 1 << 10  # of general.file_type: it was guessed from the tensors (llama.h, LLAMA_FTYPE_GUESSED)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """One matrix (or vector, or stack of matrices) of weights, as it lies in the file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # in weights; rows first, the length of a row last (GGUF's ne reversed)
+    data: np.ndarray  # uint8, read-only; [bytes] for a vector, else shape[:-1] + (bytes of a row,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class GGUFFile:
+    """A mapped model file. Views of it (in `tensors`, `packed`, and arrays in `metadata`) stay valid after `close`.
+
+    packed: the metadata values as they stand in the file, with the numbers of their types, uint8.
+    parts: the names of the tensors in each file that was read, by its path.
+    oddities: what is odd in it, as far as somebody has looked.
+    """
+
+    def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
+        self.path = part.path
+        self.metadata = part.metadata
+        self.tensors = part.tensors
+        self.packed = part.packed
+        self.oddities = part.oddities
+        self.parts = parts
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], needed: Collection[str] = NEEDED) -> "GGUFFile":
+        """The model in the file `path`; of a split model (-00001-of-00003.gguf), any of its files may be named.
+
+        Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
+        array of strings; those of `needed` are decoded at once. Raises ModelError, with one line, for whatever cannot
+        be read or is not valid.
+        """
+        path = os.fsdecode(path)
+        part = open_part(path, needed)
+        count = part.integer("split.count", default=0)
+        parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
+        if count <= 1:
+            part.require_whole()
+        whole = joined(parts) if count > 1 else part
+        return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def main_format(self) -> str:
+        """The name of the format that most weights have; "none" without weights."""
+        weights: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            weights[tensor.format.name] += math.prod(tensor.shape)
+        return weights.most_common(1)[0][0] if weights else "none"
+
+    @property
+    def type_name(self) -> str:
+        """What general.file_type calls the mix of formats, "Q4_K_M" say; the main format where it says nothing."""
+        from localllm.quant.recipes import recipe_named  # here, because most commands do without
+
+        number = self.metadata.get("general.file_type")
+        try:
+            return recipe_named(str(number & ~GUESSED)).name if isinstance(number, int) else self.main_format
+        except KeyError:
+            return self.main_format
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def close(self) -> None:
+        """Forget everything; the memory map goes when the last view of it goes."""
+        self.metadata, self.tensors = Metadata(), {}
+
+    def __enter__(self) -> "GGUFFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class FilePart(NamedTuple):
+    """One file, which is a whole model or one of the files of a split one."""
+
+    path: str
+    metadata: Metadata
+    tensors: dict[str, Tensor]
+    packed: dict[str, np.ndarray]
+    oddities: Oddities
+
+    def integer(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
+            found = value if isinstance(value, int) else type(value).__name__
+            raise refusal(self.path, f"{key}: expected a whole number, found {found}")
+        return value
+
+    def require_whole(self) -> None:
+        """Raise ModelError for one of several files that does not say so. One that was merged keeps its keys."""
+        for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
+            if (found := self.integer(key, default=expected)) != expected:
+                raise refusal(self.path, f"{key}: expected {expected}, found {found}, in a file that is not split")
+
+
+def refusal(path: str, problem: str) -> ModelError:
+    return ModelError(f"{shown(path, 4096)}: {problem}")
+
+
+def open_part(path: str, needed: Collection[str] = NEEDED) -> FilePart:
+    data = mapped(path)
+    header = read_header(data, path, needed)
+    bytes_of_file = np.frombuffer(data, np.uint8)
+    tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
+    packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
+    return FilePart(path, header.metadata, tensors, packed, header.oddities)
+
+
+def view(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
+    data = bytes_of_file[entry.start : entry.start + entry.size]
+    if len(entry.shape) > 1:
+        data = data.reshape(*entry.shape[:-1], entry.format.row_bytes(entry.shape[-1]))
+    return Tensor(entry.name, entry.format, entry.shape, data)
+
+
+def mapped(path: str) -> mmap.mmap:
+    """The file's bytes, read-only, if it looks like a GGUF file at all."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            is_checkpoint = os.path.exists(os.path.join(path, "config.json"))
+            advice = f"; `localllm quantize {path} Q4_K_M` makes one of this checkpoint" if is_checkpoint else ""
+            raise refusal(path, f"a directory; expected a GGUF file{advice}")
+        if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
+            raise refusal(path, "not a regular file; expected a GGUF file")
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
+            beginning = file.read(1024)
+            if not beginning:
+                raise refusal(path, "the file is empty; expected a GGUF file")
+            if not beginning.startswith(MAGIC):
+                raise refusal(path, f"not a GGUF file: it {description(beginning)}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            prefer_huge_pages(data)
+            return data
+    except FileNotFoundError:
+        raise refusal(path, "there is no such file") from None
+    except PermissionError:
+        raise refusal(path, "no permission to read this file") from None
+    except OSError as error:
+        if is_want_of_memory(error):
+            raise MemoryLimitError(f"{path}: not enough address space to map the file") from None
+        raise refusal(path, f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the path
+        raise refusal(path, f"cannot be read: {error}") from None
+
+
+def description(beginning: bytes) -> str:
+    """What a file that begins like this seems to be."""
+    for magic, kind in OTHER_FILES:
+        if beginning.startswith(magic):
+            return f"is {kind}"
+    text = beginning.lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page; the download brought a web page instead of the model"
+    if beginning[8:9] == b"{":
+        return "is a safetensors file; convert it to GGUF first"
+    if text.startswith(b"{"):
+        return "is a JSON file"
+    is_text = beginning.isascii() and "".join(beginning.decode("ascii").split()).isprintable()
+    return "is a text" if is_text else f"does not begin with {MAGIC.decode()}"
+
+
+def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
+    """The files of the model in `count` files of which `named`, at `path`, is one."""
+    match = SPLIT_NAME.fullmatch(path)
+    if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
+        ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
+        raise refusal(path, f"split.count: this is one of the {count} files of a split model; {ending}")
+    parts = []
+    for number in range(count):
+        name = f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
+        if not os.path.exists(name):
+            raise refusal(name, f"this file is missing; the model is split into {count} files")
+        part = named if name == path else open_part(name)
+        for key, expected in (("split.no", number), ("split.count", count)):
+            if (found := part.integer(key, default=-1)) != expected:
+                raise refusal(name, f"{key}: expected {expected}, found {'nothing' if found == -1 else found}")
+        parts.append(part)
+    for part in parts[1:]:
+        require_same_model(parts[0], part)
+    return parts
+
+
+def require_same_model(first: FilePart, part: FilePart) -> None:
+    """What several files of a split model say, they say alike: all but the number of each. Raises ModelError."""
+    for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
+        if not np.array_equal(part.packed[key], first.packed[key]):
+            raise refusal(part.path, f"{shown(key)}: not as in {shown(first.path, 4096)}: files of different models?")
+
+
+def joined(parts: list[FilePart]) -> FilePart:
+    """The first's metadata, the tensors of all."""
+    first = parts[0]
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        first.oddities.extend(part.oddities)
+        for name in part.tensors.keys() & tensors.keys():
+            raise refusal(part.path, f"tensor {shown(name)}: an earlier file of the split model has it too")
+        tensors |= part.tensors
+    expected = first.integer("split.tensors.count", default=len(tensors))
+    if expected != len(tensors):
+        raise refusal(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
+    return first._replace(tensors=tensors)

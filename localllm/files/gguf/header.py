@@ -1,0 +1,444 @@
+"""Reads and checks what stands before the weights in a GGUF file: the metadata and the table of tensors.
+
+The file is hostile until proved otherwise. Every count, length and offset is a Python integer, compared with the bytes
+that are really there before anything is allocated or looked at. Source: the GGUF specification,
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which differ only by big-endian files).
+"""
+
+import math
+import mmap
+import struct
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from localllm.errors import ModelError
+from localllm.files.gguf.short_strings import CHUNK, short_strings
+from localllm.files.gguf.strings import Strings, keep_strings, kept_strings
+from localllm.files.oddities import Oddities
+from localllm.quant.formats import FORMATS, Format
+
+MAGIC = b"GGUF"
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 16  # a page, at most
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = {  # value type in the file -> how struct and NumPy read it
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    BOOL: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+UINT32, UINT64 = SCALARS[4], SCALARS[10]
+
+# Limits: far above every real model, low enough that a hostile file cannot fill the memory with Python objects.
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_ITEMS = 1 << 22  # strings in arrays and arrays in arrays, all together; the largest vocabularies need a million
+MAX_ARRAYS = 1 << 16  # in arrays; no real model has any
+MAX_DEPTH = 4  # of arrays in arrays
+MAX_TEXT_BYTES = 1 << 22  # of a string that something reads; the largest chat templates have 100 KB
+MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have some hundred
+MAX_KEY_BYTES = 65535  # these three are the specification's
+MAX_NAME_BYTES = 63
+MAX_DIMENSIONS = 4
+BEFORE_STRINGS = 16  # bytes of an array: the numbers of its type and of theirs, and how many they are
+# What running a model needs: it is decoded on the way, everything else when it is asked for.
+NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+
+
+class TensorEntry(NamedTuple):
+    """One row of the table of tensors, checked: its bytes lie within the file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # NumPy's order: the length of a row comes last
+    start: int  # byte in the file
+    size: int  # in bytes
+
+
+class FileHeader(NamedTuple):
+    """All that stands before the weights."""
+
+    metadata: "Metadata"
+    entries: list[TensorEntry]
+    packed: dict[str, slice]  # where each metadata value is in the file, with the number of its type
+    oddities: Oddities
+
+
+class Later(NamedTuple):
+    """A metadata value that nobody has asked for yet; of an array, how many there are."""
+
+    value: Callable[[], Any]
+    length: int = 0
+    is_text: bool = False
+
+
+class Metadata(UserDict[str, Any]):
+    """Metadata by key. Strings are decoded when they are asked for: then ModelError may be raised for a long one."""
+
+    def __init__(self, values: Any = None, data: mmap.mmap | None = None):
+        """data: the file that they are in, at `places`; kept: arrays of strings in it that need not be made."""
+        super().__init__(values)
+        self._data, self.places, self.kept = data, dict[str, slice](), dict[str, Strings]()
+
+    def fingerprint(self, *keys: str) -> str | None:
+        """A hash of these values as they stand in the file; None if they are not all from a file."""
+        if self._data is None or not all(key in self.places for key in keys):
+            return None
+        import hashlib  # seldom needed
+
+        found = hashlib.sha256()
+        for key in keys:
+            found.update(key.encode() + b"\0")  # no key has a zero byte
+            found.update(memoryview(self._data)[self.places[key]])
+        return found.hexdigest()
+
+    def keep(self, *keys: str) -> None:
+        """Have these arrays of strings, as they stand in the file, among `kept` when it is opened the next time."""
+        if self._data is not None and all(key in self.places for key in keys):
+            places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
+            keep_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
+
+    def strings(self, key: str) -> int | None:
+        """How many strings an array has, without decoding them; None if there is no such array."""
+        value = self.data.get(key)
+        if isinstance(value, Later):
+            return value.length if value.length or isinstance(self[key], list) else None
+        return len(value) if isinstance(value, list) else None
+
+    def is_text(self, key: str) -> bool:
+        """Whether the value is a string, which is not decoded for that."""
+        value = self.data.get(key)
+        return value.is_text if isinstance(value, Later) else isinstance(value, str)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.places, self.kept = {}, {}
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.places, self.kept = {}, {}
+        super().__delitem__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.data[key]
+        if isinstance(value, Later):
+            value = self.data[key] = value.value()
+        return value
+
+
+def shown(text: str, limit: int = 100) -> str:
+    """`text` fit for a message: without control characters, on one line, not too long."""
+    text = text if len(text) <= limit else text[:limit] + "…"
+    return text if text and text.isprintable() else repr(text)
+
+
+def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:
+    """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
+
+    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later, unless they are
+    kept.
+
+    Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
+    values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
+    for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
+    """
+    return HeaderReader(data, path, needed, kept_strings(data) if needed else {}).read()
+
+
+class HeaderReader:
+    """A position in the map that moves forward; `field` is what is being read, for messages."""
+
+    def __init__(
+        self,
+        data: mmap.mmap,
+        path: str,
+        needed: Collection[str] = (),
+        kept: Mapping[int, Strings] = MappingProxyType({}),
+    ):
+        """kept: arrays of strings that need not be looked at, by where their first one begins."""
+        self.needed, self.kept = needed, kept
+        self.data = data
+        self.size = len(data)
+        self.path = path
+        self.position = 0
+        self.field = "header"
+        self.items = self.arrays = 0
+        self.oddities = Oddities()
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
+
+    def read(self) -> FileHeader:
+        tensors, keys = self.counts()
+        metadata = Metadata(data=self.data)
+        values, packed = metadata.data, metadata.places
+        alignment = DEFAULT_ALIGNMENT
+        for number in range(keys):
+            key = self.name(f"metadata key {number}", MAX_KEY_BYTES, may_have_spaces=True)
+            if key in values:
+                self.fail("this metadata key is in the file twice")
+            start, kind = self.position, self.number(UINT32)
+            values[key] = self.value(kind, depth=1, key=key)
+            packed[key] = slice(start, self.position)
+            if key in self.needed and (kept := self.kept.get(start + BEFORE_STRINGS)):
+                metadata.kept[key] = kept
+            if key == ALIGNMENT:
+                alignment = self.alignment(kind, values[key])
+        entries = [self.entry(number) for number in range(tensors)]
+        return FileHeader(metadata, self.placed(entries, alignment), packed, self.oddities)
+
+    # ---- pieces of the file
+
+    def take(self, count: int) -> int:
+        """Where the next `count` bytes start; moves past them."""
+        start = self.position
+        if count > self.size - start:
+            self.ends(start + count)
+        self.position = start + count
+        return start
+
+    def ends(self, needed: int) -> NoReturn:
+        self.fail(f"the file ends at byte {self.size} but this needs {needed} bytes: download incomplete?")
+
+    def number(self, kind: struct.Struct) -> Any:
+        return kind.unpack_from(self.data, self.take(kind.size))[0]
+
+    def counts(self) -> tuple[int, int]:
+        """The numbers of tensors and of metadata keys, from the first 24 bytes."""
+        if self.data[self.take(4) : 4] != MAGIC:
+            self.fail("not a GGUF file: expected the bytes GGUF at its start")
+        version = self.number(UINT32)
+        if version & 0xFFFF == 0 and version:
+            self.fail("a big-endian GGUF file; only little-endian ones are supported")
+        if version not in (2, 3):
+            self.fail(f"GGUF version {version} is not supported; expected 2 or 3")
+        tensors, keys = self.number(UINT64), self.number(UINT64)
+        # A tensor takes at least 32 bytes of the table, a key at least 13.
+        for field, count, limit, least in (("tensor", tensors, MAX_TENSORS, 32), ("metadata key", keys, MAX_KEYS, 13)):
+            self.field = f"{field} count"
+            if count > limit:
+                self.fail(f"{count} is not believable; expected at most {limit}")
+            if count * least > self.size - self.position:
+                self.ends(self.position + count * least)
+        return tensors, keys
+
+    def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
+        """Read a key's or tensor's name, which becomes the field that messages speak of."""
+        self.field = field
+        length = self.number(UINT64)
+        if not 1 <= length <= limit:
+            self.fail(f"a name of {length} bytes; expected 1 to {limit}")
+        start = self.take(length)
+        name = self.data[start : self.position].decode(errors="replace")
+        if not (name.isascii() and name.isprintable()) or (" " in name and not may_have_spaces):
+            found = self.data[start : min(self.position, start + 100)]
+            self.fail(f"the name {found!r} has other characters than ASCII's letters, digits and signs")
+        if " " in name:
+            self.oddities.note(f"the metadata key {shown(name, 40)!r} has a space")
+        self.field = name if length <= 100 else shown(name)
+        return name
+
+    # ---- metadata values
+
+    def value(self, kind: int, depth: int, key: str = "") -> Any:
+        if kind in SCALARS:
+            if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
+                self.fail(f"a bool must be 0 or 1; found {self.data[self.position]}")
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            start = self.take(self.number(UINT64))
+            return Later(self.text(start, self.position), is_text=True)
+        if kind == ARRAY:
+            return self.array(depth, key)
+        self.fail(f"value type {kind} is unknown; expected 0 to 12")
+
+    def text(self, start: int, end: int) -> Callable[[], str]:
+        """What decodes a string, later: the message is made then, so it keeps the field of now."""
+        data, path, field = self.data, self.path, self.field
+
+        def decode() -> str:
+            if end - start > MAX_TEXT_BYTES:
+                problem = f"a text of {end - start} bytes; expected at most {MAX_TEXT_BYTES}"
+                raise ModelError(f"{shown(path, 4096)}: {field}: {problem}")
+            return decoded(data[start:end])
+
+        return decode
+
+    def array(self, depth: int, key: str = "") -> Any:
+        kind, count = self.number(UINT32), self.number(UINT64)
+        if kind in SCALARS:
+            return self.numbers(kind, count)
+        if kind not in (STRING, ARRAY):
+            self.fail(f"array element type {kind} is unknown; expected 0 to 12")
+        least = 8 if kind == STRING else 12  # bytes of an empty string or array
+        if count * least > self.size - self.position:
+            self.ends(self.position + count * least)
+        if kind == STRING:
+            self.items += count
+            if self.items > MAX_ITEMS:
+                self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays are not believable")
+            if key in self.needed:
+                return self.strings(count) if (kept := self.kept.get(self.position)) is None else self.passed(kept)
+            return Later(self.strings_later(count), count)
+        self.arrays += count
+        if self.arrays > MAX_ARRAYS:
+            self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays are not believable")
+        if depth == MAX_DEPTH:
+            self.fail(f"arrays nested more than {MAX_DEPTH} deep")
+        nested = [self.array(depth + 1) for _ in range(count)]
+        return Later(lambda: [value.value() if isinstance(value, Later) else value for value in nested])
+
+    def numbers(self, kind: int, count: int) -> np.ndarray:
+        """A read-only view of the map, [count]."""
+        start = self.take(count * SCALARS[kind].size)
+        if kind != BOOL:
+            return np.frombuffer(self.data, SCALARS[kind].format, count, start)
+        codes = np.frombuffer(self.data, np.uint8, count, start)
+        if count and codes.max() > 1:
+            self.fail(f"a bool must be 0 or 1; found {codes.max()}")
+        return codes.view(np.bool_)
+
+    def strings(self, count: int) -> list[str]:
+        """128k tokens and 280k merges are read here when a model is opened: quickly, as long as they are as usual."""
+        data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
+        strings: list[str] = []
+        while missing := count - len(strings):
+            chunk = np.frombuffer(data, np.uint8, min(CHUNK, self.size - position), position)
+            found, size = short_strings(chunk, missing)
+            if not found:
+                break
+            strings += found
+            position += size
+        for _ in range(missing):
+            start = position + 8
+            try:
+                length = length_at(data, position)[0]
+            except struct.error:
+                self.ends(start)
+            position = start + length
+            if length > limit:
+                self.too_long(len(strings), length, position)
+            try:
+                strings.append(data[start:position].decode())
+            except UnicodeDecodeError:
+                strings.append(decoded(data[start:position]))
+        if position > self.size:
+            self.ends(position)
+        self.position = position
+        return strings
+
+    def passed(self, kept: Strings) -> Later:
+        """What is kept of an array of strings: it has been read before."""
+        self.position = kept.end
+        return Later(lambda: kept[:], len(kept))
+
+    def strings_later(self, count: int) -> Callable[[], list[str]]:
+        """What reads an array of strings, later; now its end is looked for."""
+        data, start, length_at = self.data, self.position, UINT64.unpack_from
+        position = start
+        for number in range(count):
+            try:
+                length = length_at(data, position)[0]
+            except struct.error:
+                self.ends(position + 8)
+            position += 8 + length
+            if length > MAX_PIECE_BYTES:
+                self.too_long(number, length, position)
+        if position > self.size:
+            self.ends(position)
+        self.position = position
+
+        def decode() -> list[str]:
+            reader = HeaderReader(data, self.path)
+            reader.position = start
+            return reader.strings(count)
+
+        return decode
+
+    def too_long(self, number: int, length: int, end: int) -> NoReturn:
+        if end > self.size:
+            self.ends(end)
+        self.fail(f"string {number} of the array has {length} bytes; expected at most {MAX_PIECE_BYTES}")
+
+    def alignment(self, kind: int, value: Any) -> int:
+        if kind != 4:
+            self.fail(f"expected a number of type 4 (uint32), found type {kind}")
+        if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
+            self.fail(f"expected a power of two from 8 to {MOST_ALIGNMENT}, found {value}")
+        return value
+
+    # ---- the table of tensors
+
+    def entry(self, number: int) -> TensorEntry:
+        """A row of the table; `start` still counts from the beginning of the weights."""
+        name = self.name(f"name of tensor {number}", MAX_NAME_BYTES)
+        self.field = f"tensor {shown(name)}"
+        dimensions = self.number(UINT32)
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            self.fail(f"{dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
+        shape = tuple(self.number(UINT64) for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            self.fail(f"shape {list(shape)}: every dimension must be at least 1")
+        kind = self.number(UINT32)
+        if kind not in FORMATS:
+            self.fail(f"format {kind} is unknown or not supported")
+        format = FORMATS[kind]
+        if shape[-1] % format.block:
+            self.fail(f"rows of {shape[-1]} weights; expected a multiple of {format.block}, the block of {format.name}")
+        size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
+        return TensorEntry(name, format, shape, self.number(UINT64), size)
+
+    def placed(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
+        """The entries with `start` counted from the beginning of the file; each has bytes of its own in the file."""
+        weights = -(-self.position // alignment) * alignment
+        names: set[str] = set()
+        for entry in entries:
+            self.field = f"tensor {shown(entry.name)}"
+            if entry.name in names:
+                self.fail("this tensor is in the file twice")
+            names.add(entry.name)
+            if entry.start % alignment:
+                self.fail(f"offset {entry.start}; expected a multiple of the alignment {alignment}")
+            end = weights + entry.start + entry.size
+            if end > self.size:
+                self.fail(f"the file ends at byte {self.size} but needs {end} bytes for it: download incomplete?")
+        end, before = 0, ""
+        for entry in sorted(entries, key=lambda entry: entry.start):
+            if entry.start != -(-end // alignment) * alignment:
+                self.field = f"tensor {shown(entry.name)}"
+                if entry.start < end:
+                    self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
+                self.fail(f"offset {entry.start} leaves a gap; the data before it ends at {end}")
+            end, before = entry.start + entry.size, entry.name
+        if self.size > (end := weights + -(-end // alignment) * alignment):
+            self.field = "tensor count"
+            if self.has_entry():  # the table goes on: all weights would be taken from a wrong place
+                self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
+            self.oddities.note(f"{self.size - end} bytes behind the last tensor")
+        return [entry._replace(start=weights + entry.start) for entry in entries]
+
+    def has_entry(self) -> bool:
+        """Whether one more row of the table of tensors seems to stand here; padding and weights look otherwise."""
+        reader = HeaderReader(self.data, self.path)
+        reader.position = self.position
+        try:
+            reader.entry(0)
+        except ModelError:
+            return False
+        return True
+
+
+def decoded(text: bytes) -> str:
+    r"""`text` as UTF-8. A stray byte becomes \xNN: one bad token does not make a model unreadable, stays distinct from
+    other bad tokens, and the result can be printed and encoded like any other text."""
+    return text.decode(errors="backslashreplace")

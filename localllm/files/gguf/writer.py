@@ -1,0 +1,149 @@
+"""Writes GGUF files, one tensor after the other, so that memory holds one piece of one tensor.
+
+The header tells sizes only, so it can be written before any weight is there. Source: the GGUF specification,
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
+"""
+
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+from localllm.files.gguf.header import ALIGNMENT, ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING
+from localllm.files.safe_file import SafeFile
+from localllm.frozen import frozen
+from localllm.quant.formats import BY_NAME, Format
+
+VERSION = 3
+UINT32, INT32, FLOAT32, UINT64, INT64 = 4, 5, 6, 10, 11
+KINDS = {np.dtype(scalar.format): kind for kind, scalar in SCALARS.items()}  # of NumPy numbers and arrays
+LENGTH = struct.Struct("<Q")
+
+
+class Packed(bytes):
+    """A metadata value as it stands in a file: its type's number and its bytes. See GGUFFile.packed."""
+
+
+@frozen
+class Output:
+    """A tensor to be written. `pieces` are its bytes in order, made when they are asked for."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]  # in weights, the length of a row last
+    pieces: Iterable[Any] = field(default=(), compare=False)  # buffers
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
+
+    @classmethod
+    def of(cls, name: str, weights: np.ndarray) -> "Output":
+        """An array in a format that is a plain number type: float32, float16, int32, ..."""
+        kind = {"f": "F", "i": "I"}[weights.dtype.kind] + str(8 * weights.itemsize)
+        return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))
+
+
+def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Sequence[Output]) -> None:
+    """Write a file, which is there when it is whole, or not at all.
+
+    metadata: see `packed`, for what a value may be; `general.alignment` is heeded. Raises LocalllmError for a full disk
+    and the like, ValueError if a tensor's pieces are not as long as its shape says.
+    """
+    with SafeFile(path) as file:
+        write_body(file, metadata, tensors)
+
+
+def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Output]) -> None:
+    """All of a GGUF file."""
+    alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+    if isinstance(alignment, Packed):
+        (alignment,) = struct.unpack_from("<I", alignment, 4)
+    file.write(header(metadata, tensors, alignment))
+    for tensor in tensors:
+        start = file.position
+        for piece in tensor.pieces:
+            file.write(piece)
+        if file.position - start != tensor.nbytes:
+            raise ValueError(f"tensor {tensor.name}: {file.position - start} bytes; expected {tensor.nbytes}")
+        file.write(bytes(-file.position % alignment))
+
+
+def header(metadata: Mapping[str, Any], tensors: Sequence[Output], alignment: int = DEFAULT_ALIGNMENT) -> bytes:
+    """All that stands before the weights, padded to the alignment."""
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        parts += [text(key), packed(value)]
+    for tensor, start in zip(tensors, starts(tensors, alignment), strict=True):
+        dimensions = tensor.shape[::-1]
+        parts += [text(tensor.name), struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)]
+        parts.append(struct.pack("<IQ", tensor.format.id, start))
+    parts.append(bytes(-sum(map(len, parts)) % alignment))
+    return b"".join(parts)  # at once: a stranger's metadata may be large
+
+
+def starts(tensors: Sequence[Output], alignment: int) -> Iterator[int]:
+    """Where each tensor begins, counted from the end of the header."""
+    position = 0
+    for tensor in tensors:
+        yield position
+        position += -(-tensor.nbytes // alignment) * alignment
+
+
+def text(value: str | bytes) -> bytes:
+    """A string behind its length."""
+    data = value.encode() if isinstance(value, str) else value
+    return LENGTH.pack(len(data)) + data
+
+
+def packed(value: Any) -> Packed:
+    """A metadata value with its type, as the file holds it.
+
+    bool and str are what they are, bytes a string too; float is float32; int uint32, or if it does not fit int32, then
+    64 bits; a NumPy number or array has the type of its dtype; a list or tuple is an array of strings, float32 or
+    int32. Raises TypeError for anything else.
+    """
+    if isinstance(value, Packed):
+        return value
+    if isinstance(value, np.ndarray):
+        kind = KINDS[value.dtype.newbyteorder("<")]
+        return Packed(
+            struct.pack("<IIQ", ARRAY, kind, value.size) + value.astype(value.dtype.newbyteorder("<")).tobytes()
+        )
+    if isinstance(value, list | tuple):
+        return packed_array(value)
+    kind, data = scalar(value)
+    return Packed(struct.pack("<I", kind) + data)
+
+
+def packed_array(values: Sequence[Any]) -> Packed:
+    """The array of Python's strings or numbers; an empty one is an array of strings."""
+    if all(isinstance(value, str | bytes) for value in values):
+        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(text, values)))
+    dtype = np.bool_ if isinstance(values[0], bool) else np.float32 if isinstance(values[0], float) else np.int32
+    if not all(isinstance(value, bool | int | float) for value in values):
+        raise TypeError("an array of a GGUF file has strings, or numbers")
+    return packed(np.array(values, dtype))
+
+
+def scalar(value: Any) -> tuple[int, bytes]:
+    """The number of a value's type, and its bytes."""
+    if isinstance(value, np.generic):
+        return KINDS[value.dtype.newbyteorder("<")], value.tobytes()
+    if isinstance(value, bool):
+        return BOOL, bytes([value])
+    if isinstance(value, str | bytes):
+        return STRING, text(value)
+    if isinstance(value, float):
+        return FLOAT32, struct.pack("<f", value)
+    if isinstance(value, int):
+        limits = [(UINT32, 0, 32), (INT32, -(1 << 31), 31), (UINT64, 0, 64), (INT64, -(1 << 63), 63)]
+        kind = next((kind for kind, least, bits in limits if least <= value < 1 << bits), None)
+        if kind is None:
+            raise OverflowError(f"a GGUF file cannot hold {value}")
+        return kind, SCALARS[kind].pack(value)
+    raise TypeError(f"a GGUF file cannot hold a {type(value).__name__}")

@@ -1,0 +1,107 @@
+"""How prompts are read when several are: in which pieces, and with the arithmetic that each would meet alone.
+
+A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
+16 bits, more of them in 8, so the size of the prompt's last run decides about its arithmetic. Read beside others, a
+prompt should come to the same logits: so pieces of it are never read with another arithmetic. And in 8 bits keys are
+quantized in blocks, so only pieces that begin with a page come to the very same bits, and only those with more than a
+few tokens meet the same kernels.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.engine.image_tokens import has_images, passages, whole_end
+from localllm.engine.run import BATCH, PRECISE_TOKENS
+from localllm.engine.runs import Runs
+from localllm.kernels.arguments import PAGE
+from localllm.kernels.machine import has_tiles
+
+# Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
+# (weights are unpacked once for a run: 80 ms of a 1.2 B model), and others wait longer.
+OPERATIONS = 3.4e11
+# Tokens that are read in a step that somebody listens to, with activations in 16 bits. Beside 16 answers of a 1.2 B
+# model such a step takes 0.4 s, others 0.16: one gap of a hundred is 2.8 times the median. It was 3.4 times with pages
+# that were read between steps, and 2.5 times with half a page between steps, at 0.94 of the tokens a second.
+# Where there are tiles, a step of 16 answers takes 0.13 s, with 48 tokens 0.30, with 80 0.37: 2.8 times as long.
+HEARD = 80 if has_tiles() else 48
+
+
+class Stretch(NamedTuple):
+    """Tokens of a prompt that are read with the same arithmetic.
+
+    Attributes:
+        begin, end: places.  precise: activations in 16 bits.
+        is_image: rows of an image, which may see each other and are read in one piece.
+    """
+
+    begin: int
+    end: int
+    precise: bool
+    is_image: bool = False
+
+
+class Stretches:
+    """Those of a prompt, as they are when it is read alone."""
+
+    def __init__(self, prompt: Ids[int], runs: Runs):
+        self._length, self._runs = len(prompt), runs
+        self._listed = [*around_images(prompt, runs)] if has_images(prompt) else []
+
+    def at(self, place: int) -> Stretch:
+        """That of the token at a place in the prompt or behind it."""
+        if place >= self._length:
+            return Stretch(place, place + PRECISE_TOKENS, True)
+        if self._listed:
+            return self._listed[bisect_right(self._listed, place, key=lambda stretch: stretch.begin) - 1]
+        begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
+        return Stretch(begin, end, end - begin <= PRECISE_TOKENS)
+
+
+def around_images(prompt: Ids[int], runs: Runs) -> Iterator[Stretch]:
+    """All stretches of a prompt with images, as localllm.generation.prefill and the engine cut it."""
+    start = 0
+    while start < len(prompt):
+        end = whole_end(prompt, min(runs.next_end(start), len(prompt)))
+        for first, last, key in passages(np.array(prompt[start:end], np.int64)):
+            for begin in range(start + first, start + last, BATCH):
+                stop = min(begin + BATCH, start + last)
+                yield Stretch(begin, stop, stop - begin <= PRECISE_TOKENS, key is not None)
+        start = end
+
+
+def most_between_steps(parameters: int) -> int:
+    """How many tokens to read between two steps of a model of so many parameters.
+
+    It is no matter of measured time, because the same input should meet the same runs, and give the same answers.
+    """
+    return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
+
+
+def piece(place: int, stretch: Stretch, room: int) -> int:
+    """How many tokens of a stretch to read next in a run that has room for so many more; 0 if it is not worth it."""
+    left = stretch.end - place
+    if left <= room:
+        return left
+    if stretch.is_image:
+        return 0
+    most, step = (room, 16) if stretch.precise else (min(room, left - PAGE), PAGE)
+    return max(0, (place + most) // step * step - place)
+
+
+def shareable(same: int, ours: Stretches, theirs: Stretches) -> int:
+    """How many of `same` equal first tokens a prompt can take over from another that has read them."""
+    place = 0
+    while place < same:
+        our, their = ours.at(place), theirs.at(place)
+        if our.precise != their.precise:
+            break
+        place = min(our.end, their.end)
+    place = min(place, same)
+    begin, end, precise, is_image = ours.at(place)
+    if is_image:
+        return begin
+    return place if precise else max(begin, min(place, end - PAGE) // PAGE * PAGE)

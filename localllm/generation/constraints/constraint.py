@@ -1,0 +1,364 @@
+"""What an answer must look like: JSON by a schema, a grammar or a regular expression. Tokens that could not lead there
+are not chosen, so a finished answer is always of that form.
+
+llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, says which tokens of a vocabulary can come
+next, in some ten microseconds. It is imported only when it is needed. Grammars in GBNF have a matcher of our own
+(grammar_matcher.py), because llguidance's lexer takes the longest match.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Container, Mapping
+from copy import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from localllm.errors import ConstraintError, UsageError
+from localllm.frozen import frozen
+from localllm.generation.constraints.grammar_matcher import GrammarMatcher
+from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
+from localllm.generation.distinct_items import has_distinct, without_distinct
+from localllm.generation.network import build_network
+from localllm.generation.reasoning import THOUGHT, Thinking
+from localllm.generation.token_trie import TokenTrie, build_trie
+from localllm.system.processes import after_fork
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from localllm.text.tokenizer import Tokenizer
+
+_SHOWN = 300  # characters of an error
+GRAMMAR = "grammar"  # the kind of one in GBNF, which llguidance has no part in
+TOOLS = "tools"  # the kind of a grammar of calls, whose tokens are a vocabulary's
+_KEPT = 64  # constraints that are ready for another answer
+
+
+@frozen
+class Constraint:
+    """A form that answers can have, checked.
+
+    Attributes:
+        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or as llguidance has it.
+        is_compact: whether the white space between the parts of JSON, which a model may write, is left out of the text.
+        distinct: the schema, if it says uniqueItems: what was there before is left out of the text.
+    """
+
+    kind: str
+    grammar: str
+    is_compact: bool = False
+    distinct: str = ""
+
+    @property
+    def promise(self) -> str:
+        """What a finished answer is."""
+        promises = {"schema": "JSON by its schema", "grammar": "what its grammar says"}
+        return promises.get(self.kind, "what its regex matches")
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
+        if self.kind == GRAMMAR:
+            build_network(self.grammar)
+        elif self.kind != TOOLS:
+            from llguidance import LLTokenizer
+
+            self.beginning(LLTokenizer("byte"))
+
+    def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
+        """Where an answer in such tokens begins. Raises UsageError."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher.compute_bitmask()
+        problems = [matcher.get_error()] if matcher.is_error() else []
+        if self.kind != TOOLS:  # whose schemas were looked at one by one
+            problems = problems or matcher.get_grammar_warnings()
+        if problems:
+            raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
+        return matcher
+
+    @classmethod
+    def of_schema(cls, schema: Any, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
+        """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models.
+
+        whitespace: keep what the model writes of it between the parts of JSON; else the text is compact.
+        additional_properties: let objects have others where the schema does not say; a class's never do.
+        """
+        from llguidance import LLMatcher
+
+        options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
+        try:
+            given = exact(_schema_of(schema), additional_properties and not hasattr(schema, "model_json_schema"))
+            distinct = json.dumps(given) if has_distinct(given) else ""
+            given = without_distinct(given)
+            grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
+            return cls("schema", grammar, not whitespace, distinct)
+        except ValueError as error:
+            raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
+        except RecursionError:
+            raise UsageError("the schema cannot be used: it is nested too deeply") from None
+
+    @classmethod
+    def of_grammar(cls, text: str) -> "Constraint":
+        """What a grammar in GBNF, llama.cpp's notation, produces."""
+        return cls(GRAMMAR, text)
+
+    @classmethod
+    def of_regex(cls, regex: str) -> "Constraint":
+        r"""What a regular expression matches as a whole; the syntax is that of Rust's regex crate. \d, \w and \s mean
+        ASCII, but for one that begins with (?u).
+        """
+        from llguidance import LLMatcher
+
+        if not isinstance(regex, str):
+            raise UsageError(f"a regular expression should be a text, not {regex!r}")
+        return cls("regex", LLMatcher.grammar_from_regex(in_ascii(regex)))
+
+
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+
+
+def in_ascii(regex: str) -> str:
+    r"""The same with \d, \w, \s and their opposites of ASCII's characters only; as it is, if it begins with (?u)."""
+    if regex.startswith("(?u)"):
+        return regex.removeprefix("(?u)")
+    depth = 0  # of brackets
+
+    def replaced(found: re.Match[str]) -> str:
+        nonlocal depth
+        text = found[0]
+        depth = max(0, depth + (text == "[") - (text == "]"))
+        if text[0] != "\\" or text[1] not in "dwsDWS":
+            return text
+        inside = _CLASSES[text[1].lower()]
+        return f"[^{inside}]" if text[1].isupper() else inside if depth else f"[{inside}]"
+
+    return re.sub(r"\\.|\[|\]", replaced, regex, flags=re.DOTALL)
+
+
+def constraint_of(
+    schema: Any = None,
+    grammar: str | None = None,
+    regex: str | None = None,
+    json_whitespace: bool = False,
+    additional_properties: bool = False,
+) -> Constraint | None:
+    """The one that is given, or None; the rest as of Constraint.of_schema. Raises UsageError."""
+    given = {"schema": schema, "grammar": grammar, "regex": regex}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} do not go together")
+    if schema is not None:
+        return Constraint.of_schema(schema, json_whitespace, additional_properties)
+    if grammar is not None:
+        return Constraint.of_grammar(grammar)
+    return None if regex is None else Constraint.of_regex(regex)
+
+
+@lru_cache(maxsize=_KEPT)
+def _beginning(grammar: str) -> "LLMatcher":
+    """Where a text by a grammar begins, byte by byte."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+
+
+def fits(text: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a text is JSON by a schema, with llguidance's options in it; the order of properties is free."""
+    from llguidance import LLMatcher
+
+    try:
+        told = json.dumps(in_order(json.loads(text), schema, schema), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
+    return matcher.try_consume_tokens([*told]) == len(told) and matcher.is_accepting()
+
+
+def _schema_of(schema: Any) -> dict[str, Any]:
+    """As a dict. Raises UsageError."""
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, str | bytes):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise UsageError(f"the schema is no JSON: {error}") from None
+    if schema is True:
+        return {}
+    if schema is False:
+        raise UsageError("the schema cannot be used: false allows nothing")
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"a JSON schema should be an object, not {str(schema)[:80]!r}")
+    return dict(schema)
+
+
+def _reason(message: str) -> str:
+    """An error's message in one line."""
+    if message.startswith("NoExtension"):
+        return "there is no text that it allows"
+    if outside := re.match(r"Resource '([^']*)'", message):
+        return f"{outside[1][:_SHOWN]} is another document, which cannot be looked at: put what it says into the schema"
+    if number := re.match(r"Value is not JSON serializable: (-?\d+)", message):
+        return f"{number[1][:40]} is beyond 64 bits"
+    if message.startswith("oneOf constraints"):
+        return "oneOf is supported for schemas that obviously exclude each other only"
+    if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", message):
+        return f"{keys[1]} {'are' if ', ' in keys[1] else 'is'} not supported"
+    if "regex parse error" in message or "invalid regex" in message:
+        message = re.split(r"\n +1 \|", message)[0]
+        if "error: " in message:
+            message = "the regular expression is invalid: " + message.rpartition("error: ")[2]
+    return " ".join(message.split())[:_SHOWN]
+
+
+class Matcher:
+    """Follows an answer, token by token, and knows which may come next."""
+
+    def __init__(self, matcher: "LLMatcher | GrammarMatcher", vocab: int, tokenizer: "Tokenizer"):
+        """vocab: how many tokens there are, the tokenizer's and the model's padding."""
+        self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
+        self._unfinished: np.ndarray | None = None
+        self._require_sound()
+
+    def copy(self) -> "Matcher":
+        """One that goes on from here by itself."""
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
+        return twin
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next, bool [vocab]: those that end the answer too, when it may end here.
+
+        Raises ConstraintError if that takes more than llguidance's limits allow.
+        """
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._require_sound()
+        return np.unpackbits(mask, count=self._vocab, bitorder="little").view(bool)
+
+    def accept(self, token: int) -> None:
+        """This token comes, an allowed one."""
+        self._matcher.consume_token(token)
+        self._require_sound()
+
+    def accept_text(self, text: str) -> bool:
+        """This text comes, if it may: whether it may."""
+        tokens = self._tokenizer.encode_inside(text)
+        return self._matcher.try_consume_tokens(tokens) == len(tokens)
+
+    def names_any(self, tokens: Container[int]) -> bool:
+        """Tell whether a grammar itself names one of these tokens of the vocabulary."""
+        return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
+
+    def unfinished(self, thinking: Thinking) -> np.ndarray:
+        """The tokens of a thought before the answer, bool [vocab]: all but those that end everything.
+
+        Where a mark is not a token of its own, tokens are left out that could have its end and something else.
+        """
+        if self._unfinished is None:
+            self._unfinished = np.arange(self._vocab) < self._tokenizer.vocab_size
+            self._unfinished[list(self._tokenizer.end_ids)] = False
+            mark = thinking.format.end(THOUGHT)[-1:] if thinking.format and not thinking.starts else ""
+            for token, piece in enumerate(self._tokenizer.pieces if mark else ()):
+                if mark in piece and self._tokenizer.decode([token]).partition(mark)[2].strip():
+                    self._unfinished[token] = False
+        return self._unfinished
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more can come."""
+        return self._matcher.is_stopped()
+
+    def expected(self) -> list[int]:
+        """Tokens of a text that must come next, as it is usually written; others may write the same text."""
+        return self._matcher.compute_ff_tokens()
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
+
+
+class _Wrapped:
+    """A tokenizer as llguidance's TokenizerWrapper wants it. What marks parts is marked, so that no text is one."""
+
+    def __init__(self, tokenizer: "Tokenizer", size: int):
+        self.eos_token_id, self.bos_token_id = min(tokenizer.end_ids), tokenizer.bos_id
+        special = tokenizer.mark_ids
+        self.special_token_ids = sorted(special)
+        self.tokens = [
+            b"\xff" + tokenizer.pieces[token].encode(errors="replace")
+            if token in special
+            else tokenizer.token_bytes(token)
+            for token in range(tokenizer.vocab_size)
+        ] + [b""] * (size - tokenizer.vocab_size)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._tokenizer.encode_inside(text.decode(errors="replace") if isinstance(text, bytes) else text)
+
+
+class _Known:
+    """What was made for one tokenizer."""
+
+    def __init__(self) -> None:
+        self.vocabularies: dict[str, LLTokenizer] = {}
+        self.beginnings: dict[Constraint, LLMatcher | GrammarMatcher] = {}
+        self.trie: TokenTrie | None = None
+
+
+_KNOWN: "WeakKeyDictionary[Tokenizer, _Known]" = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def _unlock() -> None:
+    """In a process that was forked, where whoever held the lock is missing."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+after_fork(_unlock)
+
+
+def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
+    """A matcher at the beginning of an answer. The first takes 0.2 s for 49 thousand tokens, 0.7 for 128; then 20 us.
+
+    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end.
+    """
+    if not tokenizer.end_ids:
+        raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
+    with _LOCK:
+        known = _KNOWN.setdefault(tokenizer, _Known())
+        if constraint not in known.beginnings:
+            beginning = _begin(known, constraint, tokenizer, max(vocab, tokenizer.vocab_size))
+            if len(known.beginnings) >= _KEPT:
+                del known.beginnings[next(iter(known.beginnings))]
+            known.beginnings[constraint] = beginning
+        return Matcher(known.beginnings[constraint].deep_copy(), max(vocab, tokenizer.vocab_size), tokenizer)
+
+
+def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
+    """Where an answer begins. Raises UsageError."""
+    if constraint.kind != GRAMMAR:
+        return constraint.beginning(_vocabulary(known, constraint.kind, tokenizer, size))
+    if known.trie is None:
+        known.trie = build_trie(tokenizer, size)
+    return GrammarMatcher(constraint.grammar, tokenizer, known.trie)
+
+
+def _vocabulary(known: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
+    """The tokens as llguidance has them, sorted for what is often allowed: texts within JSON, or any."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if kind not in known.vocabularies:
+        slices = LLTokenizer.json_slices() if kind == "schema" else LLTokenizer.general_slices()
+        if known.vocabularies:
+            made = next(iter(known.vocabularies.values())).with_slices(slices)
+        else:
+            wrapper = TokenizerWrapper(_Wrapped(tokenizer, size))
+            made = LLTokenizer(wrapper, n_vocab=size, eos_token=sorted(tokenizer.end_ids), slices=slices)
+        known.vocabularies[kind] = made
+    return known.vocabularies[kind]

@@ -1,0 +1,91 @@
+"""Follows an answer that a grammar in GBNF constrains. The methods are those of llguidance's LLMatcher."""
+
+from collections.abc import Container
+from copy import copy
+from typing import TYPE_CHECKING
+
+from localllm.generation.constraints.gbnf import VocabularyToken, grammar_error
+from localllm.generation.grammar_automaton import Automaton
+from localllm.generation.network import build_network
+from localllm.generation.token_trie import TokenTrie
+
+if TYPE_CHECKING:
+    from localllm.text.tokenizer import Tokenizer
+
+
+class GrammarMatcher:
+    """One answer, token by token."""
+
+    def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
+        """Nothing was said yet. Raises UsageError for a grammar that is none, or not one for this vocabulary."""
+        network = build_network(grammar)
+        self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
+        self._automaton, self._tokenizer = Automaton(network, trie, self._named), tokenizer
+        self._ends = sorted(tokenizer.end_ids)
+        self._configuration = self._automaton.beginning
+        self._has_ended, self._error = False, ""
+
+    def deep_copy(self) -> "GrammarMatcher":
+        """Make one that goes on from here by itself; what was worked out they have together."""
+        return copy(self)
+
+    def compute_bitmask(self) -> bytes:
+        """Find the tokens that may come, those that end the answer among them: a bit for each, the lowest first."""
+        return self._automaton.compute_mask(self._configuration)
+
+    def consume_token(self, token: int) -> bool:
+        """Let a token come; if it may not, that is an error."""
+        if self.try_consume_tokens([token]):
+            return True
+        self._error = f"token {token} is not allowed here"
+        return False
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        """Let tokens come, as many of them as may: how many."""
+        for number, token in enumerate(tokens):
+            if token in self._ends and self._automaton.can_end(self._configuration) and not self._has_ended:
+                self._has_ended = True
+                continue
+            configuration = self._automaton.read(self._configuration, token)
+            if self._has_ended or not configuration:
+                return number
+            self._configuration = configuration
+        return len(tokens)
+
+    def is_stopped(self) -> bool:
+        """Tell whether nothing more can come."""
+        return self._has_ended or self._automaton.must_end(self._configuration)
+
+    def compute_ff_tokens(self) -> list[int]:
+        """Encode the text that must come next, without a last token that may become another with what follows."""
+        forced, is_last = self._automaton.find_forced(self._configuration)
+        tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
+        return tokens if is_last else tokens[:-1]
+
+    def names_any(self, tokens: Container[int]) -> bool:
+        """Tell whether the grammar itself names one of these tokens of the vocabulary."""
+        return any(token in tokens for token in self._named)
+
+    def is_error(self) -> bool:
+        """Tell whether something came that may not."""
+        return bool(self._error)
+
+    def get_error(self) -> str:
+        """Say what."""
+        return self._error
+
+
+def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
+    """Find a token of the vocabulary. Raises UsageError."""
+    if token.text.startswith("<["):
+        number = int(token.text[2:-2])
+        if number >= tokenizer.vocab_size:
+            raise grammar_error(
+                token.line, f"there is no token {number}: the model's last is {tokenizer.vocab_size - 1}"
+            )
+        return number
+    special = tokenizer.special_id(token.text)
+    ids = tokenizer.encode_inside(token.text) if special is None else [special]
+    if len(ids) != 1:
+        raise grammar_error(token.line, f"{token.text} is not one token of the model's vocabulary but {len(ids)}")
+    return ids[0]

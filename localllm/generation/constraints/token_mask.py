@@ -1,0 +1,172 @@
+"""Which tokens may come next: what a constraint allows, and what ends a thought that has used up its budget.
+
+A thought is free, the answer behind it is constrained. Until that is complete, no token ends it.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm.generation.constraints.union_matcher import Either
+from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart, Thinking
+from localllm.generation.speculation.acceptance import SURE, Guess
+from localllm.generation.tools.tool_call_parser import CALL
+from localllm.generation.transcript import Transcript
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Matcher
+    from localllm.generation.constraints.union_matcher import Follows
+    from localllm.generation.sampling.sampler import Sampler
+
+
+class Guide:
+    """Follows one answer, token by token.
+
+    Attributes:
+        transcript: what was said.  thoughts: tokens of what was thought.
+    """
+
+    def __init__(
+        self,
+        transcript: Transcript,
+        thinking: Thinking,
+        matcher: "Follows | None" = None,
+        calls: "Matcher | None" = None,
+        is_whole: bool = False,
+    ):
+        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on.
+        is_whole: whether the matcher has thoughts and heads, too.
+        """
+        self._calls, self._is_whole = calls, is_whole
+        self.transcript = transcript
+        self._thinking, self._matcher = thinking, matcher
+        self.thoughts = 0
+        self._forced: tuple[int, ...] = ()  # what comes next, whatever the model says
+        if matcher and not is_whole and transcript.kind is None and not self._may_think:
+            transcript.begin_answer()
+        self._limit_thoughts()
+
+    @property
+    def _may_think(self) -> bool:
+        """Whether a thought may begin. Where every answer has a head, one that is not a thought's may."""
+        thinking = self._thinking
+        return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
+
+    @property
+    def _has_heads(self) -> bool:
+        return self._thinking.format is not None and self._thinking.format.repeats
+
+    def copy(self) -> "Guide":
+        """One that goes on from here by itself."""
+        twin = copy(self)
+        twin.transcript = self.transcript.copy()
+        twin._matcher = self._matcher and self._matcher.copy()
+        twin._calls = self._calls and self._calls.copy()
+        return twin
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer ends here: a stop string was found, or the constraint lets nothing more come."""
+        is_complete = self._matcher is not None and self.transcript.kind == ANSWER and self._matcher.is_complete
+        return is_complete or self.transcript.has_stopped
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it has a say in anything."""
+        return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
+
+    def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:
+        """The next token, from logits float32 [vocab] or longer. Raises as Sampler.sample."""
+        return sampler.sample(logits, self.allowed(sampler.vocab))
+
+    def allowed(self, vocab: int) -> np.ndarray | None:
+        """The tokens that may come next, bool [vocab]; None: all. Raises ConstraintError."""
+        if self._forced:
+            return _only(self._forced[:1], vocab)
+        matcher, transcript = self._matcher, self.transcript
+        if matcher is None:
+            return None
+        if self._is_whole:
+            return matcher.allowed()[:vocab]
+        if transcript.kind == ANSWER:
+            allowed = matcher.allowed()
+            if self.transcript.reader is None:  # a call's grammar has its marks itself
+                allowed[list(self._thinking.shown)] = False
+        elif not transcript.is_between:
+            allowed = matcher.unfinished(self._thinking)
+        elif self._has_heads:
+            allowed = _only(self._thinking.starts, vocab)
+        else:
+            allowed = matcher.allowed()
+            allowed[list(self._thinking.starts)] = True
+        return allowed[:vocab]
+
+    def accept(self, token: int) -> list[TextPart]:
+        """This token comes, an allowed one that does not end the answer: the parts of text that it completes."""
+        kind = self.transcript.kind
+        if self._matcher and self._is_whole:
+            self._matcher.accept(token)
+        if self._forced:
+            self._forced = self._forced[1:]
+        elif kind == THOUGHT:
+            self.thoughts += 1
+        elif self._is_whole:
+            pass
+        elif self._matcher and kind is None and self.transcript.is_between and token in self._thinking.starts:
+            self._forced = self._thinking.continuing
+        elif self._matcher and (kind == ANSWER or not self._has_heads):
+            self.transcript.begin_answer()
+            self._matcher.accept(token)
+        parts = self.transcript.push(token)
+        if isinstance(self._matcher, Either) and any(part.kind == CALL for part in parts):
+            self._matcher.form = None  # a tool and its arguments: a form that allows the same would be chosen by nobody
+        if self._calls and self.transcript.reader and self.transcript.reader.in_call:
+            parts += self._begin_call(self._calls, self.transcript.reader.pending)
+        elif getattr(self._matcher, "calls", self) is None:  # an Either's: it is no call
+            parts += self.transcript.give_up_call()
+        self._limit_thoughts()
+        return parts
+
+    def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
+        """A call has begun, and some of what is behind its trigger: from here on the grammar holds."""
+        self._calls = None
+        if calls.accept_text(pending):
+            self._matcher = calls
+            return []
+        return self.transcript.give_up_call()
+
+    def expected(self) -> Sequence[int]:
+        """Tokens that will come next for certain, or nearly so."""
+        if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
+            return self._forced
+        return self._matcher.expected()
+
+    def _limit_thoughts(self) -> None:
+        """Close a thought that has used up the budget."""
+        budget = self._thinking.budget
+        if budget is not None and self.thoughts >= budget and self.transcript.kind == THOUGHT and not self._forced:
+            self._forced = self._thinking.closing
+
+
+class Expected:
+    """A proposer (see generation.speculation): what a guide expects."""
+
+    account = None
+
+    def __init__(self, guide: Guide):
+        self._guide = guide
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The guide knows them."""
+
+    def propose(self) -> Iterator[Guess]:
+        return (Guess(token, SURE) for token in self._guide.expected())
+
+
+def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:
+    """These alone, bool [vocab]."""
+    allowed = np.zeros(vocab, bool)
+    allowed[list(tokens)] = True
+    return allowed

@@ -1,0 +1,73 @@
+"""What comes next where an answer may be one of two things: of the form that was asked for, or calls of tools."""
+
+from copy import copy
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Matcher
+    from localllm.generation.reasoning import Thinking
+
+
+class Follows(Protocol):
+    """What a Guide asks of a Matcher."""
+
+    def copy(self) -> "Follows": ...
+    def allowed(self) -> np.ndarray: ...
+    def accept(self, token: int) -> None: ...
+    def unfinished(self, thinking: "Thinking") -> np.ndarray: ...
+    @property
+    def is_complete(self) -> bool: ...
+    def expected(self) -> list[int]: ...
+
+
+class Either:
+    """Follows an answer with both, as long as they allow what comes.
+
+    Attributes:
+        form: None when the answer is calls.  calls: None when it is not.
+    """
+
+    def __init__(self, form: "Matcher", calls: "Matcher"):
+        """Both have seen nothing yet."""
+        self.form: Matcher | None = form
+        self.calls: Matcher | None = calls
+        self._first = form
+
+    @property
+    def _both(self) -> "list[Matcher]":
+        return [matcher for matcher in (self.form, self.calls) if matcher]
+
+    def copy(self) -> "Either":
+        """One that goes on from here by itself."""
+        twin = copy(self)
+        twin.form, twin.calls = self.form and self.form.copy(), self.calls and self.calls.copy()
+        return twin
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that one of them allows, bool [vocab]. Raises ConstraintError."""
+        first, *others = self._both
+        return first.allowed() | others[0].allowed() if others else first.allowed()
+
+    def accept(self, token: int) -> None:
+        """This token comes, an allowed one."""
+        if self.form and self.calls:
+            self.form, self.calls = (
+                matcher if matcher.allowed()[token] else None for matcher in (self.form, self.calls)
+            )
+        for matcher in self._both:
+            matcher.accept(token)
+
+    def unfinished(self, thinking: "Thinking") -> np.ndarray:
+        """As of Matcher."""
+        return self._first.unfinished(thinking)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(matcher.is_complete for matcher in self._both)
+
+    def expected(self) -> list[int]:
+        """Nothing as long as it may be both."""
+        first, *others = self._both
+        return [] if others else first.expected()

@@ -1,0 +1,134 @@
+"""What becomes of a text that no longer fits its context.
+
+- error: a prompt that is too long is refused, and an answer ends where the context is full.
+- drop-turns: the oldest turns of a conversation go until the rest fits, which is read again (generation.session).
+- shift: the first tokens stay, of those behind them the older half goes, and the others move up (Rolling). Nothing is
+  read again.
+"""
+
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm.engine.image_tokens import is_within, whole_end
+from localllm.errors import ContextError, UsageError
+from localllm.kernels.arguments import PAGE
+from localllm.values import whole_number
+
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence
+
+CHOICES = ("error", "drop-turns", "shift")
+SINKS = 4  # first tokens that stay at least: attention needs some to rest on (Xiao et al. 2023)
+
+
+def require_choice(on_overflow: str | None, keep: int | None) -> None:
+    """Raises UsageError."""
+    if on_overflow is not None and on_overflow not in CHOICES:
+        raise UsageError(f"on_overflow should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {on_overflow!r}")
+    if keep is not None and on_overflow != "shift":
+        raise UsageError("keep makes no sense without on_overflow=shift: it is how many of the first tokens stay then")
+    if keep is not None:
+        whole_number("keep", keep)
+
+
+def require_shift(keep: int, context: int) -> None:
+    """Raises ContextError for a context in which nothing could be dropped."""
+    if context < keep + 2 * PAGE:
+        raise ContextError(f"a context of {context} is too small to shift behind {keep} tokens: {keep + 2 * PAGE} do")
+
+
+class Rolling:
+    """A sequence that never gets full, and looks from outside as if it held all that it has read.
+
+    When it is full, half of the tokens that are not among the first `keep` are forgotten, in whole pages. So a key
+    moves once or twice before it is forgotten itself, and is not rounded more often.
+
+    Attributes:
+        keep: how many of the first tokens stay.
+        dropped: how many tokens were forgotten so far.
+        engine: whose it is.
+    """
+
+    def __init__(self, sequence: "Sequence", keep: int):
+        self.keep, self.dropped, self.engine = keep, 0, sequence.engine
+        self._sequence, self._gone = sequence, list[int]()  # the tokens behind the first that it does not hold any more
+
+    @property
+    def closed(self) -> bool:
+        return self._sequence.closed
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that were read."""
+        held = self._sequence.tokens
+        return [*held[: self.keep], *self._gone, *held[self.keep :]]
+
+    def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
+        """As Sequence.append, for any number of tokens; what is needed of the older ones is forgotten."""
+        rows, ids = [], list(ids)
+        while ids:
+            least = whole_end(ids, 1)
+            while (room := self._sequence.context - len(self._sequence.tokens)) < least:
+                self._forget(least)
+            room = min(room, len(ids))
+            while is_within(ids, room):  # an image is read as a whole
+                room -= 1
+            piece, ids = ids[:room], ids[room:]
+            rows.append(self._sequence.append(piece, "none" if ids and logits == "last" else logits, precise))
+        return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def _forget(self, wanted: int) -> None:
+        """Make room; wanted: tokens for which it takes. Raises ContextError if there cannot be so much."""
+        held, keep = self._sequence.tokens, self.keep
+        if wanted > self._sequence.context - keep:
+            raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
+        count = unneeded(held, keep)
+        gone = held[keep : keep + count]
+        if keep + count < len(held):
+            self._sequence.shift(keep, count)
+        else:
+            self._sequence.truncate(keep)
+        self._gone += gone
+        self.dropped += count
+
+    def truncate(self, length: int) -> int:
+        """Go back to the first `length` of all tokens, or to those that stay if it has not kept what comes before."""
+        if length < self.keep + len(self._gone):
+            length = min(length, self.keep)
+            self._gone = []
+        return self._sequence.truncate(length - len(self._gone)) + len(self._gone)
+
+    def fork(self) -> "Rolling":
+        """Another one with the same tokens."""
+        twin = Rolling(self._sequence.fork(), self.keep)
+        twin._gone = list(self._gone)
+        return twin
+
+    def plain(self) -> "Sequence":
+        """The sequence itself, with no more than what it holds from the beginning on."""
+        self.truncate(self.keep if self._gone else len(self._sequence.tokens))
+        return self._sequence
+
+    def close(self) -> None:
+        """Give back the memory."""
+        self._sequence.close()
+
+
+def unneeded(held: Ids[int], keep: int) -> int:
+    """How many tokens behind the first ones to forget: half of them in whole pages, and whole images; or all."""
+    rest = len(held) - keep
+    for count in range(max(rest // 2 // PAGE, 1) * PAGE, rest, PAGE):
+        if not is_within(held, keep + count):
+            return count
+    return rest
+
+
+def rolling(sequence: "Sequence | Rolling", keep: int | None) -> "Sequence | Rolling":
+    """A sequence that keeps so many of its first tokens when it is full; None: a plain one."""
+    if isinstance(sequence, Rolling):
+        if sequence.keep == keep:
+            return sequence
+        sequence = sequence.plain()
+    return sequence if keep is None else Rolling(sequence, keep)

@@ -1,0 +1,133 @@
+"""The turns of a conversation: what was said so far, and how it goes on, whoever answers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from localllm.generation.generate import GenerationOptions
+from localllm.images.parts import texts_of
+from localllm.text.marker_escaping import Message
+
+
+class SoFar(NamedTuple):
+    """What was said and thought of an answer before."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+NOTHING = SoFar()
+
+
+class Turns:
+    """One conversation. Who makes answers is said by `_answered`.
+
+    Attributes:
+        system: the instruction in front of the conversation, or None.
+        forgotten: how many turns the latest `ask` or `chat` dropped from the conversation, to fit the context.
+        earlier: how many tokens the conversation held in an earlier process, if it began there; to be set after
+            `messages`. What files hold of it is not read again.
+    """
+
+    def __init__(self) -> None:
+        self.system: str | None = None
+        self.forgotten = self.earlier = 0
+        self._history: list[Message] = []
+        self._answer: Any = None  # to the last message in the history, perhaps still being said: a Generation
+        self._begun = NOTHING  # of the latest answer, which goes on with it
+
+    def _answered(
+        self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
+    ) -> tuple[list[Message], Any]:
+        """The part of a conversation that stays, and the answer to it in the making. is_own: whether it is this one."""
+        raise NotImplementedError
+
+    def hold(self) -> None:
+        """Another conversation begins: what was read for this one is kept for a while."""
+
+    def leave(self) -> None:
+        """Nobody goes on with it here: what was read for it goes where it is found again."""
+
+    @property
+    def warning(self) -> str | None:
+        """What the user should know of how messages are written."""
+        return None
+
+    @property
+    def answers_one_text(self) -> bool:
+        """Whether the model holds no conversation."""
+        return False
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has; 0 if nobody knows."""
+        return 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, with the system message and the latest answer as far as it was said.
+
+        It can be set: then the conversation is another one.
+        """
+        return self._system() + self._settled()
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        self.clear()
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if has_system else None
+        self._history = list(messages[has_system:])
+
+    def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[Any] = ()) -> Any:
+        """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
+        nothing else.
+
+        images: that come before the text, as of localllm.images.opened. An interrupted answer stays in the history as
+        far as it was said; a question whose answer had not begun is withdrawn. Raises ContextError if the text alone
+        does not fit; the conversation is then as before.
+        """
+        shown = {"images": list(images)} if images else {}
+        return self.go_on([{"role": "user", "content": text, **shown}], options)
+
+    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Any:
+        """The same with what is said next: a question, or results of the calls that the latest answer has made."""
+        options = options or GenerationOptions()
+        history = [*self._stopped(), *messages]
+        kept, answer = self._answered(self._system(), history, options, is_own=True)
+        self._history, self._answer, self._begun = kept, answer, NOTHING
+        return answer
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; the question, None if there is none. What stays is known still:
+        the next one costs its own tokens only.
+        """
+        history = self._stopped()
+        asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
+        if asked is None:
+            return None
+        question = texts_of(history[asked]["content"])
+        self._history, self._answer, self._begun = history[:asked], None, NOTHING
+        return question
+
+    def clear(self) -> None:
+        """Begin a new conversation with the same system message."""
+        self._history, self._answer, self._begun, self.earlier = [], None, NOTHING, 0
+
+    def _system(self) -> list[Message]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def _settled(self) -> list[Message]:
+        """The history with the latest answer, or without the question that got none. One that goes on with an answer,
+        if only with thoughts, is there at once."""
+        answer = self._answer
+        if answer is None:
+            return self._history
+        said, thought = self._begun.text + answer.text, self._begun.thinking + answer.thinking
+        if said or answer.calls or answer.finish_reason != "interrupted" or self._begun is not NOTHING:
+            thoughts = {"reasoning_content": thought} if thought else {}
+            return [*self._history, {**answer.message(), "content": said, **thoughts}]
+        return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
+
+    def _stopped(self) -> list[Message]:
+        """The same, when the latest answer says no more."""
+        if self._answer is not None:
+            self._answer.close()
+        return self._settled()

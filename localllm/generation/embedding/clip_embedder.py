@@ -1,0 +1,89 @@
+"""Texts and pictures to vectors of one space (CLIP): which picture goes with a text, and the other way round."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from localllm.engine.clip_encoder import PairReader
+from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, normalized
+from localllm.images.opened import opened_image
+from localllm.text.clip_words import ClipWords
+from localllm.values import require_text
+
+if TYPE_CHECKING:
+    from localllm.engine.options import EngineOptions
+
+Progress = Callable[[int], Any]
+
+
+class PairEmbedder:
+    """A model with an encoder for texts and one for pictures. Close it.
+
+    Attributes:
+        width: numbers of a vector.  context: the most tokens of a text.  tokens: how many were read so far.
+        warnings: lines that the user should see.
+    """
+
+    chunk = 1  # what is read together
+
+    def __init__(self, file: GGUFFile, options: "EngineOptions"):
+        """Raises ModelError."""
+        self.reader, self._words = PairReader(file, options), ClipWords(file.metadata, file.path)
+        self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
+        if len(self._words.pieces) > self.reader.vocab_size:
+            raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, embeddings of {self.reader.vocab_size}")
+
+    def embed(
+        self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
+    ) -> np.ndarray:
+        """A vector of each text and each picture: float32 [given, numbers].
+
+        progress: told after each how many are done. Raises ContextError for a text that is too long, UsageError for
+        what is no picture, and for options that make no sense.
+        """
+        chosen = options or EmbedOptions()
+        chosen.require_valid()
+        if chosen.dims is not None and chosen.dims > self.width:
+            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: the vectors are no longer")
+        if chosen.role is not None:
+            raise UsageError("a model of pictures and texts puts nothing in front of either: there are no roles")
+        rows = []
+        for number, one in enumerate(given):
+            rows.append(
+                self._picture(one) if isinstance(one, ShownImage) else self._text(one, chosen.overflow, number + 1)
+            )
+            if progress:
+                progress(len(rows))
+        vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : chosen.dims]
+        return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+
+    def _picture(self, shown: ShownImage) -> np.ndarray:
+        return self.reader.picture(opened_image(shown.source))
+
+    def _text(self, text: str, overflow: str, number: int) -> np.ndarray:
+        """The mean of its pieces' vectors, by their tokens."""
+        pieces = self.pieces(text, overflow, number)
+        self.tokens += sum(map(len, pieces))
+        weights = np.array([len(piece) for piece in pieces], np.float64)
+        rows = np.stack([self.reader.text(piece) for piece in pieces])
+        return (rows * weights[:, None]).sum(axis=0) / weights.sum()
+
+    def pieces(self, text: str | ShownImage, overflow: str, number: int) -> list[list[int]]:
+        """The tokens of a text as the model reads it: one list, or several of a text that is split; of a picture none.
+        Raises ContextError."""
+        if isinstance(text, ShownImage):
+            return []
+        start, *ids, end = self._words.encode(require_text("texts", text))
+        room = self.context - 2
+        if len(ids) > room and overflow == "refuse":
+            advice = "--overflow cut or split reads it all the same"
+            raise ContextError(f"text {number} has {len(ids) + 2} tokens, the model reads {self.context}: {advice}")
+        starts: Sequence[int] = range(0, max(len(ids), 1), room) if overflow == "split" else (0,)
+        return [[start, *ids[first : first + room], end] for first in starts]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.reader.close()

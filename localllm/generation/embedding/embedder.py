@@ -1,0 +1,162 @@
+"""Texts to vectors, and pairs of a query and a text to scores: what embedding models and rerankers are for."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import RANK
+from localllm.arch.metadata import Fields
+from localllm.arch.pooling import KINDS, NONE, read_pooling
+from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.frozen import frozen
+from localllm.generation.embedding.embedding_prompts import prompt_of
+from localllm.text.tokenizer import Tokenizer
+from localllm.values import require_text, whole_number
+
+if TYPE_CHECKING:
+    from localllm.engine.options import EngineOptions
+
+POOLINGS = KINDS[1:4]
+OVERFLOWS = "refuse", "cut", "split"
+ROLES = "query", "document"
+Progress = Callable[[int], Any]
+
+
+@frozen
+class EmbedOptions:
+    """How vectors are made.
+
+    Attributes:
+        dims: how many numbers, the first ones, of models that were trained so (Kusupati et al. 2022); None: all.
+        normalize: to the length 1.  role: query or document: what the model wants in front of them; None: nothing.
+        overflow: what is done with a text that is too long: "refuse", "cut", or "split" and averaged.
+    """
+
+    dims: int | None = None
+    normalize: bool = True
+    role: str | None = None
+    overflow: str = "refuse"
+
+    def require_valid(self) -> None:
+        """Raises UsageError."""
+        if self.dims is not None:
+            whole_number("dims", self.dims, 1)
+        if self.role not in (None, *ROLES):
+            raise UsageError(f"role should be query or document, not {self.role!r}")
+        if self.overflow not in OVERFLOWS:
+            raise UsageError(f"overflow should be refuse, cut or split, not {self.overflow!r}")
+
+
+@frozen
+class ShownImage:
+    """An image in the place of a text: what localllm.images.opened takes."""
+
+    source: Any
+
+
+class Embedder:
+    """A model that makes vectors of texts. Close it.
+
+    Attributes:
+        width: numbers of a vector.  context: the most tokens of a text.  pooling: how the rows of tokens become one.
+        tokens: how many were read so far.  warnings: lines that the user should see.
+    """
+
+    chunk = 4096  # texts that are read before their vectors are written
+
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
+        """pooling: one of POOLINGS instead of the file's. Raises ModelError, MemoryLimitError, UsageError."""
+        from localllm.engine.embedding_runner import TextReader
+
+        self.pooling = pooling_of(file, pooling)
+        self.path, self._metadata, self._tokenizer = file.path, file.metadata, tokenizer
+        self.reader = TextReader(file, self.pooling, options)
+        self.width, self.context, self.tokens = self.reader.width, self.reader.context, 0
+        self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
+        around = tokenizer.encode("", bos=True, eos=True)
+        begins = len(tokenizer.encode("", bos=True))
+        self._before, self._behind = around[:begins], around[begins:]
+
+    def embed(
+        self, texts: Iterable[str], options: EmbedOptions | None = None, progress: Progress | None = None
+    ) -> np.ndarray:
+        """A vector of each text: float32 [texts, numbers].
+
+        progress: told after each run how many pieces of texts are done. Raises ContextError for a text that is too
+        long, with its number, from 1; UsageError.
+        """
+        chosen = options or EmbedOptions()
+        chosen.require_valid()
+        if chosen.dims is not None and chosen.dims > self.width:
+            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: the vectors are no longer")
+        before = prompt_of(self._metadata, chosen.role, self.path) if chosen.role else ""
+        pieces, owners = list[list[int]](), list[int]()
+        for number, text in enumerate(texts):
+            of_text = self.pieces(before + require_text("texts", text), chosen.overflow, number + 1)
+            pieces += of_text
+            owners += [number] * len(of_text)
+        self.tokens += sum(map(len, pieces))
+        vectors = joined(self.reader.read(pieces, progress=progress), pieces, owners)[:, : chosen.dims]
+        return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
+
+    def pieces(self, text: str, overflow: str, number: int) -> list[list[int]]:
+        """The tokens of a text as the model reads it: one list, or several of a text that is split."""
+        ids = self._tokenizer.encode(text)
+        room = self.context - len(self._before) - len(self._behind)
+        if room < 1:
+            raise UsageError(f"a context of {self.context} tokens is too short for any text")
+        if len(ids) > room:
+            if overflow == "refuse":
+                length, advice = len(ids) + self.context - room, "--overflow cut or split reads it all the same"
+                raise ContextError(f"text {number} has {length} tokens, the model reads {self.context}: {advice}")
+            starts = range(0, len(ids), room) if overflow == "split" else (0,)
+            return [[*self._before, *ids[start : start + room], *self._behind] for start in starts]
+        whole = [*self._before, *ids, *self._behind]
+        if not whole:
+            raise UsageError(f"text {number} is empty, and the model puts no tokens around texts")
+        return [whole]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.reader.close()
+
+
+def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
+    """How a model's rows become vectors. Raises UsageError, and ModelError for a model that makes none."""
+    if wanted not in (None, *POOLINGS):
+        raise UsageError(f"pooling should be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {wanted!r}")
+    _, hyperparameters = architecture(file)
+    said = read_pooling(Fields.of(file))
+    is_ranker = said == RANK or (said is None and has_head(file))
+    if is_ranker and wanted is None:
+        raise ModelError(f"{file.path}: a reranker, which scores pairs of texts: use localllm rerank")
+    known = wanted or (hyperparameters.pooling if hyperparameters.looks_ahead else said)
+    if known in (None, NONE):
+        problem = "does not say how the rows of tokens become a vector: it was not made for that"
+        raise ModelError(f"{file.path}: the model {problem}; --pooling last makes vectors of it anyway")
+    return str(known)
+
+
+def has_head(file: GGUFFile) -> bool:
+    """Whether a model has a classification head, for scores."""
+    return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
+
+
+def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
+    """The vectors of texts: means of those of their pieces, by tokens."""
+    if len(set(owners)) == len(owners):
+        return rows
+    counts = np.array([len(piece) for piece in pieces], np.float64)
+    sums, total = np.zeros((owners[-1] + 1, rows.shape[1])), np.zeros(owners[-1] + 1)
+    np.add.at(sums, np.array(owners), rows * counts[:, None])
+    np.add.at(total, np.array(owners), counts)
+    return (sums / total[:, None]).astype(np.float32)
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Of length 1; zeros stay zeros."""
+    lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

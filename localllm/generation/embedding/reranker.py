@@ -1,0 +1,125 @@
+"""Pairs of a query and a text to scores: models with a classification head, and Qwen3's rerankers.
+
+A pair is written as the model's own tokenizer writes it: [CLS] query [SEP] text [SEP] for BERT, whose second part is of
+another kind; <s> query </s></s> text </s> for XLM-RoBERTa; a question that yes or no answers for Qwen3, whose score is
+how likely yes is (Zhang et al. 2025, arXiv 2506.05176).
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import RANK
+from localllm.arch.metadata import Fields
+from localllm.arch.pooling import read_pooling
+from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.embedding.embedder import Progress, has_head
+from localllm.text.tokenizer import Tokenizer
+from localllm.values import require_text
+
+if TYPE_CHECKING:
+    from localllm.engine.options import EngineOptions
+
+LEAST_ROOM = 16  # tokens of a text that a query leaves at least
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+QUESTION = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
+    ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+class Reranker:
+    """A model that scores how well texts answer a query. Close it.
+
+    Attributes:
+        context: the most tokens of a pair.  tokens: how many were read so far.  warnings: lines for the user.
+        labels: what the scores of a text stand for; the first one, or "yes", is its relevance.
+    """
+
+    def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):
+        """Raises ModelError for a model that scores nothing, MemoryLimitError, UsageError."""
+        from localllm.engine.embedding_runner import TextReader
+
+        require_reranker(file)
+        self.path, self._tokenizer, self.tokens = file.path, tokenizer, 0
+        self.reader = TextReader(file, RANK, options)
+        self.context = self.reader.context
+        named = file.metadata.get(f"{self.reader.hyperparameters.arch}.classifier.output_labels")
+        self.labels = named if isinstance(named, list) else []
+        self._asks = not self.reader.hyperparameters.looks_ahead
+        self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
+
+    def rerank(
+        self, query: str, texts: Iterable[str], cut: bool = False, progress: Progress | None = None
+    ) -> np.ndarray:
+        """How relevant each text is to the query: float32 [texts], as the model says it: larger is better.
+
+        cut: texts that are too long, instead of raising ContextError, which has the text's number, from 1. Raises
+        UsageError.
+        """
+        pair = self._question if self._asks else self._pair
+        asked = self._tokenizer.encode(require_text("query", query))
+        pairs = [pair(asked, require_text("texts", text), cut, number) for number, text in enumerate(texts, 1)]
+        self.tokens += sum(len(ids) for ids, _ in pairs)
+        seconds = [second for _, second in pairs] if self._tokenizer.marks_pairs else None
+        rows = self.reader.read([ids for ids, _ in pairs], seconds, progress)
+        return self._relevance(rows)
+
+    def _relevance(self, rows: np.ndarray) -> np.ndarray:
+        """Of the numbers of a head the one that counts."""
+        if rows.shape[1] == 1:
+            return rows[:, 0]
+        if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
+            raise ModelError(f"{self.path}: a head of {rows.shape[1]} classes, none of which is relevance")
+        yes, no = rows[:, self.labels.index("yes")], rows[:, self.labels.index("no")]
+        return (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
+
+    def _pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
+        """The tokens of a pair, and where the second text begins."""
+        t = self._tokenizer
+        first = [t.bos_id] if t.bos_id is not None else []
+        end = [t.eos_id] if t.eos_id is not None else []
+        # RoBERTa's byte-level and unigram vocabularies put two between; WordPiece's one.
+        between = end if t.marks_pairs else end * 2
+        head = [*first, *query, *between]
+        return [*head, *self._fitting(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
+
+    def _question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
+        """The same for a decoder, of which both texts are one."""
+        t = self._tokenizer
+        head = [
+            *t.encode(QUESTION, special=True), *t.encode(f"<Instruct>: {INSTRUCTION}\n<Query>: "), *query,
+            *t.encode("\n<Document>: "),
+        ]  # fmt: skip
+        tail = t.encode(ANSWER, special=True)
+        whole = [*head, *self._fitting(t.encode(text), len(head) + len(tail), cut, number), *tail]
+        return whole, len(whole)
+
+    def _fitting(self, ids: list[int], others: int, cut: bool, number: int) -> list[int]:
+        room = self.context - others
+        if room < min(LEAST_ROOM, self.context // 2):
+            raise UsageError(
+                f"the query has {others} tokens with what stands around it, the model reads {self.context}"
+            )
+        if len(ids) > room and not cut:
+            length, advice = others + len(ids), "--overflow cut reads its beginning"
+            raise ContextError(
+                f"text {number} has {length} tokens with its query, the model reads {self.context}: {advice}"
+            )
+        return ids[:room]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.reader.close()
+
+
+def require_reranker(file: GGUFFile) -> None:
+    """Raise ModelError for a model without a head for scores."""
+    architecture(file)
+    if not has_head(file) or read_pooling(Fields.of(file)) not in (None, RANK):
+        makes = "vectors of texts: use localllm embed" if read_pooling(Fields.of(file)) else "text, and no scores"
+        raise ModelError(f"{file.path}: no reranker; the model makes {makes}")

@@ -1,0 +1,82 @@
+"""What a prompt goes on from: which of those that have read something, and how far that is worth something.
+
+A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
+(localllm.engine.runs) or an image: so they are read in the same runs as by a model that has read nothing before, and
+the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
+ones go on anywhere.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Ids
+from typing import Any, NamedTuple
+
+from localllm.engine.image_tokens import last_end
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.engine.runs import Runs
+
+
+class TurnEnds(NamedTuple):
+    """How many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
+
+    prompt: int
+    end: int | None = None
+
+
+class Candidate(NamedTuple):
+    """Who has read some tokens.
+
+    Attributes:
+        source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.
+        aligned: how many of the tokens were read in whole runs and images; None for one that goes on anywhere.
+        has_logits: whether what comes after all of the tokens is known: the same prompt needs not be read at all.
+    """
+
+    source: Any
+    tokens: Ids[int]
+    turns: Ids[TurnEnds] = ()
+    aligned: int | None = None
+    has_logits: bool = False
+
+
+class Reuse(NamedTuple):
+    """How many tokens of a source are worth something.
+
+    Attributes:
+        is_run: whether what follows is to be read as by a new sequence, to the bit: the end of a whole run or an image.
+    """
+
+    source: Any
+    length: int
+    is_run: bool = False
+
+
+def best_reuse(candidates: Iterable[Candidate], ids: Ids[int], runs: Runs) -> Reuse | None:
+    """The candidate of which a prompt uses most, the first of equal ones; None if nothing is of use."""
+    best = max(
+        (reuse_of(candidate, ids, runs) for candidate in candidates), key=lambda reuse: reuse.length, default=None
+    )
+    return best if best and best.length else None
+
+
+def reuse_of(candidate: Candidate, ids: Ids[int], runs: Runs) -> Reuse:
+    """How much of one, which may be nothing."""
+    source, tokens, turns, aligned, has_logits = candidate
+    same = common(tokens, ids)
+    if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
+        return Reuse(source, len(ids))
+    if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
+        return Reuse(source, same)
+    ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
+    length = max(ended, last_end(ids, min(same, aligned), runs))
+    is_run = length < same and length == last_end(ids, min(length, aligned), runs)
+    return Reuse(source, length, is_run)
+
+
+def common(tokens: Ids[int], ids: Ids[int]) -> int:
+    """How many of the first ids are the same, not counting the last of `ids`."""
+    same = 0
+    for ours, theirs in zip(tokens, ids[:-1], strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    return same

@@ -1,0 +1,377 @@
+"""Thoughts in front of an answer: the marks around them, what templates want to know about them, and how to part them.
+
+What yields text yields parts of it. Of a Generation in the making:
+
+    for kind, text in generation.parts:   # TextPart("thought", "Hm, ...") or TextPart("answer", "Yes.")
+        ...
+
+while `for text in generation` has the answer's alone; afterwards generation.thinking and generation.text are each kind
+together. A thought is recognized only where the answer begins, by marks that the template or the vocabulary has: to
+write about <think> is not to think. Marks are found when they are split over tokens too, are never shown, and white
+space around a thought goes with them.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from localllm.engine.image_tokens import texts_only
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+
+if TYPE_CHECKING:
+    from localllm.text.tokenizer import Tokenizer
+
+THOUGHT, ANSWER = "thought", "answer"
+EFFORTS = ("low", "medium", "high")
+CHOICES = ("auto", "on", "off", *EFFORTS)
+SIGN = "\ufdd1"  # a noncharacter, in front of a mark that is a token: so the same characters in a text are none
+_TAIL = 32  # the last tokens of a prompt, among which a template opens a thought
+
+
+class TextPart(NamedTuple):
+    """A piece of text and what it is part of: THOUGHT or ANSWER."""
+
+    kind: str
+    text: str
+
+
+class MarkBegun(NamedTuple):
+    """What begins, and behind how many characters of marks."""
+
+    kind: str
+    length: int
+
+
+class ThinkingFormat(Protocol):
+    """How a model marks its thoughts.
+
+    Attributes:
+        marks: texts that may be control tokens, which have no text otherwise.
+        opens: what a thought begins with.  closing: what ends it and begins the answer.
+        repeats: whether there are marks behind each part, and not only behind the first.
+    """
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+    @property
+    def opens(self) -> str: ...
+    @property
+    def closing(self) -> str: ...
+    @property
+    def repeats(self) -> bool: ...
+
+    def begun(self, text: str) -> MarkBegun | None:
+        """What begins with this text; None if more of it must be known."""
+
+    def end(self, kind: str) -> str:
+        """The mark behind a part of this kind; "" if it has none."""
+        ...
+
+    def rest(self, text: str) -> str:
+        """What is answer of a text that might have become a mark, at the end."""
+        ...
+
+    def signed(self) -> Self:
+        """The same with signs in front of all marks."""
+        ...
+
+
+@frozen
+class Tags:
+    """One thought, between two marks, in front of the answer."""
+
+    opens: str
+    closes: str
+    repeats = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.opens.removesuffix("thought"), self.closes)
+
+    @property
+    def closing(self) -> str:
+        return f"\n{self.closes}\n\n"
+
+    def begun(self, text: str) -> MarkBegun | None:
+        bare = text.lstrip()
+        if bare.startswith(self.opens):
+            return MarkBegun(THOUGHT, len(text) - len(bare) + len(self.opens))
+        return None if self.opens.startswith(bare) else MarkBegun(ANSWER, 0)
+
+    def end(self, kind: str) -> str:
+        return self.closes if kind == THOUGHT else ""
+
+    def rest(self, text: str) -> str:
+        return text
+
+    def signed(self) -> "Tags":
+        return Tags(SIGN + self.opens, SIGN + self.closes)
+
+
+@frozen
+class Channels:
+    """Messages in a row, each with a head that says whether it is a thought.
+
+    Attributes:
+        heads: what ends a head.  thought: what the head of a thought has.  closes: what ends a message.
+    """
+
+    heads: tuple[str, ...]
+    thought: str
+    closes: str
+    others: tuple[str, ...]  # marks in a head
+    opens: str
+    answer: str  # the head of an answer
+    calls: str = ""  # what the head of a call of a tool has, if there are tools: it stays in the text
+    repeats = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.heads, self.closes, *self.others)
+
+    @property
+    def closing(self) -> str:
+        return self.closes + self.answer
+
+    def begun(self, text: str) -> MarkBegun | None:
+        if self.calls and self.calls in text:
+            return MarkBegun(ANSWER, 0)
+        ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
+        if ends:
+            return MarkBegun(THOUGHT if self.thought in text[: min(ends)] else ANSWER, min(ends))
+        return None if self._is_head(text) else MarkBegun(ANSWER, 0)
+
+    def end(self, kind: str) -> str:
+        return self.closes
+
+    def rest(self, text: str) -> str:
+        return "" if self._is_head(text) else text
+
+    def signed(self) -> "Channels":
+        heads, others = (tuple(SIGN + mark for mark in marks) for marks in (self.heads, self.others))
+        return replace(self, heads=heads, others=others, closes=SIGN + self.closes)
+
+    def _is_head(self, text: str) -> bool:
+        """Whether it may go on to be one: all marks begin alike."""
+        begin, bare = self.closes[:2], text.lstrip()
+        return bare.startswith(begin) or begin.startswith(bare)
+
+
+FORMATS: tuple[ThinkingFormat, ...] = (
+    Channels(  # gpt-oss
+        ("<|message|>",),
+        "analysis",
+        "<|end|>",
+        ("<|start|>", "<|channel|>", "<|constrain|>"),
+        "<|channel|>analysis<|message|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+    ),
+    Channels(  # Solar
+        ("<|think|>", "<|content|>"),
+        "<|think|>",
+        "<|end|>",
+        ("<|begin|>",),
+        "<|think|>",
+        "<|begin|>assistant<|content|>",
+    ),
+    Tags("<seed:think>", "</seed:think>"),
+    Tags("<mm:think>", "</mm:think>"),
+    Tags("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
+    Tags("<|channel>thought", "<channel|>"),  # Gemma 4
+    Tags("[THINK]", "[/THINK]"),  # Magistral, Ministral
+    Tags("◁think▷", "◁/think▷"),  # Kimi-VL
+    Tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Tags("<thought>", "</thought>"),  # EXAONE Deep
+    Tags("<think>", "</think>"),  # DeepSeek R1, Qwen 3, GLM 4.5 and most others
+    Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
+)
+
+
+def format_of(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
+    """How thoughts are marked by a chat template, its source, or else by the vocabulary; None if both know none."""
+    for format in FORMATS:
+        if _is_in(format, template):
+            return format
+    return next((format for format in FORMATS if _are_tokens(format, tokenizer)), None)
+
+
+def _is_in(format: ThinkingFormat, template: str) -> bool:
+    if isinstance(format, Channels):
+        return all(mark in template for mark in (*format.heads, format.closes, *format.others[:1], format.thought))
+    return format.marks[-1] in template
+
+
+def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
+    """All of its marks."""
+    return all(tokenizer.special_id(mark) is not None for mark in format.marks)
+
+
+@frozen
+class Thinking:
+    """What there is to know about thoughts before an answer begins. Without arguments: there are none.
+
+    Attributes:
+        format: how they are marked, or None.
+        is_open: whether the template has opened one in the prompt, so that the answer begins inside.
+        has_words: whether some of that was thought before, behind which white space counts.
+        shown: the texts of tokens that are marks, by their ids.  plain: and those that they have elsewhere.
+        starts: tokens with which a thought begins, or a head; then come the tokens of `continuing`.
+        closing: tokens that end a thought.
+        budget: the most tokens of thoughts, or None.
+    """
+
+    format: ThinkingFormat | None = None
+    is_open: bool = False
+    has_words: bool = False
+    shown: Mapping[int, str] = field(default_factory=dict)
+    plain: Mapping[str, str] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
+    continuing: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+    budget: int | None = None
+
+    @classmethod
+    def of(
+        cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
+    ) -> Self:
+        """After a prompt that a template has written, token ids."""
+        if format is None:
+            return cls()
+        is_open = tokenizer.decode(texts_only(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
+        closing = tuple(tokenizer.encode(format.closing, special=True))
+        tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
+        if len(tokens) < len(format.marks):
+            return cls(format, is_open, shown=tokens, closing=closing, budget=budget)
+        shown = {token: SIGN + mark for token, mark in tokens.items()}
+        plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
+        if format.repeats:
+            starts, continuing = [token for token, mark in tokens.items() if mark != format.end(THOUGHT)], []
+        else:
+            first, *continuing = tokenizer.encode(format.opens, special=True)
+            starts = [first]
+        return cls(format.signed(), is_open, False, shown, plain, tuple(starts), tuple(continuing), closing, budget)
+
+    def inside(self) -> Self:
+        """Return the same in the middle of a thought."""
+        return replace(self, is_open=True, has_words=True)
+
+
+class Splitter:
+    """Parts an answer's text as it comes.
+
+    Attributes:
+        kind: of what comes next, THOUGHT or ANSWER; None as long as that is not known, or a head is being written.
+    """
+
+    def __init__(self, thinking: Thinking):
+        self._format, self._held = thinking.format, ""
+        self.kind = None if thinking.format else ANSWER
+        self._trims = thinking.is_open and not thinking.has_words
+        if thinking.is_open:
+            self.kind = THOUGHT
+
+    def begin_answer(self) -> None:
+        """What comes next is answer, with its white space, whatever it looks like."""
+        self.kind, self._trims = ANSWER, False
+
+    @property
+    def is_between(self) -> bool:
+        """Whether neither a part has begun nor a head."""
+        return self.kind is None and not self._held
+
+    def copy(self) -> "Splitter":
+        """One that goes on from here by itself."""
+        return copy(self)
+
+    def push(self, text: str) -> list[TextPart]:
+        """What is known to be what with this text."""
+        if self._format is None:
+            return [TextPart(ANSWER, text)] if text else []
+        self._held += text
+        parts = list[TextPart]()
+        while self._passes_mark(self._format, parts):
+            pass
+        return parts
+
+    def flush(self) -> list[TextPart]:
+        """The rest, when no more text comes: what might have become a mark is none."""
+        held, self._held = self._held, ""
+        if self.kind is None and self._format:
+            held = self._format.rest(held)
+        parts = list[TextPart]()
+        self._say(parts, self.kind or ANSWER, held.rstrip() if self.kind == THOUGHT else held)
+        return parts
+
+    def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
+        """Take what is certain; whether that was up to a mark, behind which there may be more."""
+        if self.kind is None:
+            if (begun := format.begun(self._held)) is None:
+                return False
+            self.kind, self._held = begun.kind, self._held[begun.length :]
+            self._trims = self._trims or begun.length > 0
+            return True
+        kind, mark = self.kind, format.end(self.kind)
+        place = self._held.find(mark) if mark else -1
+        if place >= 0:
+            said, self._held = self._held[:place], self._held[place + len(mark) :]
+            self._say(parts, kind, said.rstrip() if kind == THOUGHT else said)
+            self.kind, self._trims = None if format.repeats else ANSWER, True
+            return True
+        safe = len(self._held) - overlap(self._held, mark)
+        if kind == THOUGHT:
+            safe = len(self._held[:safe].rstrip())
+        self._say(parts, kind, self._held[:safe])
+        self._held = self._held[safe:]
+        return False
+
+    def _say(self, parts: list[TextPart], kind: str, text: str) -> None:
+        """As a part, without white space behind a mark."""
+        if self._trims:
+            text = text.lstrip()
+            self._trims = not text
+        if text:
+            parts.append(TextPart(kind, text))
+
+
+def overlap(text: str, mark: str) -> int:
+    """How many characters at the end of a text may be the beginning of a mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def require_choice(think: str, budget: int | None) -> None:
+    """Raises UsageError."""
+    if think not in CHOICES:
+        raise UsageError(f"think should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {think!r}")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        raise UsageError(f"think_budget should be a whole number, 0 or above, not {budget!r}")
+
+
+def template_variables(template: str, think: str, budget: int | None) -> dict[str, Any]:
+    """What tells a template of a choice; variables that it does not use do nothing. template: its source.
+
+    Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek, Granite), thinking_mode
+    (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).
+    """
+    variables: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
+    if think == "auto":
+        return variables
+    thinks = think != "off"
+    variables |= {"enable_thinking": thinks, "thinking": thinks, "thinking_mode": "enabled" if thinks else "disabled"}
+    if not thinks:
+        variables["thinking_budget"] = 0
+    if think in EFFORTS:
+        variables["reasoning_effort"] = think
+    elif not thinks:
+        efforts = ("no_think", "none", "minimal", "low")
+        variables["reasoning_effort"] = next((name for name in efforts if _names(template, name)), "low")
+    elif _names(template, "no_think"):  # there it is off unless another effort is named
+        variables["reasoning_effort"] = "high"
+    return variables
+
+
+def _names(template: str, value: str) -> bool:
+    return f"'{value}'" in template or f'"{value}"' in template

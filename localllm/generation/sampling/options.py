@@ -1,0 +1,184 @@
+"""What a user, or the author of a model, may choose about sampling: every option's default and range, checked."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.errors import UsageError
+from localllm.files.gguf.metadata_reader import show
+from localllm.frozen import frozen
+
+# The steps that --samplers puts in order, by name, with llama.cpp's letters for --sampling-seq.
+LETTERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typical": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+    "adaptive_p": "a",
+}
+OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
+ORDER = tuple(LETTERS)  # llama.cpp's default one
+ABOVE_0 = math.nextafter(0, 1)
+
+
+class Range(NamedTuple):
+    """The numbers that make sense for an option, as a text for messages and as bounds, which belong to it."""
+
+    text: str
+    least: float = -math.inf
+    most: float = math.inf
+    whole: bool = False
+
+    def number(self, name: str, value: Any) -> float:
+        """The value as a Python number. Raises UsageError, which names the option."""
+        number = value_of(value)
+        if number is None or not abs(number) <= sys.float_info.max:
+            raise UsageError(f"{name} should be a number, not {value!r}")
+        if not self.least <= number <= self.most or (self.whole and number != int(number)):
+            raise UsageError(f"{name} should be {self.text}, not {value}")
+        return int(number) if self.whole else float(number)
+
+
+def value_of(number: Any) -> float | None:
+    """Of Python's or NumPy's number, in Python's type; None if it is none."""
+    if isinstance(number, float | np.floating):
+        return float(number)
+    return int(number) if isinstance(number, int | np.integer) and not isinstance(number, bool) else None
+
+
+NUMBER = Range("a number")
+COUNT = Range("a whole number, 0 or above", 0, whole=True)
+WINDOW = Range("a whole number, -1 or above", -1, whole=True)
+AMOUNT = Range("0 or above", 0)
+POSITIVE = Range("above 0", ABOVE_0)
+SHARE = Range("from 0 to 1", 0, 1)
+SOME = Range("above 0 and at most 1", ABOVE_0, 1)
+FACTOR = Range("1 or above", 1)
+VERSION = Range("0, 1 or 2", 0, 2, whole=True)
+TARGET = Range("at most 1", most=1)
+DECAY = Range("from 0 to 0.99", 0, 0.99)
+
+
+def option(default: Any, range: Range | None = None, key: str = "") -> Any:
+    """A field of SamplingOptions; key: what stands behind "general.sampling." in a file."""
+    return field(default=None, metadata={"default": default, "range": range, "key": key})
+
+
+@frozen
+class SamplingOptions:
+    """How to choose tokens. None is what nobody has chosen: then the file's recommendation holds, and then the default,
+    which is llama.cpp's. A value that switches a step off is in brackets. docs/sampling.md has more on each.
+    """
+
+    temperature: float | None = option(0.8, NUMBER, "temp")  # 0 or below: always the most likely token
+    dynatemp_range: float | None = option(0.0, AMOUNT)  # so much lower or higher, by the entropy [0]
+    dynatemp_exponent: float | None = option(1.0, AMOUNT)  # how that follows the entropy
+    top_k: int | None = option(40, COUNT, "top_k")  # keep the k most likely [0]
+    top_n_sigma: float | None = option(-1.0, NUMBER)  # keep logits within n deviations of the best [0 or below]
+    typical: float | None = option(1.0, SOME)  # keep the most typical tokens that together have this probability [1]
+    top_p: float | None = option(0.95, SOME, "top_p")  # the most likely that together have this probability [1]
+    min_p: float | None = option(0.05, SHARE, "min_p")  # keep what is so probable, relative to the most likely [0]
+    xtc_probability: float | None = option(0.0, SHARE, "xtc_probability")  # how often to exclude top choices [0]
+    xtc_threshold: float | None = option(0.1, SHARE, "xtc_threshold")  # which are at least so probable [above 0.5]
+    repeat_last_n: int | None = option(64, WINDOW, "penalty_last_n")  # tokens that penalties look at; -1: all [0]
+    repeat_penalty: float | None = option(1.0, POSITIVE, "penalty_repeat")  # divide recent tokens' logits [1]
+    presence_penalty: float | None = option(0.0, NUMBER)  # subtract from the logits of recent tokens [0]
+    frequency_penalty: float | None = option(0.0, NUMBER)  # subtract for each recent occurrence [0]
+    dry_multiplier: float | None = option(0.0, AMOUNT)  # how strongly to keep from repeating sequences [0]
+    dry_base: float | None = option(1.75, FACTOR)  # what each token more of a sequence multiplies that by
+    dry_allowed_length: int | None = option(2, COUNT)  # tokens that may be repeated
+    dry_penalty_last_n: int | None = option(64, WINDOW)  # tokens to look for a repetition in; -1: all [0]
+    dry_sequence_breakers: Sequence[str] | None = option(("\n", ":", '"', "*"))  # texts that end a sequence
+    mirostat: int | None = option(0, VERSION, "mirostat")  # 1 or 2, instead of all steps but temperature [0]
+    mirostat_tau: float | None = option(5.0, AMOUNT, "mirostat_tau")  # the surprise to aim at, in bits
+    mirostat_eta: float | None = option(0.1, AMOUNT, "mirostat_eta")  # how fast to learn
+    adaptive_target: float | None = option(-1.0, TARGET)  # choose tokens that are about so probable [below 0]
+    adaptive_decay: float | None = option(0.9, DECAY)  # how much older tokens count
+    logit_bias: Mapping[int, float] | None = option({})  # by token, what to add to its logit; -inf: it never comes
+    ignore_eos: bool | None = option(False)  # never end by itself
+    samplers: Sequence[str] | None = option(ORDER, key="sequence")  # the steps in their order
+    seed: int | None = option(None, COUNT)  # None: a random one
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for values that make no sense."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                object.__setattr__(self, each.name, checked(each.name, each.metadata["range"], value))
+
+    def over(self, others: "SamplingOptions") -> "SamplingOptions":
+        """These, and what others have chosen where these have not."""
+        return SamplingOptions(**{**others.chosen, **self.chosen})
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Those that are not None."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+
+    @property
+    def complete(self) -> "SamplingOptions":
+        """The same with the default for everything that is not chosen; only a seed may stay None."""
+        return self.over(SamplingOptions(**DEFAULTS))
+
+
+DEFAULTS: dict[str, Any] = {each.name: each.metadata["default"] for each in fields(SamplingOptions)}
+
+
+def checked(name: str, range: Range | None, value: Any) -> Any:
+    """An option's value, in Python's own types. Raises UsageError."""
+    if range is not None:
+        return range.number(name, value)
+    if name == "samplers":
+        return steps_named(value)
+    if name == "logit_bias":
+        return biases(value)
+    if name == "ignore_eos":
+        if not isinstance(value, bool | np.bool_):
+            raise UsageError(f"ignore_eos should be true or false, not {value!r}")
+        return bool(value)
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise UsageError(f"{name} should be texts, not {value!r}")
+    return tuple(texts)
+
+
+def steps_named(value: Any) -> tuple[str, ...]:
+    """The steps of --samplers: names, or one text with semicolons between them. Raises UsageError."""
+    names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"samplers should be names of steps, not {value!r}")
+    steps = tuple(OTHER_NAMES.get(name, name) for name in (name.strip().replace("-", "_") for name in names))
+    for step, name in zip(steps, names, strict=True):
+        if step not in LETTERS:
+            raise UsageError(f"samplers: there is no {show(name)!r}; there are {';'.join(LETTERS)}")
+    return steps
+
+
+def steps_lettered(letters: str) -> tuple[str, ...]:
+    """The steps of --sampling-seq, a letter each. Raises UsageError."""
+    steps = {letter: step for step, letter in LETTERS.items()}
+    for letter in letters:
+        if letter not in steps:
+            known = ", ".join(f"{letter} ({step})" for letter, step in steps.items())
+            raise UsageError(f"letters: there is no {letter!r}; there are {known}")
+    return tuple(steps[letter] for letter in letters)
+
+
+def biases(value: Any) -> dict[int, float]:
+    """By token, what to add to its logit. Raises UsageError."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"logit_bias should be a number by token id, not {value!r}")
+    return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}
+
+
+def bias_of(bias: Any) -> float:
+    return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)

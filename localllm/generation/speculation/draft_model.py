@@ -1,0 +1,127 @@
+"""Guesses by a smaller model of the same vocabulary: it writes ahead, and the larger one reads what it wrote.
+
+The small model draws as the large one will, with the same sampler and the same random numbers. So both say the same
+wherever their probabilities are alike, and the text is what the large one would have written alone.
+
+The rejection rule of Leviathan et al. 2023 keeps 4 to 12 % more of the guesses and the same distribution, but not the
+same text for the same seed; docs/measured.md has what other rules keep.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from localllm.errors import ConstraintError, UsageError
+from localllm.generation.prefill import read_prompt
+from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.speculation.acceptance import SURE, Account, Guess
+from localllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.constraints.token_mask import Guide
+    from localllm.generation.context_overflow import Rolling
+
+PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
+
+
+class Drafter:
+    """A model that guesses for others. Each answer has a sequence of its own."""
+
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
+        self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, Account()
+
+    def require_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Raises UsageError unless the tokens are those of this tokenizer, but for at most PADDING at one's end."""
+        ours, theirs = self._pieces, tokenizer.pieces
+        common = min(len(ours), len(theirs))
+        if ours[:common] != theirs[:common]:
+            token = next(i for i in range(common) if ours[i] != theirs[i])
+            what = f"token {token} is {ours[token]!r} in the one and {theirs[token]!r} in the other"
+            raise UsageError(f"the draft model has another vocabulary than the model: {what}")
+        if abs(len(ours) - len(theirs)) > PADDING:
+            raise UsageError(
+                f"the draft model has another vocabulary than the model: {len(ours)} tokens instead of {len(theirs)}"
+            )
+
+    @contextmanager
+    def proposer(
+        self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "Guide | None" = None
+    ) -> Iterator["DraftModel"]:
+        """Its guesses behind a text that begins with these tokens, which are read first."""
+        vocab = min(sampler.vocab, len(self._pieces))
+        with self._sequences.beginning_with(tokens) as begun:
+            sequence = begun.sequence
+            known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
+            if len(sequence.tokens) < known - 1 < self._sequences.context:
+                read_prompt(sequence, list(tokens[: known - 1]), None)
+            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
+
+
+class DraftModel:
+    """A proposer: what a model would write."""
+
+    def __init__(
+        self,
+        sequence: "Tokens | Rolling",
+        tokens: Sequence[int],
+        sampler: Sampler,
+        vocab: int,
+        end_ids: frozenset[int],
+        guide: "Guide | None" = None,
+        account: Account | None = None,
+    ):
+        """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
+        tokens that both models know; end_ids: behind which nothing comes; account: as of Proposer."""
+        self.account = account
+        self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
+        self._sampler, self._guide, self._vocab, self._end_ids = sampler, guide, vocab, end_ids
+        self._readable = all(token < vocab for token in tokens)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these."""
+        self._text += tokens
+        self._readable = self._readable and all(token < self._vocab for token in tokens)
+
+    def propose(self) -> Iterator[Guess]:
+        """What the model would write, up to what ends the answer or its context; a run of it for each token."""
+        held = self._sequence.tokens
+        while self._right < min(len(held), len(self._text) - 1) and held[self._right] == self._text[self._right]:
+            self._right += 1
+        self._sequence.truncate(self._right)
+        sampler, unread = self._sampler.copy(self._vocab), self._text[len(held) :]
+        guide = self._guide and self._guide.copy()
+        self._right = len(self._text)
+        while self._readable and len(held) + len(unread) <= self._sequence.engine.context:
+            logits = self._sequence.append(unread)[0, : self._vocab]
+            try:
+                token = sampler.sample(logits, guide.allowed(self._vocab) if guide else None)
+            except ConstraintError:  # all that may come are of the other model's vocabulary alone
+                return
+            yield Guess(token, trust(logits, token))
+            if token in self._end_ids:
+                return
+            sampler.accept(token)
+            if guide:
+                guide.accept(token)
+                if guide.has_ended:
+                    return
+            unread = [token]
+
+
+ACCOUNTS = WeakKeyDictionary[object, Account]()  # by engine
+
+
+def account_of(engine: object) -> Account:
+    """Of what its model's own layer guesses, or the head in another file."""
+    return ACCOUNTS.setdefault(engine, Account())
+
+
+def trust(logits: np.ndarray, token: int) -> int:
+    """The probability of a token, as a share of SURE."""
+    weights = np.exp(logits - logits.max())
+    return round(SURE * float(weights[token] / weights.sum()))

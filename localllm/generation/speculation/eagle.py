@@ -1,0 +1,31 @@
+"""Files that have a head that guesses for a model (EAGLE-3), and no model."""
+
+from localllm.engine.draft_head_source import is_head
+from localllm.errors import ModelError
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.sequence_pool import Sequences
+from localllm.generation.speculation.draft_model import Drafter
+from localllm.text.tokenizer import Tokenizer
+
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def uses_head(path: str, sequences: Sequences, tokenizer: Tokenizer) -> bool:
+    """Whether a file has such a head, which guesses for the model from now on.
+
+    Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.
+    """
+    engine = sequences.engine
+    if path == engine.head_path:
+        return True
+    file = GGUFFile.open(path)
+    if not is_head(file):
+        file.close()
+        return False
+    if file.metadata.get(TOKENS) is not None:
+        try:
+            Drafter(sequences, Tokenizer.from_metadata(file.metadata)).require_vocabulary(tokenizer)
+        except ModelError as error:
+            raise type(error)(f"{path}: {error}") from None
+    engine.use_head(file)
+    return True

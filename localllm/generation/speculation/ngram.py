@@ -1,0 +1,165 @@
+"""Guesses from texts: what followed the same words before (prompt lookup), how a copy with changes goes on.
+
+Both are proposers of generation.speculation.acceptance and cost next to nothing. They look at the text itself, and at
+what was written before.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from localllm.generation.speculation.acceptance import SURE, Guess
+from localllm.generation.speculation.ngram_cache import GAP, NOTHING, Earlier, Match, WrittenBefore
+
+FOLLOWED = 4  # tokens in a row that make a copy of what looks like one
+LEFT = 4  # copies that were left and may be taken up again
+
+
+class NGrams:
+    """Guesses that what followed the longest repeated end of the text will follow again.
+
+    A suffix automaton (Blumer et al. 1985) of all tokens so far: a state stands for the pieces of the text that end at
+    the same places. The state that the newest one links to is the longest end of the text that has been there before.
+    Where an earlier text has a longer one, that counts.
+
+    Attributes:
+        tokens: earlier texts, and then the text.
+        agreed: how many of its last tokens have been there before.
+        place: where the token is that followed the last time.
+    """
+
+    account = None
+
+    def __init__(self, earlier: Earlier = NOTHING) -> None:
+        self._earlier, self._begin = earlier, len(earlier.tokens)
+        self.tokens = array("i", earlier.tokens.tobytes())
+        self.place = self.agreed = 0
+        self._elsewhere = Match(0, 0)  # the longest in earlier texts
+        self._next: list[dict[int, int]] = [{}]  # of each state: the state after a token
+        self._length, self._link, self._end = [0], [-1], [-1]  # longest piece, state of its ends, where it was last
+        self._last = 0
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these. Takes constant time for each, on average."""
+        for token in tokens:
+            self._push(token)
+        if self._begin:
+            self._look_elsewhere(tokens)
+
+    def _look_elsewhere(self, tokens: Sequence[int]) -> None:
+        """In earlier texts. What agrees longest goes on to do so as long as the text follows it."""
+        (place, agreed), count = self._elsewhere, len(tokens)
+        goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
+        if goes_on and self.tokens[place + count] != GAP:  # at its end it would say nothing, and hide what does
+            self._elsewhere = Match(place + count, agreed + count)
+        else:
+            self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
+        if self._elsewhere.agreed > self.agreed:
+            self.place, self.agreed = self._elsewhere
+
+    def _push(self, token: int) -> None:
+        place = len(self.tokens)
+        self.tokens.append(token)
+        new = self._add(self._length[self._last] + 1, {}, place)
+        state = self._last
+        while state >= 0 and token not in self._next[state]:
+            self._next[state][token] = new
+            state = self._link[state]
+        self._link[new] = self._linked(state, token) if state >= 0 else 0
+        self._last = new
+        match = self._link[new]
+        self.agreed, self.place = self._length[match], self._end[match] + 1
+        self._end[match] = place
+
+    def _linked(self, state: int, token: int) -> int:
+        """The state of the longest end of the new text that the text had before."""
+        known = self._next[state][token]
+        if self._length[known] == self._length[state] + 1:
+            return known
+        split = self._add(self._length[state] + 1, dict(self._next[known]), self._end[known])
+        self._link[split], self._link[known] = self._link[known], split
+        while state >= 0 and self._next[state].get(token) == known:
+            self._next[state][token] = split
+            state = self._link[state]
+        return split
+
+    def _add(self, length: int, following: dict[int, int], end: int) -> int:
+        self._next.append(following)
+        for column, value in ((self._length, length), (self._link, 0), (self._end, end)):
+            column.append(value)
+        return len(self._length) - 1
+
+    def propose(self) -> Iterator[Guess]:
+        """What followed the last time; what speaks for a token is how many before it agree."""
+        return copied(self.tokens, self.place, self.agreed) if self.agreed else iter(())
+
+
+class Copies:
+    """Guesses that a text which is copied with changes goes on behind a change.
+
+    When the answer leaves what it copied, it may have replaced a token, and then the next but one comes; or it has put
+    something in or left something out, which shows when a token comes that was due there.
+    """
+
+    account = None
+
+    def __init__(self, grams: NGrams):
+        """grams: of the same texts; it hears of every token first."""
+        self._grams = grams
+        self._place: int | None = None  # in the text, of what comes next if the copy goes on
+        self._followed = 0  # tokens that the answer has followed it in a row
+        self._left: deque[int] = deque(maxlen=LEFT)  # places where copies were left, the latest first
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these, the last that `grams` has heard of."""
+        for number in range(len(self._grams.tokens) - len(tokens), len(self._grams.tokens)):
+            self._follow(number)
+        if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
+            if self._grams.place != self._place:
+                self._leave()
+            self._place, self._followed = self._grams.place, self._grams.agreed
+
+    def _follow(self, number: int) -> None:
+        """What token `number` of the text says about where the answer copies from."""
+        text, place, followed = self._grams.tokens, self._place, self._followed
+        if place is not None and text[place] == text[number]:
+            self._place, self._followed = place + 1, followed + 1
+            return
+        self._leave()
+        replaced = place + 1 if place is not None and followed else None
+        due = [left + skipped for left in self._left for skipped in (0, 1)]
+        found = next((at for at in due if at < number and text[at] == text[number]), None)
+        self._place, self._followed = (replaced, 0) if found is None else (found + 1, 1)
+
+    def _leave(self) -> None:
+        """Remember where a copy was left."""
+        if self._place is not None and self._followed > 1 and self._place not in self._left:
+            self._left.appendleft(self._place)
+
+    def propose(self) -> Iterator[Guess]:
+        """What comes next in the original; what speaks for it is how many tokens have followed it."""
+        return iter(()) if self._place is None else copied(self._grams.tokens, self._place, self._followed)
+
+
+def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
+    """What is at a place and behind it, as far as that text goes; and behind the end of the last one, the guesses
+    again: a text that goes in circles.
+
+    Each has the trust of one that as many tokens more agree for as there are before it.
+    """
+    guesses = list[int]()
+    while True:
+        end = len(tokens)
+        token = tokens[place] if place < end else guesses[place - end]
+        if token == GAP:
+            return
+        guesses.append(token)
+        yield Guess(token, min(agreed, SURE))
+        place, agreed = place + 1, agreed + 1
+
+
+def from_text(tokens: Sequence[int], written: WrittenBefore | None = None) -> tuple[NGrams, Copies]:
+    """The proposers that look at nothing but the text, which begins with these tokens, and at earlier ones."""
+    grams = NGrams(written.earlier() if written else NOTHING)
+    grams.push(tokens)
+    return grams, Copies(grams)

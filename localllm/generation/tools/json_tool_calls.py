@@ -1,0 +1,168 @@
+"""Calls of tools that a model writes as JSON in its text, bare or fenced, whatever form its template has:
+
+    ```json
+    {"name": "NAME", "arguments": {"ka": "Vab"}}
+    ```
+
+Qwen2.5-Coder does so. A call stands in lines of its own, names a tool that there is, and has arguments that the tool
+takes; all else is text. Several may follow each other, in a fence or a list.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan
+
+_BEGIN = re.compile(r"(?m)^[ \t]*(?=[{[]|`{1,3})")
+_FENCE = re.compile(r"[ \t]*```[\w+-]*[ \t]*\n")
+_FENCE_SO_FAR = re.compile(r"[ \t]*(`{1,2}|```[\w+-]*[ \t]*)")
+
+
+class _UnknownYetError(Exception):
+    """More of the text must be known."""
+
+
+class WrittenCall(NamedTuple):
+    """A call, and where the text goes on behind it."""
+
+    name: str
+    arguments: str
+    end: int
+
+
+class JsonCallReader:
+    """Finds them in what is said, as it comes."""
+
+    def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
+        """names: of the tools.  fits: whether a tool takes arguments, JSON.  is_single: only the first call counts."""
+        self._names, self._fits, self._is_single = names, fits, is_single
+        self._held, self._is_line = "", True  # whether what is held begins a line
+        self._has_said = self._has_called = False
+
+    def push(self, part: TextPart) -> list[TextPart]:
+        """What is known to be what with this part."""
+        if part.kind != ANSWER:
+            return [*self.flush(), part]
+        self._held += part.text
+        return self._parts(is_end=False)
+
+    def flush(self, is_end: bool = False) -> list[TextPart]:
+        """The rest, when no more text comes.  is_end: because the model has ended, not because it was cut."""
+        parts = self._parts(is_end=True) if is_end else []
+        held, self._held = "" if self._has_called and not self._held.strip() else self._held, ""
+        return [*parts, TextPart(ANSWER, held)] if held else parts
+
+    def _parts(self, is_end: bool) -> list[TextPart]:
+        parts, place = list[TextPart](), 0
+        while begin := self._begin(place):
+            try:
+                calls, end = self._calls(begin.start(), is_end)
+            except _UnknownYetError:
+                place = begin.start()
+                break
+            if not calls:
+                place = end
+                continue
+            self._say(parts, self._held[: begin.start()].rstrip())
+            for call in calls:
+                if not (self._is_single and self._has_called):
+                    parts += [TextPart(CALL, call.name), TextPart(ARGUMENTS, call.arguments)]
+                self._has_called = True
+            rest = self._held[end:]
+            self._held, self._is_line, place = rest if self._has_said else rest.lstrip(), not self._has_said, 0
+        else:
+            place = len(self._held)
+        safe = len(self._held[:place].rstrip())  # white space in front of a call is no text
+        self._say(parts, self._held[:safe])
+        self._held = self._held[safe:]
+        return parts
+
+    def _say(self, parts: list[TextPart], text: str) -> None:
+        if text:
+            self._is_line, self._has_said = text.endswith("\n"), True
+            parts.append(TextPart(ANSWER, text))
+
+    def _begin(self, place: int) -> re.Match[str] | None:
+        """Where a call may begin, at `place` or behind it."""
+        found = _BEGIN.search(self._held, place)
+        if found and found.start() == 0 and not self._is_line:
+            found = _BEGIN.search(self._held, 1)
+        return found
+
+    def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
+        """The calls that begin here, and where they end; or none, and where to look on. Raises _UnknownYetError."""
+        text, fence = self._held, _FENCE.match(self._held, start)
+        if not fence and not is_end and _FENCE_SO_FAR.fullmatch(text, start):
+            raise _UnknownYetError
+        place = fence.end() if fence else start
+        line_end = text.find("\n", place)
+        nothing = list[WrittenCall](), len(text) if line_end < 0 else line_end + 1
+        place = _skip(text, place)
+        is_list = text.startswith("[", place)
+        place = _skip(text, place + 1) if is_list else place
+        calls = list[WrittenCall]()
+        try:
+            while True:
+                call = self._call(place)
+                if call is None or not self._fits(call.name, call.arguments):
+                    return nothing
+                calls.append(call)
+                place, rest = call.end, text[call.end :].lstrip()
+                if (is_list or fence) and rest.startswith((",", "{")):
+                    place = _skip(text, text.index(rest[0], place) + (rest[0] == ","))
+                    continue
+                break
+            if is_list:
+                place = _passed(text, place, "]")
+            if fence:
+                place = len(text) if is_end and not text[place:].strip() else _passed(text, place, "```")
+            if not is_end and not text[place:].strip(" \t"):
+                raise _UnknownYetError  # what else is in this line
+        except _UnknownYetError:
+            if is_end:
+                return nothing
+            raise
+        except ValueError:
+            return nothing
+        is_alone = not text[place:].partition("\n")[0].strip()
+        return (calls, place) if is_alone else nothing
+
+    def _call(self, place: int) -> WrittenCall | None:
+        """The one at a place of what is held, None if there is none. Raises _UnknownYetError."""
+        text = self._held
+        try:
+            for word in ("{", '"name"', ":", '"'):
+                place = _passed(text, place, word)
+            name = next((name for name in self._names if text.startswith(f'{name}"', place)), None)
+            if name is None:
+                if any(f'{name}"'.startswith(text[place:]) for name in self._names):
+                    raise _UnknownYetError
+                return None
+            place += len(name) + 1
+            for word in (",", '"arguments"', ":"):
+                place = _passed(text, place, word)
+            start = _passed(text, place, "{") - 1
+            scan = JsonScan()
+            end = start + scan.push(text[start:])
+            if not scan.ended:
+                raise _UnknownYetError
+            return WrittenCall(name, text[start:end], _passed(text, end, "}"))
+        except ValueError:
+            return None
+
+
+def _skip(text: str, place: int) -> int:
+    """Behind white space."""
+    return len(text) - len(text[place:].lstrip())
+
+
+def _passed(text: str, place: int, word: str) -> int:
+    """Behind a word, with white space in front. Raises ValueError for another, _UnknownYetError if it may come."""
+    place = _skip(text, place)
+    if text.startswith(word, place):
+        return place + len(word)
+    if word.startswith(text[place:]):
+        raise _UnknownYetError
+    raise ValueError

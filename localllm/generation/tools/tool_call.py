@@ -1,0 +1,57 @@
+"""A call of a tool, as an answer says it."""
+
+import json
+import secrets
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.generation.reasoning import TextPart
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+
+
+def call_id() -> str:
+    """Of a call: nine letters and digits, which some templates demand."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@dataclass
+class SaidCall:
+    """One of them, as far as it was said."""
+
+    name: str
+    pieces: list[str] = field(default_factory=list)
+    id: str = field(default_factory=call_id)
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON, as far as they were said."""
+        return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """None of a call that was cut."""
+        try:
+            given = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+        return given if isinstance(given, dict) else None
+
+    def told(self) -> dict[str, Any]:
+        """As messages have it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
+
+
+def take(calls: list[SaidCall], part: TextPart) -> bool:
+    """Whether a part is of a call, which is added to those before."""
+    if part.kind == CALL:
+        calls.append(SaidCall(part.text))
+    elif part.kind == ARGUMENTS:
+        calls[-1].pieces.append(part.text)
+    return part.kind in (CALL, ARGUMENTS)
+
+
+def whole(calls: Iterable[SaidCall]) -> list[SaidCall]:
+    """Those that were not cut."""
+    return [call for call in calls if call.arguments is not None]

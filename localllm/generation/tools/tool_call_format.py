@@ -1,0 +1,213 @@
+"""How a model writes calls of tools, which its chat template knows: read off conversations with calls whose words are
+known.
+
+    <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
+    [opening                NAME  between      arguments             closing        ]
+
+Of three calls in a row, what stands between is the separator; what differs there from call to call is an id or a
+number. Arguments are JSON, or each has marks of its own (`ParameterMarks`), as in <parameter=ka>\\nVab\\n</parameter>.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from localllm.errors import LocalllmError
+from localllm.frozen import frozen
+from localllm.text.marker_escaping import Message
+
+ID = "\ufdd2"  # a noncharacter, in the place of an id
+NAME, SAID = "qx_alpha", "Xyzzy"
+KEYS, TEXTS, NUMBERS = ("ka", "kb"), ("Vab", "Vcd"), (31, 32)
+IDS = ("callAaa01", "callAaa02", "callAaa03")
+_JSON = re.compile(r'\{\s*"ka":\s*"Vab",\s*"kb":\s*31\s*\}')
+_TAG = re.compile(r"\s*(<[^<>\s]{2,}>|\[[^][\s]{2,}\]|<[\w:]{3,}=)")
+Render = Callable[[Sequence[Message], bool], str]  # a conversation, and whether an answer shall begin behind it
+
+
+@frozen
+class ParameterMarks:
+    """Around a parameter that is no part of JSON.
+
+    Attributes:
+        first, next: in front of its name, of the first one and of others.
+        text, json: what is between its name and its value, and behind that: of texts, and of all else.
+    """
+
+    first: str
+    next: str
+    text: tuple[str, str]
+    json: tuple[str, str]
+
+
+@frozen
+class CallFormat:
+    """How calls are written; ID stands for an id in each.
+
+    Attributes:
+        opening: in front of the first call's name.  between: behind a name.
+        separator: from a call's arguments to the next one's name; None if there is only ever one call.
+        closing: behind the last one's arguments.
+        marks: of parameters, None for JSON.
+        as_text: whether the template wants arguments as JSON's text.
+        is_known: whether the template tells the model of tools; else somebody else has to.
+    """
+
+    opening: str
+    between: str
+    separator: str | None
+    closing: str
+    marks: ParameterMarks | None = None
+    as_text: bool = False
+    is_known: bool = True
+
+    @property
+    def trigger(self) -> str:
+        """The mark by which a call is known to begin: the first tag or token of the opening, or all of it."""
+        tag = _TAG.match(self.opening)
+        return tag[1] if tag else self.opening.lstrip()
+
+    @property
+    def has_tag(self) -> bool:
+        return bool(_TAG.match(self.opening))
+
+
+# Where a template asks for calls but cannot write them down again, by what its text has.
+TOLD = {
+    "<|tool_call|>": CallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
+    "<|tool_call_start|>": CallFormat(
+        "<|tool_call_start|>[", "(", "), ", ")]<|tool_call_end|>", ParameterMarks("", ", ", ('="', '"'), ("=", ""))
+    ),  # LFM2
+}
+HARMONY = CallFormat(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
+GENERIC = CallFormat('{"name": "', '", "arguments": ', None, "}", is_known=False)
+
+
+def call_format(source: str, render: Render, ends: Sequence[str]) -> CallFormat:
+    """Of a template: its source, what it renders (with a tool named NAME), and the texts that end an answer."""
+    is_known = NAME in attempt(render, [USER], True)
+    found = induced(render, ends, False) or tagged(render, ends) or induced(render, ends, True)
+    if found is None and is_known:
+        found = next((format for mark, format in TOLD.items() if mark in source), None)
+    if found is None or not found.trigger or found.trigger in ends:
+        return GENERIC
+    if found.opening.startswith(HARMONY.opening.lstrip()):
+        found = HARMONY
+    return replace(found, is_known=is_known)
+
+
+USER: Message = {"role": "user", "content": "Hi"}
+
+
+def calling(count: int, arguments: Any) -> Message:
+    """A message with so many calls."""
+    calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def attempt(render: Render, messages: list[Message], begins: bool = False) -> str:
+    """A rendering, "" if the template cannot."""
+    try:
+        return render(messages, begins)
+    except LocalllmError:
+        return ""
+
+
+def induced(render: Render, ends: Sequence[str], as_text: bool) -> CallFormat | None:
+    """Of a template that writes arguments as JSON."""
+    given: Any = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
+    texts = [said(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
+    pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
+    if len(pieces[0]) != 3 or texts[0].count(NAME) != 1:
+        return None
+    opening, between, closing = pieces[0]
+    separator = None
+    if len(pieces[1]) == 5 and len(pieces[2]) == 7:
+        separator = common_form(pieces[1][2], pieces[2][4])
+    return CallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), None, as_text)
+
+
+def text_of(arguments: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(arguments)
+
+
+def tagged(render: Render, ends: Sequence[str]) -> CallFormat | None:
+    """Of a template that marks each parameter."""
+    kinds = []
+    for values in (TEXTS, NUMBERS):
+        given = dict(zip(KEYS, values, strict=True))
+        words = [NAME, KEYS[0], str(values[0]), KEYS[1], str(values[1])]
+        pieces = [re.split("|".join(words), said(render, calling(count, given), ends)) for count in (1, 2)]
+        if len(pieces[0]) != 6:
+            return None
+        kinds.append((pieces[0], pieces[1][5] if len(pieces[1]) == 11 else None))
+    ((opening, first, mid, next, _, end), separator), ((_, _, mid_json, next_json, _, end_json), _) = kinds
+    close, close_json = same(next, end), same(next_json, end_json)
+    next, closing = next[len(close) :], end[len(close) :]
+    if next != next_json[len(close_json) :] or closing != end_json[len(close_json) :]:
+        return None
+    between, begins = first, ""
+    if next and first.endswith(next):
+        between, begins = first.removesuffix(next), next
+    marks = ParameterMarks(begins, next, (mid, close), (mid_json, close_json))
+    separator = separator and with_ids(separator.removeprefix(close))
+    return CallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), marks)
+
+
+def said(render: Render, message: Message, ends: Sequence[str]) -> str:
+    """What the model has to say for a message: without what the template writes before and behind it."""
+    text, before = attempt(render, [USER, message]), attempt(render, [USER], True)
+    place = text.rfind(NAME) if NAME in text else -1
+    first = text.find(NAME, len(same(text, before)))
+    if first < 0 or place < 0:
+        return ""
+    begin = len(same(text, before))
+    if (cut := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # within a mark
+        begin = cut
+    start = max([begin, *(end_of(mark, text, first) for mark in THOUGHT_ENDS)])
+    rest = text[start:]
+    stops = [at for end in ends if (at := rest.find(end)) > 0]
+    plain = attempt(render, [USER, {"role": "assistant", "content": SAID}]).partition(SAID)[2]
+    rest = rest[: min(stops)] if stops else rest.removesuffix(plain)
+    return rest.rstrip() if stops else rest
+
+
+THOUGHT_ENDS = ("</think>", "</mm:think>", "</seed:think>", "<|END_THINKING|>", "[/THINK]", "</think:opensource>")
+
+
+def end_of(mark: str, text: str, before: int) -> int:
+    place = text.rfind(mark, 0, before)
+    return place + len(mark) if place >= 0 else 0
+
+
+def same(one: str, other: str) -> str:
+    """What both begin with."""
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def trimmed(opening: str) -> str:
+    return with_ids(opening.lstrip())
+
+
+def with_ids(piece: str) -> str:
+    """With ID in the place of our ids."""
+    for id in IDS:
+        piece = piece.replace(id, ID)
+    return piece
+
+
+def common_form(one: str, other: str) -> str:
+    """With ID for numbers that differ."""
+    one, other = with_ids(one), with_ids(other)
+    if one == other:
+        return one
+    numbers = re.compile(r"\d+")
+    if numbers.sub(ID, one) != numbers.sub(ID, other):
+        return one
+    parts = zip(numbers.findall(one), numbers.findall(other), strict=True)
+    replaced = iter([a if a == b else ID for a, b in parts])
+    return numbers.sub(lambda found: next(replaced), one)

@@ -1,0 +1,261 @@
+"""Calls of tools in an answer's text, as it comes: parts of prose, names, and arguments as JSON."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+from localllm.generation.parameter_forms import ParameterForm, form_of, form_of_others
+from localllm.generation.reasoning import ANSWER, SIGN, TextPart, overlap
+from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
+
+CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
+_ID = "[A-Za-z0-9_-]+"
+_NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that a schema does not name
+
+
+class CallReader:
+    """Follows one answer. Behind the trigger everything is as the format says, which a grammar has to see to.
+
+    Attributes:
+        in_call: whether the trigger was there.  pending: what came behind it, when it was found.
+    """
+
+    def __init__(self, format: CallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()):
+        """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, which have a SIGN."""
+        self._format, self._tools, self._marks = format, tools, marks
+        self._trigger = signed(format.trigger, marks)
+        self._is_token, self._is_tag = SIGN in self._trigger, format.has_tag
+        self._held, self._before, self.in_call, self.pending = "", "", False, ""
+        self._state: Callable[[list[TextPart]], bool] = self._prose
+        self._name, self._count, self._scan = "", 0, JsonScan()
+        self._given: set[str] = set()  # parameters with marks, of the call
+
+    def copy(self) -> "CallReader":
+        """One that goes on from here by itself."""
+        twin = copy(self)
+        twin._scan = copy(self._scan)
+        twin._state = getattr(twin, self._state.__name__)
+        return twin
+
+    def begin(self) -> None:
+        """A call comes, with all of its opening."""
+        self.in_call, self._state = True, self._opening
+
+    def push(self, text: str) -> list[TextPart]:
+        """What is known to be what with this text."""
+        self._held += text
+        parts = list[TextPart]()
+        while self._state(parts):
+            pass
+        return parts
+
+    def flush(self, is_end: bool = False) -> list[TextPart]:
+        """The rest of the prose, when no more text comes.  is_end: because the model has ended, which closes a call."""
+        if is_end and self._state == self._marked:
+            closing = self._format.closing.replace(ID, "0")
+            return self.push(closing[overlap(self._held, closing) :])
+        held, self._held = self._held, ""
+        return [TextPart(ANSWER, held)] if held and not self.in_call else []
+
+    def give_up(self) -> list[TextPart]:
+        """What looked like a call is prose, and so is all that comes."""
+        text = self._trigger * self.in_call + self._held
+        self.in_call, self._state = False, self._prose_only
+        self._held = ""
+        return [TextPart(ANSWER, text)] if text else []
+
+    # ---- states: each takes from what is held, and says whether there may be more to take
+
+    def _prose(self, parts: list[TextPart]) -> bool:
+        place = self._place()
+        if place is None:
+            safe = len(self._held) - overlap(self._held, self._trigger)
+            kept = self._held[:safe]
+            if self._format.opening == HARMONY.opening and SIGN in kept:  # a head, which may become a call's
+                return False
+            safe = len(kept.rstrip()) if kept.strip() or self._before else 0
+            self._say(parts, self._held[:safe])
+            self._held = self._held[safe:]
+            return False
+        said, self.pending = self._held[:place].rstrip(), self._held[place + len(self._trigger) :]
+        if self._format.opening != HARMONY.opening:
+            self._say(parts, said)
+        self._held, self.in_call, self._state = self.pending, True, self._opening_rest
+        return bool(self._held)
+
+    def _place(self) -> int | None:
+        """Where the trigger is: one that is no token where a line begins, one that is no tag in the very beginning."""
+        place = self._held.find(self._trigger)
+        if place < 0 or self._is_token or self._format.opening == HARMONY.opening:
+            return place if place >= 0 else None
+        before = self._before + self._held[:place]
+        if not before.strip() or (self._is_tag and before.rstrip(" ").endswith("\n")):
+            return place
+        return None
+
+    def _prose_only(self, parts: list[TextPart]) -> bool:
+        self._say(parts, self._held)
+        self._held = ""
+        return False
+
+    def _say(self, parts: list[TextPart], text: str) -> None:
+        if text:
+            self._before = (self._before + text)[-80:]
+            parts.append(TextPart(ANSWER, text))
+
+    def _opening(self, parts: list[TextPart]) -> bool:
+        return self._passes(self._format.opening.lstrip(), self._naming)
+
+    def _opening_rest(self, parts: list[TextPart]) -> bool:
+        rest = self._format.opening.lstrip()[len(self._format.trigger) :]
+        return self._passes(rest, self._naming)
+
+    def _naming(self, parts: list[TextPart]) -> bool:
+        between = self._pattern(self._format.between)
+        if self._format.opening == HARMONY.opening:
+            between = harmony_between(self._marks)
+        names = "|".join(re.escape(name) for name in sorted(self._tools, key=len, reverse=True))
+        found = re.match(f"({names}){between}", self._held)
+        if not found:
+            return False
+        self._name, self._held = found[1], self._held[found.end() :]
+        parts.append(TextPart(CALL, self._name))
+        self._scan, self._count, self._given = JsonScan(), 0, set()
+        self._state = self._marked if self._format.marks else self._json
+        return True
+
+    def _json(self, parts: list[TextPart]) -> bool:
+        end = self._scan.push(self._held)
+        text, self._held = self._held[:end], self._held[end:]
+        if text:
+            parts.append(TextPart(ARGUMENTS, text))
+        if self._scan.ended:
+            self._state = self._behind
+        return self._scan.ended
+
+    def _behind(self, parts: list[TextPart]) -> bool:
+        """Behind arguments: another call, or nothing."""
+        if self._format.separator is None:
+            return False
+        return self._passes(self._format.separator, self._naming)
+
+    def _marked(self, parts: list[TextPart]) -> bool:
+        """A parameter with marks, whole; or the end of them."""
+        marks = self._format.marks
+        assert marks
+        schema = self._tools[self._name]
+        begin = self._pattern(marks.next if self._count else marks.first)
+        for key, part in (schema.get("properties") or {}).items():
+            head = re.match(begin + re.escape(key), self._held)
+            if head and self._is_begun(head.end()):
+                return self._take_value(parts, key, self._value(form_of(part, schema), head.end()))
+        head = re.match(f"{begin}({_NAME})", self._held)
+        if head and self._is_begun(head.end()) and (others := form_of_others(schema)):
+            return self._take_value(parts, head[1], self._value(others, head.end()))
+        last = self._format.closing, self._format.separator
+        if any(piece and re.match(self._pattern(piece), self._held) for piece in last):
+            parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
+            self._state = self._behind
+            return True
+        return False
+
+    def _take_value(self, parts: list[TextPart], key: str, value: tuple[str, int] | None) -> bool:
+        """A parameter that is whole, unless it was there before."""
+        if value is None:
+            return False
+        written, end = value
+        if key not in self._given:
+            head = ", " if self._given else "{"
+            parts.append(TextPart(ARGUMENTS, f"{head}{json.dumps(key)}: {written}"))
+        self._given, self._count, self._held = {*self._given, key}, self._count + 1, self._held[end:]
+        return True
+
+    def _is_begun(self, place: int) -> bool:
+        """Whether a value is being written here."""
+        marks = self._format.marks
+        assert marks
+        return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
+
+    def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
+        """The value behind a name, as JSON, and where its mark ends; None if it is not whole, or another name's."""
+        marks = self._format.marks
+        assert marks
+        mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
+        if form.texts and (head := mid.match(self._held, place)):
+            end = close.search(self._held, head.end())
+            said = self._held[head.end() : end.start()].replace(SIGN, "") if end else ""
+            return (form.read(said) if marks.text == marks.json else quoted(said), end.end()) if end else None
+        mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
+        if not (head := mid.match(self._held, place)):
+            return None
+        try:
+            behind = json.JSONDecoder().raw_decode(self._held, head.end())[1]
+        except ValueError:
+            return None
+        end = close.match(self._held, behind)
+        return (self._held[head.end() : behind], end.end()) if end and behind < len(self._held) else None
+
+    def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
+        """Whether a piece is there as a whole, which is taken then."""
+        found = re.match(self._pattern(piece), self._held)
+        if not found:
+            return False
+        self._held, self._state = self._held[found.end() :], then
+        return True
+
+    def _pattern(self, piece: str) -> str:
+        """A regular expression of a piece."""
+        return pattern(piece, self._marks)
+
+
+class JsonScan:
+    """Where an object ends.
+
+    Attributes:
+        ended: whether its last bracket was there.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._inside, self._skip, self.ended = 0, False, False, False
+
+    def push(self, text: str) -> int:
+        """How many of these characters belong to it."""
+        for place, character in enumerate(text):
+            if self._skip:
+                self._skip = False
+            elif character == "\\":
+                self._skip = self._inside
+            elif character == '"':
+                self._inside = not self._inside
+            elif not self._inside and character in "{}[]":
+                self._depth += 1 if character in "{[" else -1
+                if not self._depth:
+                    self.ended = True
+                    return place + 1
+        return len(text)
+
+
+def quoted(text: str) -> str:
+    """As JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def signed(piece: str, marks: frozenset[str]) -> str:
+    """With a SIGN in front of what are tokens."""
+    if not marks:
+        return piece
+    return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{SIGN}\g<0>", piece)
+
+
+def pattern(piece: str, marks: frozenset[str]) -> str:
+    """A regular expression of a piece, as it is written with or without signs."""
+    escaped = re.escape(signed(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
+    return escaped.replace(re.escape(ID), _ID)
+
+
+def harmony_between(marks: frozenset[str]) -> str:
+    """Behind a name the head may have its channel, unless that was in front, and says that JSON comes."""
+    channel, constrain, message = (pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
+    return rf"(?:{channel}commentary)?(?: ?{constrain}json| json)?{message}"

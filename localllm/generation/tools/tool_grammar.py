@@ -1,0 +1,270 @@
+"""Tools that a model may call: what an answer's grammar is then, and what has to be seen of its tokens.
+
+Until a call begins an answer is free. From the format's trigger on every token is under a grammar: the names of the
+tools, and behind each the arguments under its schema. So a call cannot be malformed, and may only be cut.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.closed_schemas import closed
+from localllm.generation.constraints.schemas import WHITE_SPACE, exact
+from localllm.generation.distinct_items import DistinctItems, has_distinct, without_distinct
+from localllm.generation.parameter_grammar import ParameterGrammar
+from localllm.generation.reasoning import SIGN
+from localllm.generation.tools.json_tool_calls import JsonCallReader
+from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
+from localllm.generation.tools.tool_call_parser import CallReader
+from localllm.generation.written_schemas import written
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Matcher
+    from localllm.text.tokenizer import Tokenizer
+
+NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
+CHOICES = ("auto", "required", "none")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+MOST = 256  # tools
+
+
+@frozen
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        parameters: a JSON schema of an object; of one without properties if it names none.
+        strict: refuse schemas that a grammar cannot hold to the letter.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(f"tools: {self.name[:60]!r} is no name: letters, digits, _, . and - can be in it")
+        object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
+
+    def told(self) -> dict[str, Any]:
+        """As templates know it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@frozen
+class ToolUse:
+    """Tools of an answer.
+
+    Attributes:
+        choice: "auto", "required" (it has to call one), "none", or the name of the one that it has to call, once.
+        parallel: whether it may make several calls.
+        json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
+        json_whitespace: keep the white space between the parts of arguments.
+        additional_properties: let objects among them have others where a schema does not say.
+    """
+
+    tools: Sequence[Tool]
+    choice: str = "auto"
+    parallel: bool = True
+    json_calls: bool = True
+    json_whitespace: bool = False
+    additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        names = [tool.name for tool in self.tools]
+        if len(names) > MOST or len(set(names)) < len(names):
+            raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
+        if self.choice not in (*CHOICES, *names):
+            raise UsageError(f"tool_choice names {self.choice[:60]!r}, which is none of the tools")
+
+    @property
+    def callable(self) -> list[Tool]:
+        """Those that may be called."""
+        if self.choice in CHOICES:
+            return [] if self.choice == "none" else [*self.tools]
+        return [tool for tool in self.tools if tool.name == self.choice]
+
+    @property
+    def must(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there can be one call only."""
+        return not self.parallel or self.choice not in CHOICES
+
+
+class Calls:
+    """The calls of one answer: their format, and the grammars for it.
+
+    Attributes:
+        use: the tools.  format: how calls are written.  shown: the texts of tokens that the format has, by id.
+    """
+
+    def __init__(self, use: ToolUse, format: CallFormat, tokenizer: "Tokenizer"):
+        """Raises UsageError for a schema that cannot be used."""
+        self.use, self.format, self._tokenizer = use, format, tokenizer
+        self._distinct = dict[str, dict[str, Any]]()  # schemas that say uniqueItems, by tool
+        self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
+        marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
+        marks |= self._tokens(format.separator or "")
+        for first, second in (format.marks.text, format.marks.json) if format.marks else ():
+            marks |= self._tokens(first) | self._tokens(second)
+        if format.opening == HARMONY.opening:
+            marks |= self._tokens("<|channel|><|constrain|><|message|>")
+        self._marks = frozenset(marks)
+        ids = {token: mark for mark in marks if (token := tokenizer.special_id(mark)) is not None}
+        self.shown = {token: SIGN + mark for token, mark in ids.items()}
+        self.plain = {SIGN + mark: "" if token in tokenizer.control_ids else mark for token, mark in ids.items()}
+
+    @property
+    def must(self) -> bool:
+        """Whether the answer has to call."""
+        return self.use.must
+
+    @property
+    def have_heads(self) -> bool:
+        """Whether a message's head says that it is one, as in harmony, where thoughts may be in front."""
+        return self.format.opening == HARMONY.opening
+
+    def reader(self) -> CallReader:
+        """For an answer that has not begun."""
+        reader = CallReader(self.format, self._schemas, self._marks)
+        if self.must and not self.have_heads:
+            reader.begin()
+        return reader
+
+    def json_reader(self) -> JsonCallReader | None:
+        """For an answer that has not begun: of calls that are written as JSON, whatever the template says."""
+        if self.must or not self.use.json_calls:
+            return None
+        return JsonCallReader([*self._schemas], self._fits, self.use.is_single)
+
+    def distinct_items(self, name: str) -> DistinctItems | None:
+        """What arguments of a tool pass through, None if its schema asks for nothing."""
+        return DistinctItems(self._distinct[name]) if name in self._distinct else None
+
+    def _fits(self, name: str, arguments: str) -> bool:
+        """Whether arguments, an object as JSON, are what a tool takes."""
+        from localllm.generation.constraints.constraint import fits
+
+        return fits(arguments, self._schemas[name])
+
+    def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
+        """What may come behind the trigger, or with it: if the answer has to call, or `whole`. Raises UsageError."""
+        from localllm.generation.constraints.constraint import TOOLS, Constraint, matcher_of
+
+        return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
+
+    def _tokens(self, piece: str) -> set[str]:
+        """The tokens in a piece that are special."""
+        return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
+
+    def _schema(self, tool: Tool) -> dict[str, Any]:
+        """With what llguidance is told: to the letter if it can be, else as far as it goes. Raises UsageError."""
+        from localllm.generation.constraints.constraint import Constraint
+
+        schema, is_open = dict(tool.parameters), self.use.additional_properties
+        if is_open:
+            schema.setdefault("additionalProperties", True)
+        try:
+            Constraint.of_schema(schema, additional_properties=is_open)
+            schema = exact(schema, is_open)
+            if has_distinct(schema):
+                self._distinct[tool.name] = schema
+            return {**without_distinct(schema), "x-guidance": {**_OPTIONS, "lenient": False}}
+        except UsageError as error:
+            if tool.strict:
+                raise UsageError(f"tools: {tool.name}: {error}") from None
+        schema = written(schema)
+        return {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
+
+    # ---- the grammar, in llguidance's dialect of Lark
+
+    def grammar(self, whole: bool = False) -> str:
+        """Of calls, from the trigger on, or with it where the answer has to call or is to be `whole`."""
+        opening = self.format.opening.lstrip()
+        head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
+        heads = list[str]()
+        if self.must and self.have_heads:
+            channel, message, end, start = map(self._literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+            heads = [
+                f'thought: {channel} "analysis" {message} said {end} {start} "assistant"',
+                "said: /(?s:.*)/",
+            ]
+            head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
+        several = self.format.separator is not None and not self.use.is_single
+        more = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
+        rules = [f"start: {head} call {more} {self._closing()}"]
+        names = [f"tool_{number}" for number in range(len(self._schemas))]
+        rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
+        between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
+        for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
+            rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
+            if marks := self.format.marks:
+                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._literal).rules()
+            else:
+                rules.append(f"{rule}_args: %json {json.dumps(schema)}")
+        return "\n".join(rules) + "\n"
+
+    def _closing(self) -> str:
+        """What closes calls: a model that was trained on another form may end behind arguments, a bracket or a tag."""
+        units = self._units(self.format.closing)
+        return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
+
+    def _units(self, piece: str) -> list[str]:
+        """A piece in parts that begin and end at the same places in each: the longest literal counts, as lexers do."""
+        return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
+
+    def _harmony(self) -> str:
+        channel, constrain, message = map(self._literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
+        return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
+
+    def _literal(self, piece: str) -> str:
+        """Of a piece: texts in quotes, control tokens by their numbers, ids."""
+        found = []
+        for one in self._tokenizer.fragments(piece):
+            if isinstance(one, int):
+                found.append(f"<[{one}]>")
+                continue
+            text = self._tokenizer.pieces[one] if isinstance(one, int) else one
+            for number, part in enumerate(text.split(ID)):
+                found += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
+        return " ".join(found)
+
+
+_OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
+
+
+_SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
+
+
+def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """Parameters as a schema of an object; of one without any if they name none. Raises UsageError."""
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+    schema = {word: value for word, value in (parameters or {}).items() if value is not None}
+    kind = schema.get("type", "object")
+    kinds = [str(each).lower() for each in (kind if isinstance(kind, list) else [kind])]
+    if "object" not in kinds:
+        raise UsageError(f"tools: the parameters of {name} should be a schema of an object")
+    if not any(schema.get(word) for word in _SPEAK):
+        schema = {"properties": {}}
+    return {**schema, "type": "object"}
+
+
+def told_generically(use: ToolUse) -> str:
+    """What a system message says of tools where the template does not."""
+    tools = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in use.callable)
+    return (
+        f"You can call these functions:\n{tools}\n"
+        'To call one, answer with nothing but JSON: {"name": its name, "arguments": its arguments}.'
+    )

@@ -1,0 +1,186 @@
+"""Conversations with calls of tools, as a model's chat template takes them."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.generation.reasoning import Channels, Thinking
+from localllm.generation.tools.tool_call_format import (
+    GENERIC,
+    HARMONY,
+    IDS,
+    KEYS,
+    NAME,
+    SAID,
+    USER,
+    CallFormat,
+    attempt,
+    call_format,
+    calling,
+)
+from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse, told_generically
+from localllm.text.marker_escaping import Message
+from localllm.text.templates import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+
+PROBE = Tool(
+    NAME, "W", {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "required": [*KEYS]}
+)
+
+
+def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> CallFormat:
+    """Read off what it renders."""
+    tools = [PROBE.told()]
+
+    def render(messages: Sequence[Message], begins: bool) -> str:
+        return template.render(messages, add_generation_prompt=begins, tools=tools)
+
+    return call_format(template.source, render, [tokenizer.pieces[token] for token in tokenizer.end_ids])
+
+
+def in_format(messages: Sequence[Message], format: CallFormat, use: ToolUse | None) -> list[Message]:
+    """Calls and their results as the template wants them; what it does not know of, as texts. Raises UsageError."""
+    told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
+    if format.marks is None and format == GENERIC:
+        told = [as_text(message) for message in told]
+    if format.is_known or use is None or not use.callable:
+        return told
+    text = told_generically(use)
+    if format != replace(GENERIC, is_known=format.is_known):
+        example = format.opening + "NAME" + format.between + "ARGUMENTS" + format.closing
+        text = text.rpartition("\n")[0] + f"\nTo call one, answer with {example.lstrip()}"
+    if told and told[0]["role"] == "system":
+        return [{**told[0], "content": f"{told[0]['content']}\n\n{text}"}, *told[1:]]
+    return [{"role": "system", "content": text}, *told]
+
+
+_TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
+
+
+def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The tags that a template writes behind what a call came to, read off what it renders; those that are tokens can
+    be in no message anyway.
+    """
+    message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
+
+    def render(messages: Sequence[Message], begins: bool) -> str:
+        return template.render(messages, add_generation_prompt=begins, tools=[PROBE.told()])
+
+    given = dict.fromkeys(KEYS, "V")
+    for arguments in (given, json.dumps(given)):
+        if (place := (text := attempt(render, [USER, calling(1, arguments), message])).find(SAID)) >= 0:
+            marks = _TAGS.findall(text[place + len(SAID) : place + 80])
+            return tuple(mark for mark in marks if tokenizer.special_id(mark) is None)
+    return ()
+
+
+def as_data(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+    """With results of calls in which no tag of the template stands, so that none can end before its end."""
+
+    def broken(text: str) -> str:
+        for mark in marks:
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        return text
+
+    return [
+        {**message, "content": broken(message["content"])} if message["role"] == "tool" else message
+        for message in messages
+    ]
+
+
+def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with calls whose arguments are no JSON object as texts, and so what came of them.
+
+    Such results follow those of the message's other calls, which stay next to them. Raises UsageError.
+    """
+    shown, late, cut = list[Message](), list[Message](), dict[str, str]()
+    for message in messages:
+        if message["role"] != "tool":
+            shown, late, cut = shown + late, [], {}
+        if message["role"] == "assistant":
+            message, cut = without_cut_calls(message)
+        if (id := str(message.get("tool_call_id"))) in cut and message["role"] == "tool":
+            late.append(as_text({"name": cut[id], **message}))
+        else:
+            shown.append(message)
+    return shown + late
+
+
+def without_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
+    """Return an answer with its cut calls in its text, and their names by their ids. Raises UsageError."""
+    whole, cut = list[Any](), list[Any]()
+    for call in message.get("tool_calls") or ():
+        require_call(call)
+        (cut if arguments_of(call) is None else whole).append(call)
+    if not cut:
+        return message, {}
+    written = [
+        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in map(words, cut)
+    ]
+    told = {key: value for key, value in message.items() if key != "tool_calls"}
+    told["content"] = "\n".join(filter(None, [message.get("content"), *written]))
+    names = {str(call.get("id")): call["function"]["name"] for call in cut}
+    return {**told, "tool_calls": whole} if whole else told, names
+
+
+def words(call: Any) -> tuple[str, str]:
+    """Return a call's name and its arguments as they were said."""
+    arguments = call["function"]["arguments"]
+    return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def require_call(call: Any) -> None:
+    """Raise UsageError for what is no call."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UsageError(
+            'a call should be {"id": ..., "function": {"name": ..., "arguments": ...}}' + f", not {call!r}"[:100]
+        )
+
+
+def arguments_of(call: Any) -> dict[str, Any] | None:
+    """Return a call's arguments, {} if there are none; None for what is no JSON object."""
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
+    return {} if arguments is None else arguments if isinstance(arguments, dict) else None
+
+
+def with_arguments(message: Message, as_text: bool) -> Message:
+    """Return a message with the arguments of its calls, none of them cut, as objects or as JSON's text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = arguments_of(call)
+        function = {**call["function"], "arguments": json.dumps(arguments) if as_text else arguments}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def as_text(message: Message) -> Message:
+    """A call, or a result, in words."""
+    if message["role"] == "tool":
+        came = json.dumps(message["content"], ensure_ascii=False)  # whose end it cannot feign
+        return {"role": "user", "content": f"The function {message.get('name') or ''} returned:\n{came}"}
+    if calls := message.get("tool_calls"):
+        written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**others, "content": "\n".join(filter(None, [message.get("content"), *written]))}
+    return message
+
+
+def with_calls(use: ToolUse, format: CallFormat, tokenizer: Tokenizer, thinking: Thinking) -> tuple[Calls, Thinking]:
+    """The calls of an answer, and thoughts that let heads of calls be."""
+    if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
+        thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
+        if use.must:  # nothing else may follow a thought
+            thinking = replace(thinking, closing=tuple(tokenizer.encode("<|end|><|start|>assistant", special=True)))
+    return Calls(use, format, tokenizer), thinking

@@ -1,0 +1,56 @@
+"""How an open model comes to its projector: when the first image is shown, or when it is told which one to use."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from localllm.engine.forks import lock_for
+from localllm.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.generation.vision.image_encoder import Eye, SeenImage
+    from localllm.text.tokenizer import Tokenizer
+
+
+class Sight:
+    """Threads that look wait for each other.
+
+    Attributes:
+        eye: what sees, None until it is needed.
+    """
+
+    def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
+        """path: of the model; threads: that encode; keeps: what was made of images from process to process."""
+        self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
+        self.lock = lock_for(self)
+        self.eye: Eye | None = None
+
+    def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "Eye":
+        """See by this file from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
+        Raises what Eye does, and UsageError if there is no projector."""
+        from localllm.files.gguf.projectors import projector_beside
+        from localllm.generation.vision.image_encoder import Eye
+
+        path = projector_beside(self._path) if projector is None else os.fsdecode(projector)
+        eye = Eye(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
+        self.close()
+        self.eye = eye
+        return eye
+
+    def look(self, image: Any) -> "SeenImage":
+        """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
+        image, and what `use` raises."""
+        with self.lock:
+            return (self.eye or self.use()).look(image)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the projector that is used, or would be; 0 if there is none."""
+        from localllm.files.gguf.projectors import projector_bytes
+
+        return os.stat(self.eye.path).st_size if self.eye else projector_bytes(self._path)
+
+    def close(self) -> None:
+        if self.eye:
+            self.eye.close()
+        self.eye = None

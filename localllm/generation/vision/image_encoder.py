@@ -1,0 +1,125 @@
+"""What a model sees images with: its projector, and the ids that stand for what was seen."""
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from localllm import images
+from localllm.arch import vision
+from localllm.engine.image_tokens import Seen
+from localllm.engine.memory.image_cache import SeenRows, projector_fingerprint
+from localllm.engine.options import EngineOptions
+from localllm.engine.vision_encoder import PictureReader
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.images.opened import opened_image
+
+if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.text.tokenizer import Tokenizer
+
+# What was seen last is not encoded again: 64 images at least, and more while they take less than 256 MB.
+LEAST, MOST_BYTES = 64, 256 << 20
+
+
+class SeenImage(NamedTuple):
+    """An image: ids among a prompt's tokens, and what they call."""
+
+    ids: list[int]
+    seen: list[Seen]
+
+
+class Eye:
+    """A projector for a model that is open. Not for several threads at once.
+
+    Attributes:
+        path: of the projector's file.  encoded: how many images were encoded.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        engine: "Engine",
+        tokenizer: "Tokenizer",
+        options: EngineOptions,
+        keeps: bool = False,
+        pan_and_scan: bool = False,
+    ):
+        """keeps: what was made of images from process to process; pan_and_scan: crops of long images, too. Raises
+        ModelError for what is no projector, or that of another model, UnsupportedError, UsageError for crops that its
+        family does not have."""
+        self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
+        self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
+        self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
+        self._reader = PictureReader(self._file, options)
+        h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.row_width
+        if h.row_width != width:
+            problem = f"it makes rows of {h.row_width} numbers, the model reads {width}"
+            raise ModelError(f"{path}: the projector of another model: {problem}")
+        missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
+        if missing:
+            raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
+        if pan_and_scan and not hasattr(family, "panned"):
+            raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
+        self._prepared = family.panned if pan_and_scan else family.prepared
+        engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
+        self._files = SeenRows(os.path.basename(path), width) if keeps else None
+
+    def look(self, source: Any) -> SeenImage:
+        """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
+        UsageError, ModelError."""
+        image = opened_image(source)
+        self._root = self._root or self._fingerprint()
+        how = f" {self._prepared.__name__} {image.size} ".encode()
+        digest = hashlib.sha256(self._root + how + image.tobytes()).digest()
+        look = self._known.pop(digest, None) or self._looked(image, digest)
+        self._known[digest] = look
+        for seen in look.seen:
+            self._engine.see(seen)
+        self._forget()
+        return look
+
+    def _fingerprint(self) -> bytes:
+        """Of what sees."""
+        try:
+            return projector_fingerprint(self._file, self._reader.operations, (vision, images))
+        except OSError:  # the file is gone
+            self._files = None
+            return self.path.encode()
+
+    def _looked(self, image: Any, digest: bytes) -> SeenImage:
+        """The first time."""
+        h = self._reader.hyperparameters
+        prepared = self._prepared(h, image)
+        rows = self._files.find(digest) if self._files else None
+        if rows is None:
+            self.encoded += 1
+            rows = self._reader.read_all(prepared.pictures, image.size)
+            if self._files:
+                self._files.keep(digest, rows)
+        seen = [
+            Seen(digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead)
+            for number, some in enumerate(rows)
+        ]
+        ids = [token for part in prepared.parts for token in self._ids_of(part, seen)]
+        return SeenImage(ids, seen)
+
+    def _ids_of(self, part: str | int, seen: Sequence[Seen]) -> list[int]:
+        return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
+
+    def _forget(self) -> None:
+        """What was seen longest ago."""
+        while len(self._known) > LEAST and sum(map(size_of, self._known.values())) > MOST_BYTES:
+            self._known.popitem(last=False)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def size_of(look: SeenImage) -> int:
+    """Bytes."""
+    return sum(seen.rows.nbytes for seen in look.seen)

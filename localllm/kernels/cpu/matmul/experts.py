@@ -1,0 +1,149 @@
+"""What experts do with their rows (routing.py says which): rows of tokens for them, products, and back to the tokens.
+
+An expert's product is that of one matrix with its rows, which lie together: the kernel for one matrix does it, called
+with arguments of which the addresses are moved to the expert and its rows. So an expert with few rows reads its matrix
+as decode does, and one with many unpacks a tile once for all of them.
+"""
+
+from localllm.kernels.arguments import (
+    ADD_BY_EXPERT,
+    COLLECT,
+    EXPERT,
+    EXPERTS_FLOAT,
+    EXPERTS_QUANTIZED,
+    GATHER,
+    LINEAR_FLOAT,
+    LINEAR_QUANTIZED,
+    SCATTER,
+)
+from localllm.kernels.cpu import CALL_BYTES
+from localllm.kernels.cpu.elementwise.rowwise import copy
+from localllm.kernels.cpu.matmul.routing import EXPERT_BYTES
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    call_kernel,
+    fma_f32x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    splat_f32x16,
+    store_f32x16,
+    store_i64,
+    zero_f32x16,
+)
+
+ANY_NUMBER = 1 << 40  # of tokens
+
+
+@device
+def put(arguments, place, value):
+    """Change an argument."""
+    store_i64(arguments + place * 8, value)
+
+
+def make_experts(product, own, most_is_address, finish=None):
+    """The kernel for a product whose declaration is `product`, by its own one.
+
+    most_is_address: whether the most tokens for the best precision are there as an address. finish(arguments, call,
+    expert, memory) changes more of the arguments `call`, and may use the memory.
+    """
+    words = len(product)
+
+    @device
+    def prepare(a, call, expert):
+        """Write the arguments of an expert's product to `call`, behind which there is scratch memory."""
+        for i in range(words):
+            put(call, i, argument(a, i))
+        for i in range(argument(a, own.by_row_count)):
+            place, row_bytes = argument(a, own.by_row) + i * 16, argument(a, own.by_row) + i * 16 + 8
+            moved = argument(call, load_i64(place)) + argument(expert, EXPERT.first) * load_i64(row_bytes)
+            put(call, load_i64(place), moved)
+        distance = argument(expert, EXPERT.number) * argument(a, own.expert_bytes)
+        put(call, product.weights, argument(a, own.weights) + distance)
+        put(call, product.count, expert + 8 * EXPERT.count)
+        put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
+        most = load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
+        most = ANY_NUMBER if load_i64(argument(a, own.run_count)) <= most else 0
+        if most_is_address:
+            put(call, words, most)
+            most = call + words * 8
+        put(call, product.most_precise, most)
+        if finish is not None:
+            finish(a, call, expert, call + (words + 1) * 8)
+
+    @kernel
+    def experts(a, part, parts, thread):
+        slices = argument(a, own.slices)
+        units = load_i64(argument(a, own.active_count)) * slices
+        call = argument(a, own.scratch) + thread * argument(a, own.scratch_bytes)
+        for unit in range(units * part // parts, units * (part + 1) // parts):
+            prepare(a, call, argument(a, own.active) + unit // slices * EXPERT_BYTES)
+            call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
+
+    return experts
+
+
+experts_quantized = make_experts(LINEAR_QUANTIZED, EXPERTS_QUANTIZED, True)
+experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
+
+
+@kernel
+def gather(a, part, parts, thread):
+    """The rows that experts get."""
+    rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
+    for row in range(rows * part // parts, rows * (part + 1) // parts):
+        pair = load_i64(argument(a, GATHER.pairs) + row * 8)
+        token, place = pair // argument(a, GATHER.used), pair % argument(a, GATHER.used)
+        x = argument(a, GATHER.x) + token * argument(a, GATHER.x_stride) + place * argument(a, GATHER.part_bytes)
+        y, weight = argument(a, GATHER.y) + row * argument(a, GATHER.stride), splat_f32x16(1.0)
+        if weights != 0:
+            weight = splat_f32x16(load_f32(weights + pair * 4))
+        for i in range(0, argument(a, GATHER.columns) * 4, 64):
+            store_f32x16(y + i, load_f32x16(x + i) * weight)
+
+
+@kernel
+def collect(a, part, parts, thread):
+    """What a token's experts make of it, side by side."""
+    used, columns = argument(a, COLLECT.used), argument(a, COLLECT.columns)
+    pairs = load_i64(argument(a, COLLECT.count)) * used
+    for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
+        x = argument(a, COLLECT.x) + load_i64(argument(a, COLLECT.rows) + pair * 8) * argument(a, COLLECT.x_stride)
+        y = argument(a, COLLECT.y) + pair // used * argument(a, COLLECT.stride) + pair % used * columns * 4
+        copy(x, y, columns)
+
+
+@kernel
+def scatter(a, part, parts, thread):
+    """What a token's experts make of it, added up in the order in which they were chosen."""
+    tokens, used, weights = (
+        load_i64(argument(a, SCATTER.count)),
+        argument(a, SCATTER.used),
+        argument(a, SCATTER.weights),
+    )
+    for t in range(tokens * part // parts, tokens * (part + 1) // parts):
+        y = argument(a, SCATTER.y) + t * argument(a, SCATTER.stride)
+        for i in range(0, argument(a, SCATTER.columns) * 4, 64):
+            total = zero_f32x16()
+            for pair in range(t * used, (t + 1) * used):
+                x = argument(a, SCATTER.x) + load_i64(argument(a, SCATTER.rows) + pair * 8) * argument(
+                    a, SCATTER.x_stride
+                )
+                weight = splat_f32x16(1.0)
+                if weights != 0:
+                    weight = splat_f32x16(load_f32(weights + pair * 4))
+                total = fma_f32x16(weight, load_f32x16(x + i), total)
+            store_f32x16(y + i, total)
+
+
+@kernel
+def add_by_expert(a, part, parts, thread):
+    """Every row plus the vector of its expert."""
+    rows, stride = load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
+    for row in range(rows * part // parts, rows * (part + 1) // parts):
+        pair = load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)
+        expert = load_i64(argument(a, ADD_BY_EXPERT.chosen) + pair * 8)
+        x, y = argument(a, ADD_BY_EXPERT.x) + row * stride, argument(a, ADD_BY_EXPERT.y) + row * stride
+        z = argument(a, ADD_BY_EXPERT.z) + expert * argument(a, ADD_BY_EXPERT.z_stride)
+        for i in range(0, argument(a, ADD_BY_EXPERT.columns) * 4, 64):
+            store_f32x16(y + i, load_f32x16(x + i) + load_f32x16(z + i))

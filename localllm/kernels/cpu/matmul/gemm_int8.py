@@ -1,0 +1,162 @@
+"""A slab of a tile of rows with all tokens, for many of them: the high plane of the activations, rescaled weights.
+
+Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
+transposed.
+"""
+
+from numba import types
+
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, make_rescale, span
+from localllm.kernels.cpu.matmul.slab import make_slab
+from localllm.kernels.cpu.matmul.tile_dots import make_rescaled_dots, transpose_codes
+from localllm.kernels.cpu.matmul.tiles import (
+    CHUNK_WORDS,
+    GROUP_WORDS,
+    ROWS,
+    VECTORS,
+    columns_at,
+    floats,
+    ints,
+    make_times,
+    rows_at,
+    scaled,
+    share_scales,
+    start,
+    start_of_both,
+    transpose_words,
+    zero_ints,
+)
+from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.simd import f32x2, f32x8, f32x16, u8x64
+
+PAIR = 64  # columns of a token that share a scale where there are so many tokens, see quantize.py
+first, more, of_token = make_times(rows_at, ints, True), make_times(rows_at, ints), make_times(columns_at, floats)
+
+
+def make_unpack(format):
+    """Unpack a row to bytes [columns] and scales f32 [columns / span]."""
+    codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
+    vector = f32x8 if format.sub_block == 32 else f32x16
+    rescale = make_rescale(format, vector, types.UniTuple(u8x64, 4), 8)
+    group_bytes, skip, has_chunks = format.group_bytes, 1024 // span(format), format.chunk is not None
+    unpack_chunk = make_unpack_chunk(format) if has_chunks else None
+
+    @device
+    def unpack(w, columns, codes, s):
+        for _ in range(columns // 256):
+            rescale(codes_of(w), scales(w), minimums(w), codes, s)
+            w, codes, s = w + group_bytes, codes + 256, s + skip
+        if has_chunks:
+            for _ in range(columns % 256 // 64):
+                unpack_chunk(w, codes, s)
+                w, codes, s = w + group_bytes // 4, codes + 64, s + skip // 4
+
+    return unpack
+
+
+def make_unpack_chunk(format):
+    """The same for one chunk of 64 columns."""
+    codes_of, scales = format.chunk.codes, format.chunk.scales
+    minimums = format.chunk.minimums or scales
+    rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
+
+    @device
+    def unpack_chunk(w, codes, s):
+        rescale((codes_of(w),), scales(w), minimums(w), codes, s)
+
+    return unpack_chunk
+
+
+def make_unpack_tile(format):
+    """Unpack a slab of ROWS rows to the scratch memory."""
+    unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
+    scale_bytes = 64 * SLAB // columns_per_scale
+
+    @device
+    def unpack_tile(a, tile, column, columns, scratch):
+        s = scratch + VECTORS * 16 * SLAB
+        codes_rows = s + VECTORS * scale_bytes
+        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
+        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
+        count = columns // columns_per_scale
+        stride = (count + 15) // 16 * 64
+        for v in range(VECTORS):
+            for i in range(16):
+                row = first_row + min(tile * ROWS + v * 16 + i, last) * row_bytes
+                unpack(row, columns, codes_rows + i * columns, s_rows + i * stride)
+            transpose_codes(codes_rows, columns // 4, scratch + v * 16 * SLAB)
+            transpose_words(s_rows, count, s + v * scale_bytes)
+
+    return unpack_tile
+
+
+def make_pair(format, words):
+    """Multiply 64 columns, two runs with words at these offsets, and add them to a tile's totals.
+
+    Most tokens have one scale for both runs (quantize.py). Weights with one scale, too, take 216 multiplications, of
+    which 192 are dot products, those with two 228; with two scales of a token it would be 228 and 240.
+    """
+    of_run, of_both = make_rescaled_dots(words), make_rescaled_dots([*words, *(word + 8 for word in words)])
+    s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
+    s_step = 0 if has_one else 64
+
+    @inlined
+    def run(w, x, x_stride, n, stride):
+        return of_run(zero_ints() if is_signed else start(n, stride), w, 16 * SLAB, x, x_stride)
+
+    @inlined
+    def together(totals, w, s, x, x_stride, c, n, stride):
+        if has_one:
+            sums = of_both(zero_ints() if is_signed else start_of_both(n, stride), w, 16 * SLAB, x, x_stride)
+            return scaled(totals, sums, s, s_bytes, c, 2 * stride)
+        products = first(totals, run(w, x, x_stride, n, stride), s, s_bytes)
+        products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), s + 64, s_bytes)
+        return of_token(totals, products, c, 2 * stride)
+
+    @inlined
+    def pair(totals, w, s, x, x_stride, c, n, stride, tokens):
+        if share_scales(c, 2 * stride, tokens):
+            return together(totals, w, s, x, x_stride, c, n, stride)
+        for half in range(2):
+            sums = run(w + 16 * 8 * half, x + 8 * half, x_stride, n + 4 * half, stride)
+            totals = scaled(totals, sums, s + s_step * half, s_bytes, c + 8 * half, 2 * stride)
+        return totals
+
+    return pair
+
+
+def make_tile(format):
+    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    group, chunk, s_step = make_pair(format, GROUP_WORDS), make_pair(format, CHUNK_WORDS), 64 * PAIR // span(format)
+    has_chunks = format.chunk is not None
+
+    @inlined
+    def tile(totals, columns, w, s, x, x_stride, c, n, stride, tokens):
+        for i in range(columns // 256 * 4):
+            k = i // 4 * 256 + i % 4 * 16
+            totals = group(totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens)
+        if has_chunks:
+            for i in range(columns // 256 * 4, columns // 64):
+                k = i * 64
+                totals = chunk(
+                    totals, w + 16 * k, s + i * s_step, x + k, x_stride, c + i * 16, n + i * 8, stride, tokens
+                )
+        return totals
+
+    return tile
+
+
+def make_fast_slab(format):
+    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
+    product = make_tile(format)
+
+    @inlined
+    def multiply(a, totals, columns, place, tokens, scratch):
+        s, width = scratch + VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
+        x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
+        n = argument(a, LINEAR.excess) + place // 8
+        return product(totals, columns, scratch, s, x, width, c, n, width // 8, tokens)
+
+    return make_slab(format, make_unpack_tile(format), multiply)

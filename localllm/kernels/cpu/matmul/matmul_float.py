@@ -1,0 +1,272 @@
+"""y = W x in float32, for float weights and, correct but untuned, for block formats without integer kernels.
+
+One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
+float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
+column of 16 rows, and multiplied with all tokens in registers. In large batches, BF16 weights meet activations rounded
+to BF16, if the CPU multiplies those (error 3e-6, twice the speed), and F16 weights go by prefill_words.py.
+"""
+
+from localllm.kernels.arguments import LINEAR_FLOAT as LINEAR
+from localllm.kernels.cpu import FLOAT_SLAB, HALVES
+from localllm.kernels.cpu.matmul.gemm_f16_words import make_prefill_words
+from localllm.kernels.cpu.matmul.tiles_f32 import (
+    COLUMNS,
+    ROWS,
+    make_load,
+    make_load_some,
+    make_outer,
+    make_outer_bf16,
+    make_splats_apart,
+    make_store_some,
+    make_store_sums,
+    make_zeros,
+)
+from localllm.kernels.cpu.signature import argument, device, inlined, kernel
+from localllm.kernels.simd import (
+    load_bf16,
+    load_bf16x16,
+    load_f16,
+    load_f16x16,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    prefetch_l2,
+    store_f32,
+    store_f32x16,
+    transpose_f32,
+)
+
+# Bytes between the weights in use and those asked for. Into the second cache: of F16, one core reads 27 GB/s so, 21
+# without, and 12 if lines are asked for by the first cache, which cannot wait for so many.
+AHEAD = 2048
+# Rows that are read side by side for one token, each meeting the same activations: 8192 numbers of these fill the
+# first cache, and come from the second for every row otherwise. One core reads F16 in rows of 8192 columns at 22 GB/s
+# so and 13 one by one; two rows are 5 % slower than four. What comes next is asked for in the order of the file: row by
+# row 15 % slower.
+TOGETHER = 4
+FEW = 8  # tokens, for which rows are read as in decode
+
+PLAIN = {
+    "F32": (4, load_f32, load_f32x16),
+    "F16": (2, load_f16, load_f16x16),
+    "BF16": (2, load_bf16, load_bf16x16),
+}
+
+outer, load_tile, zero_tile = make_outer(ROWS, COLUMNS), make_load(ROWS, COLUMNS), make_zeros(ROWS * COLUMNS)
+load_first = make_load_some(ROWS, COLUMNS, 1)
+outer_bf16 = make_outer_bf16(ROWS, COLUMNS)
+splats, load_columns = make_splats_apart(ROWS), make_load(1, COLUMNS)
+store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_some(ROWS, COLUMNS, 1)
+
+
+def make_plain(width, load_one, load_16):
+    """`load_row` for numbers of `width` bytes."""
+
+    @device
+    def load_row(w, columns, out):
+        for i in range(0, columns - 15, 16):
+            store_f32x16(out + i * 4, load_16(w + i * width))
+        for i in range(columns // 16 * 16, columns):
+            store_f32(out + i * 4, load_one(w + i * width))
+
+    return load_row
+
+
+def make_blocks(format_name):
+    """`load_row` for a block format, one block after the other."""
+    from localllm.kernels.formats.scalar import unpacker
+    from localllm.quant.formats import BY_NAME
+
+    unpack, block, block_bytes = unpacker(format_name), BY_NAME[format_name].block, BY_NAME[format_name].bytes
+
+    @device
+    def load_row(w, columns, out):
+        for i in range(columns // block):
+            unpack(w + i * block_bytes, out + i * block * 4)
+
+    return load_row
+
+
+def make_dot(tokens, width, load_one, load_16):
+    """The dot products of a row with `tokens` tokens, which go to y."""
+    multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
+    store_sums = make_store_sums(tokens)
+
+    @inlined
+    def dot(w, columns, x, x_stride, y, y_stride):
+        even, odd = zeros(), zeros()
+        for i in range(0, columns - 31, 32):
+            v, k = w + i * width, x + i * 4
+            for line in range(0, 32 * width, 64):
+                prefetch_l2(v + AHEAD + line)
+            even = multiply(even, load_x(k, x_stride, 0), (load_16(v),))
+            odd = multiply(odd, load_x(k + 64, x_stride, 0), (load_16(v + 16 * width),))
+        store_sums(even, odd, y, y_stride)
+        for t in range(tokens):
+            rest = load_f32(y + t * y_stride)
+            for i in range(columns // 32 * 32, columns):
+                rest += load_one(w + i * width) * load_f32(x + t * x_stride + i * 4)
+            store_f32(y + t * y_stride, rest)
+
+    return dot
+
+
+def make_side_by_side(width, load_one, load_16):
+    """The dot products of TOGETHER rows with one token, which go to y; each adds up as make_dot has it."""
+    multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
+    store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
+
+    @inlined
+    def side_by_side(w, row_bytes, columns, x, y):
+        even, odd, ahead = zeros(), zeros(), w + TOGETHER * row_bytes
+        for i in range(0, columns - 31, 32):
+            v, k = w + i * width, x + i * 4
+            for line in range(0, TOGETHER * 32 * width, 64):
+                prefetch_l2(ahead + i * TOGETHER * width + line)
+            even = multiply(even, load_x(k, 0, 0), load_rows(v, row_bytes))
+            odd = multiply(odd, load_x(k + 64, 0, 0), load_rows(v + 16 * width, row_bytes))
+        store_sums(even, odd, y, 4)
+        for r in range(TOGETHER):
+            rest = load_f32(y + r * 4)
+            for i in range(columns // 32 * 32, columns):
+                rest += load_one(w + r * row_bytes + i * width) * load_f32(x + i * 4)
+            store_f32(y + r * 4, rest)
+
+    return side_by_side
+
+
+def make_load_rows(count, load_16):
+    """A function (address, bytes between rows): 16 numbers of each of `count` rows, a power of two."""
+    if count == 1:
+        return inlined(lambda w, step: (load_16(w),))
+    half, distance = make_load_rows(count // 2, load_16), count // 2
+    return inlined(lambda w, step: half(w, step) + half(w + distance * step, step))
+
+
+def make_one_token(format_name):
+    """Rows first to last for one token; returns the first row that is left over."""
+    side_by_side = make_side_by_side(*PLAIN[format_name])
+
+    @device
+    def one_token(a, first, last):
+        row_bytes, columns = argument(a, LINEAR.row_bytes), argument(a, LINEAR.columns)
+        for r in range(first, last - TOGETHER + 1, TOGETHER):
+            w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
+            side_by_side(w, row_bytes, columns, argument(a, LINEAR.x), y)
+        return first + (last - first) // TOGETHER * TOGETHER
+
+    return one_token
+
+
+def make_few(format_name, load_row):
+    """Up to FEW tokens: row by row, 4 tokens at a time."""
+    plain = format_name in PLAIN
+    one_token = make_one_token(format_name) if plain else None
+    dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
+
+    @device
+    def few(a, first, last, tokens, scratch):
+        columns = argument(a, LINEAR.columns)
+        x_stride, y_stride = argument(a, LINEAR.x_stride), argument(a, LINEAR.y_stride)
+        if plain and tokens == 1:
+            first = one_token(a, first, last)
+        for r in range(first, last):
+            w = argument(a, LINEAR.weights) + r * argument(a, LINEAR.row_bytes)
+            if not plain:
+                load_row(w, columns, scratch)
+                w = scratch
+            for t in range(0, tokens, 4):
+                x, y = argument(a, LINEAR.x) + t * x_stride, argument(a, LINEAR.y) + t * y_stride + r * 4
+                if tokens - t == 1:
+                    dot_1(w, columns, x, x_stride, y, y_stride)
+                else:  # up to 3 tokens too many, whose results nobody reads
+                    dot_4(w, columns, x, x_stride, y, y_stride)
+
+    return few
+
+
+def make_slab(width, load_row):
+    """A slab of 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
+
+    `width` is bytes per number if the words should hold pairs of BF16 as they are, 0 if they should be float32.
+    """
+
+    @device
+    def unpack_slab(a, row, column, columns, column_bytes, scratch):
+        last, row_bytes = argument(a, LINEAR.rows) - 1, argument(a, LINEAR.row_bytes)
+        words, as_rows = columns // 2 if width else columns, scratch + COLUMNS * 64 * FLOAT_SLAB
+        for v in range(COLUMNS):
+            for i in range(16):
+                w = argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
+                load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
+            for k in range(0, words, 16):
+                transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
+
+    return unpack_slab
+
+
+def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
+    """All tokens, whose arguments are x_at and stride_at, with some slabs of rows; `pairs`: of BF16 at a time."""
+    unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
+    block, block_bytes = block_of(format_name)
+
+    @device
+    def prefill(a, first, last, tokens, scratch):
+        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
+        x_stride, y_stride = argument(a, stride_at), argument(a, LINEAR.y_stride)
+        for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
+            whole = rows - row > 16 * COLUMNS - 16
+            for column in range(0, columns, FLOAT_SLAB * per_word):
+                width = min(FLOAT_SLAB * per_word, columns - column)
+                unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
+                for t in range(0, tokens, ROWS):  # and up to ROWS - 1 too many, whose results nobody reads
+                    y = argument(a, LINEAR.y) + t * y_stride + row * 4
+                    x = argument(a, x_at) + t * x_stride + column * 4 // per_word
+                    tile = zero_tile()
+                    if column:
+                        tile = load_tile(y, y_stride, 64) if whole else load_first(y, y_stride, 64)
+                    for k in range(width // per_word):
+                        w = load_columns(scratch + k * 64, 0, 64 * FLOAT_SLAB)
+                        tile = product(tile, splats(x + k * 4, x_stride), w)
+                    if whole:
+                        store_tile(tile, y, y_stride, 64)
+                    else:
+                        store_first(tile, y, y_stride, 64)
+
+    return prefill
+
+
+def block_of(format_name):
+    """Weights and bytes of a block."""
+    from localllm.quant.formats import BY_NAME
+
+    return BY_NAME[format_name].block, BY_NAME[format_name].bytes
+
+
+def make(format_name):
+    """The kernel for one format."""
+    load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
+    few = make_few(format_name, load_row)
+    prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)
+    has_bf16, has_words = (format_name == name and name in HALVES for name in ("BF16", "F16"))
+    as_words = make_plain(*PLAIN["F32"])
+    bf16 = format_name, as_words, LINEAR.halves, LINEAR.halves_stride, outer_bf16, True
+    prefill_halves = make_prefill(*bf16) if has_bf16 else make_prefill_words(load_f16x16) if has_words else prefill
+    has_halves = has_bf16 or has_words
+
+    @kernel
+    def linear(a, part, parts, thread):
+        tokens, rows = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
+        if tokens <= FEW:
+            if tokens > 0:
+                few(a, rows * part // parts, rows * (part + 1) // parts, tokens, scratch)
+            return
+        slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
+        first, last = slabs * part // parts, slabs * (part + 1) // parts
+        if has_halves and argument(a, LINEAR.halves) != 0 and tokens > argument(a, LINEAR.most_precise):
+            prefill_halves(a, first, last, tokens, scratch)
+        else:
+            prefill(a, first, last, tokens, scratch)
+
+    return linear

@@ -1,0 +1,153 @@
+"""y = W x for block-quantized weights and activations in two planes of int8 (see quantize.py).
+
+One token, and a few: each row of W is read once, in the file's layout (rows_quantized.py). More tokens (prefill): a
+tile of rows is unpacked once, to bytes, and multiplied with all tokens in registers (tiles.py); arithmetic limits.
+Batches of up to `most tokens` use both planes of the activations, which is practically exact (prefill_precise.py);
+larger ones use the high plane alone, which is what other programs do, and weights rescaled to bytes (prefill_fast.py).
+One token always uses both. Each of these is a kernel (pieces.py).
+
+The unpacked tile is a slab of at most SLAB columns, so that it stays in the cache close to the core while all tokens
+pass by; sums wait in y from slab to slab.
+"""
+
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
+from localllm.kernels.cpu.matmul.gemm_int16 import make_precise_slab
+from localllm.kernels.cpu.matmul.gemv_int16 import has_words, make_one_in_words, store_words
+from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
+from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
+from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, piece_for
+from localllm.kernels.cpu.matmul.tiles import ROWS
+from localllm.kernels.cpu.signature import argument, device, inlined, kernel
+from localllm.kernels.formats import as_groups
+from localllm.kernels.simd import call_kernel, load_i64
+
+# Bytes of 256 weights up to which arithmetic is what limits decode, so that rows go in pairs. One core reads Q4_K at 20
+# GB/s in pairs and 17 one by one, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
+MOST_FOR_PAIRS = 200
+# Tiles that meet a slab's columns of all tokens one after the other, while those are in the second cache, if rows are
+# longer than WIDE: 512 tokens of 8192 columns came from the third cache for every tile, and took 1.08 to 1.12 times as
+# long. Of 2048 columns they take 1.01 times as long in turn: sums go to the second cache and back more often.
+TILES, WIDE = 4, 2 * SLAB
+
+
+def make_one_token(format):
+    """Rows first to last for one token, in both planes."""
+    at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
+    if has_words(format.name):
+        prepare, one = store_words, make_one_in_words(format, at_once)
+    elif has_sub_blocks(format.name):
+        prepare, one = make_store_ordered(format), make_one_by_sub_block(format)
+    else:
+        prepare, one = device(lambda a, scratch: None), without_words(make_one(format, at_once))
+
+    @device
+    def one_token(a, first, last, tokens, scratch):
+        row_bytes = argument(a, LINEAR.row_bytes)
+        prepare(a, scratch)
+        for r in range(first, last, at_once):
+            step = row_bytes if r + 1 < last else 0  # no second row: the same once more, for a padding column of y
+            one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4, scratch)
+
+    return one_token
+
+
+def without_words(one):
+    return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
+
+
+def make_few(format, together, planes):
+    """Rows first to last for a few tokens, so many rows at a time."""
+    row = make_row(format, together, planes)
+
+    @device
+    def few(a, first, last, tokens, scratch):
+        row_bytes, r = argument(a, LINEAR.row_bytes), first
+        while r < last:
+            w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
+            step = row_bytes if r + together <= last else 0  # the same row again, for those behind or padding of y
+            row(a, w, step, y, tokens, scratch)
+            r += together if step else 1
+
+    return few
+
+
+@device
+def following(tile, group, end, column, columns):
+    """The tile and the column of the slab that comes next: the tiles from `group` to `end` take turns."""
+    if tile + 1 < end:
+        return tile + 1, column
+    if column + SLAB < columns:
+        return group, column + SLAB
+    return end, 0
+
+
+def make_rows(multiply):
+    """A kernel that has `multiply(arguments, first row, last + 1, tokens, scratch)` read its share of the rows."""
+
+    @kernel
+    def rows(a, part, parts, thread):
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
+        rows = argument(a, LINEAR.rows)
+        fours = (rows + 3) // 4
+        first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
+        multiply(a, first, last, load_i64(argument(a, LINEAR.count)), scratch)
+
+    return rows
+
+
+def make_tiles(slab):
+    """A kernel that has `slab` multiply its share of the tiles, slab by slab."""
+
+    @kernel
+    def tiles(a, part, parts, thread):
+        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
+        tokens, columns = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.columns)
+        tiles = (argument(a, LINEAR.rows) + ROWS - 1) // ROWS
+        first, last = tiles * part // parts, tiles * (part + 1) // parts
+        at_once = TILES if columns > WIDE else 1
+        for group in range(first, last, at_once):
+            end = min(group + at_once, last)
+            for column in range(0, columns, SLAB):
+                for tile in range(group, end):
+                    slab(a, tile, column, following(tile, group, end, column, columns), tokens, scratch)
+
+    return tiles
+
+
+def make_linear_one(format_name):
+    """The kernel of one format for one token."""
+    return make_rows(make_one_token(as_groups(format_name)))
+
+
+def make_linear_few(format_name):
+    """For a few tokens, in both planes."""
+    return make_rows(make_few(as_groups(format_name), TOGETHER, 2))
+
+
+def make_linear_few_fast(format_name):
+    """For a few tokens, in the high plane."""
+    return make_rows(make_few(as_groups(format_name), TOGETHER, 1))
+
+
+def make_linear_precise(format_name):
+    """For more, in both planes."""
+    return make_tiles(make_precise_slab(as_groups(format_name, small_codes=True)))
+
+
+def make_linear_fast(format_name):
+    """For more, in the high plane."""
+    return make_tiles(make_fast_slab(as_groups(format_name, small_codes=True)))
+
+
+choose = device(piece_for)
+
+
+@kernel
+def linear_quantized(a, part, parts, thread):
+    """Have the piece for so many tokens do it."""
+    tokens = load_i64(argument(a, LINEAR.count))
+    if tokens > 0:
+        piece = choose(tokens, argument(a, LINEAR.few_tokens), load_i64(argument(a, LINEAR.most_precise)))
+        call_kernel(load_i64(argument(a, LINEAR.pieces) + piece * 8), a, part, parts, thread)

@@ -1,0 +1,63 @@
+"""A slab of a tile of weights multiplied with all tokens, while that of the next one comes to the second cache.
+
+Tiles are read a piece of each row at a time, which no processor foresees: unpacking alone read 7 GB/s.
+"""
+
+from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
+from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.matmul.tiles import ROWS, TOKENS, VECTORS, make_load_tile, make_store_tile, zero_floats
+from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.simd import prefetch_l2
+
+
+def make_fetch_next(group_bytes, slab_columns=SLAB):
+    """A function (arguments of the kernel, (tile, column), token, tokens): asks for the share of these tokens.
+
+    group_bytes: of 256 columns. The arguments may be those of LINEAR_FLOAT, which begin alike.
+    """
+
+    @device
+    def fetch_next(a, slab, token, tokens):
+        row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
+        size = min(slab_columns, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
+        first = argument(a, LINEAR.weights) + column * group_bytes // 256
+        share = (ROWS * TOKENS + tokens - 1) // tokens
+        row = tile * ROWS + token // TOKENS * share
+        for r in range(row, min(row + share, argument(a, LINEAR.rows), (tile + 1) * ROWS)):
+            for line in range(0, size, 64):
+                prefetch_l2(first + r * row_bytes + line)
+
+    return fetch_next
+
+
+load_all, load_first = make_load_tile(VECTORS), make_load_tile(1)
+store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
+
+
+def make_slab(format, unpack_tile, multiply):
+    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory).
+
+    unpack_tile(a, tile, column, columns, scratch): a tile's rows to the scratch memory; multiply(a, totals, columns,
+    first activation, tokens, scratch): adds what the slab comes to for TOKENS tokens, of which so many are there.
+    """
+    fetch_next = make_fetch_next(format.group_bytes)
+
+    @device
+    def slab(a, tile, column, next_slab, tokens, scratch):
+        columns = min(SLAB, argument(a, LINEAR.columns) - column)
+        unpack_tile(a, tile, column, columns, scratch)
+        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
+        whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
+        for t in range(0, tokens, TOKENS):  # and up to TOKENS - 1 too many, whose results nobody reads
+            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            fetch_next(a, next_slab, t, tokens)
+            totals = zero_floats()
+            if column:
+                totals = load_all(y, y_stride) if whole else load_first(y, y_stride)
+            totals = multiply(a, totals, columns, t * width + column, tokens - t, scratch)
+            if whole:
+                store_all(totals, y, y_stride)
+            else:
+                store_first(totals, y, y_stride)
+
+    return slab

@@ -1,0 +1,142 @@
+"""The integer products of a register tile, and the order in which they read the bytes of 16 rows.
+
+Most CPUs multiply a vector of 4 columns of 16 rows, a *word*, with 4 columns of a token in all lanes. An ARM with i8mm
+multiplies matrices: 8 columns of 2 rows with those of 2 tokens, twice the products of a register. Their sums, 2 x 2 in
+a register, become vectors of rows when a run of columns is done.
+"""
+
+from llvmlite import ir
+from numba import types
+
+from localllm.kernels.cpu.matmul.tiles import TOKENS, VECTORS, addresses, in_turn, ints, transpose_words
+from localllm.kernels.cpu.signature import device
+from localllm.kernels.machine import this_lane
+from localllm.kernels.simd import (
+    I8,
+    I32,
+    I64,
+    as_tuple,
+    dot_bytes,
+    dot_variant,
+    elements,
+    i32x16,
+    llvm_call,
+    load_value,
+    operation,
+    shuffled,
+    signed_dot_variant,
+    splat_value,
+    transpose_quads,
+    u8x64,
+)
+
+HAS_MATRICES = "i8mm" in this_lane().features
+int64, u8x16, i32x4 = types.int64, ir.VectorType(I8, 16), ir.VectorType(I32, 4)
+
+
+def make_code_dots(words, largest):
+    """The products with codes up to `largest`, see make_dots."""
+    if HAS_MATRICES:
+        return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
+    dot = dot_variant(largest)
+
+    def dot_below_128(builder, accumulator, codes, columns):
+        """LLVM is told that the bytes are below 128."""
+        return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
+
+    return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
+
+
+def make_rescaled_dots(words):
+    """The products with what rescale.py makes."""
+    if HAS_MATRICES:
+        return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
+    return make_dots(words, signed_dot_variant() or dot_variant())
+
+
+def make_dots(words, dot):
+    """An intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
+
+    Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
+    `dot` emits one product.
+    """
+
+    @operation(ints, ints, int64, int64, int64, int64)
+    def dots(builder, sums, w, w_stride, x, x_stride):
+        sums = elements(builder, sums)
+        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        for word in words:
+            weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
+            for t, address in enumerate(xs):
+                columns = columns_of(builder, address, word)
+                for v, rows in enumerate(weights):
+                    i = t * VECTORS + v
+                    sums[i] = dot(builder, sums[i], rows, columns)
+            sums = in_turn(builder, sums)
+        return as_tuple(builder, sums)
+
+    return dots
+
+
+def columns_of(builder, address, word):
+    """4 columns of a token, in all lanes. An ARM multiplies with a lane of what is loaded once for two words."""
+    if "neon" in this_lane().features:
+        two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
+        columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
+    else:
+        columns = splat_value(builder, i32x16.llvm, load_value(builder, builder.add(address, I64(word)), I32))
+    return builder.bitcast(columns, u8x64.llvm)
+
+
+def make_matrix_dots(words, multiply):
+    """The same, with an instruction that adds the products of 2 rows and 2 tokens, [2][8] bytes each, to int32 [2][2].
+
+    Words come in pairs, of which w has 8 columns of one row after the other, 128 bytes.
+    """
+
+    @operation(ints, ints, int64, int64, int64, int64)
+    def dots(builder, sums, w, w_stride, x, x_stride):
+        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        squares = [[ir.Constant(i32x4, None)] * (8 * VECTORS) for _ in range(TOKENS // 2)]
+        for word in words[::2]:
+            tokens = [pair_of_tokens(builder, *pair, word) for pair in zip(xs[::2], xs[1::2], strict=True)]
+            places = [builder.add(address, I64(16 * word + 16 * p)) for address in ws for p in range(8)]
+            for p, place in enumerate(places):
+                rows = load_value(builder, place, u8x16)
+                for t, columns in enumerate(tokens):
+                    squares[t][p] = llvm_call(builder, multiply, i32x4, [squares[t][p], rows, columns])
+        products = [rows_of(builder, squares[t // 2][8 * v : 8 * v + 8], t % 2) for t, v in PLACES]
+        return as_tuple(builder, [builder.add(*both) for both in zip(elements(builder, sums), products, strict=True)])
+
+    return dots
+
+
+PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
+
+
+def pair_of_tokens(builder, first, second, word):
+    """8 columns of two tokens."""
+    pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
+    for lane, address in enumerate((first, second)):
+        columns = load_value(builder, builder.add(address, I64(word)), I64)
+        pair = builder.insert_element(pair, columns, I32(lane))
+    return builder.bitcast(pair, u8x16)
+
+
+def rows_of(builder, squares, token):
+    """The sums of 16 rows and one token of eight pairs: i32x16."""
+    order = [token, token + 2, token + 4, token + 6]
+    parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
+    halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return shuffled(builder, *halves, range(16))
+
+
+@device
+def transpose_pairs(source, columns, target):
+    """As transpose_words, with words in pairs: [16][columns] words to [columns / 2][16][2]."""
+    stride = (columns + 15) // 16 * 64
+    for i in range((columns + 15) // 16):
+        transpose_quads(source + i * 64, stride, target + i * 1024)
+
+
+transpose_codes = transpose_pairs if HAS_MATRICES else transpose_words

@@ -1,0 +1,185 @@
+"""The loop in which threads walk a tape together.
+
+A tape is an array of steps. A step's work is cut into parts; threads claim parts one by one, in order, and a thread
+that finds none left goes on. Steps are grouped in stages: all parts of a stage are done before a part of the next
+starts. Nobody waits for a *thread*: a thread that the operating system has put aside between parts holds up no one, and
+one that comes back late finds its steps taken and catches up. (A barrier that counts threads loses half of its speed
+or more when another program is busy; so does giving each thread a fixed share.) A thread put aside *within* a part does
+hold up the rest, for a time slice of 3 or 4 ms; so threads offer their processor, between parts, after a shorter time
+(`slice_cycles`), which costs nothing if nobody wants it.
+
+A step's claim cell, one cache line, packs run number (32 bits, which wrap), parts (16), next part (16): a late thread
+of an earlier run sees a newer number and leaves. It leaves, too, as soon as its run is done, which makes the job's
+number even: Python may change what the tape reads from then on, so a late thread may have taken its number of parts
+from there and must not wait for them.
+
+A run is one call from Python, from the first part to the last: no exception can come between, not Ctrl-C either.
+"""
+
+from localllm.kernels.cpu.shared_job import JOB, LINE, STEP
+from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.simd import (
+    atomic_add,
+    atomic_load,
+    atomic_replace,
+    atomic_store,
+    call_address,
+    call_kernel,
+    cpu_pause,
+    cycles,
+    load_i64,
+    slice_cycles,
+)
+
+STEP_BYTES = 8 * len(STEP)
+SPINS = 2000  # looks before a waiting thread starts to yield: about 40 us
+IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1 ms
+
+
+@device
+def at(job, place):
+    """The address of a word of the job that threads change."""
+    return job + place * 8
+
+
+@device
+def offer_processor(job):
+    call_address(argument(job, JOB.offer))
+
+
+@device
+def call(job, function, x, y):
+    """Call a function of the operating system; one with fewer parameters does not see the others.
+
+    Windows' has two more to wait: for how long, of which -1 is for ever, and how the mutex is held.
+    """
+    call_kernel(argument(job, function), x, y, -1, 0)
+
+
+@device
+def claim(cell, run, parts):
+    """The next unclaimed part of a step; -1 if there is none left, -2 if this run is over."""
+    while True:
+        packed = atomic_load(cell)
+        ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
+        if ahead > 0:
+            return -2
+        if ahead < 0:
+            if atomic_replace(cell, packed, (run << 32) | (parts << 16) | 1):
+                return 0
+        else:
+            part = packed & 0xFFFF
+            if part >= (packed >> 16) & 0xFFFF:
+                return -1
+            if atomic_replace(cell, packed, packed + 1):
+                return part
+
+
+@device
+def wait_for_parts(job, run, parts):
+    """Wait until `parts` parts of this run are done; False if the run is over."""
+    spins = 0
+    while atomic_load(at(job, JOB.done)) < parts:
+        if atomic_load(at(job, JOB.run)) != run:
+            return False
+        spins += 1
+        if spins < SPINS:
+            cpu_pause()
+        else:
+            offer_processor(job)
+    return atomic_load(at(job, JOB.run)) == run
+
+
+@device
+def parts_of(step):
+    """How many parts a step has in this run; at least 1, since its claim cell has to see every run."""
+    parts, count = argument(step, STEP.parts), argument(step, STEP.count)
+    if count != 0:
+        parts = max(min(parts, load_i64(count)), 1)
+    return parts
+
+
+@device
+def walk(job, run, thread):
+    """Do a thread's share of run number `run`."""
+    tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
+    before_stage, before_step, since = 0, 0, cycles()
+    for i in range(steps):
+        step = tape + i * STEP_BYTES
+        if argument(step, STEP.stage) == 1:
+            before_stage = before_step
+            if not wait_for_parts(job, run, before_stage):
+                return
+        parts = parts_of(step)
+        before_step += parts
+        while True:
+            part = claim(cells + i * LINE, run, parts)
+            if part == -2:
+                return
+            if part < 0:
+                break
+            call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
+            atomic_add(at(job, JOB.done), 1)
+            if cycles() - since > slice_cycles():
+                offer_processor(job)
+                since = cycles()
+    wait_for_parts(job, run, before_step)
+
+
+@device
+def sleep(job, seen):
+    """Sleep, without using the processor, until the run's number is no longer `seen`, or the threads shall end."""
+    call(job, JOB.lock, at(job, JOB.bed), 0)
+    atomic_add(at(job, JOB.sleepers), 1)
+    while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
+        call(job, JOB.wait, at(job, JOB.bell), at(job, JOB.bed))
+    atomic_add(at(job, JOB.sleepers), -1)
+    call(job, JOB.unlock, at(job, JOB.bed), 0)
+
+
+@device
+def wake_sleepers(job):
+    """To be called after a change of `run` or `stop`: who is not yet among the sleepers now will see the change."""
+    if atomic_load(at(job, JOB.sleepers)) > 0:
+        call(job, JOB.lock, at(job, JOB.bed), 0)
+        call(job, JOB.wake, at(job, JOB.bell), 0)
+        call(job, JOB.unlock, at(job, JOB.bed), 0)
+
+
+@kernel
+def run(job, stop, _, __):
+    """Do the next run, as thread 0, and return when it is done; if `stop` is 1, tell the others to end instead.
+
+    Several callers take turns.
+    """
+    call(job, JOB.lock, at(job, JOB.turn), 0)
+    if stop == 1:
+        atomic_store(at(job, JOB.stop), 1)
+        wake_sleepers(job)
+    else:
+        number = atomic_load(at(job, JOB.run)) + 1
+        atomic_store(at(job, JOB.done), 0)
+        atomic_store(at(job, JOB.run), number)
+        wake_sleepers(job)
+        walk(job, number, 0)
+        atomic_store(at(job, JOB.run), number + 1)
+    call(job, JOB.unlock, at(job, JOB.turn), 0)
+
+
+@kernel
+def work(job, thread, _, __):
+    """Take part in every run until the job stops; sleep when there was none for a while."""
+    idle, last = 0, 0
+    while atomic_load(at(job, JOB.stop)) == 0:
+        number = atomic_load(at(job, JOB.run))
+        if number != last and number & 1:
+            walk(job, number, thread)
+            last, idle = number, 0
+        elif idle < SPINS:
+            cpu_pause()
+        elif idle < SPINS + IDLE_YIELDS:
+            offer_processor(job)
+        else:
+            sleep(job, number)
+            idle = 0
+        idle += 1

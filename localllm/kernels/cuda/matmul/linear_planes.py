@@ -1,0 +1,171 @@
+"""Products of quantized weights with a few tokens: the weights are read once, in their planes, for all of them.
+
+A block of threads makes ROWS rows of the result, for up to `tokens` tokens at a time: every thread takes units of 32
+weights, a block's width apart, unpacks them to bytes, and multiplies them with both planes of the activations, four
+bytes at a time. Activations are read for both rows at once: they come from the cache near the core, which would be the
+bottleneck otherwise (68 bytes of them for 18 of Q4_0).
+"""
+
+from numba import cuda, int32
+
+from localllm.kernels.cuda.device import (
+    WARP,
+    device,
+    dot4,
+    float32,
+    lane,
+    load_2f32,
+    load_4i32,
+    load_f32,
+    load_i64,
+    store_f32,
+)
+from localllm.kernels.cuda.matmul.planes import UNIT
+from localllm.kernels.cuda.matmul.units import UNITS
+from localllm.kernels.cuda.reductions import warp_sum
+
+ROWS = 2  # of a block
+WARPS = 4  # of a block, at most
+NOTHING = float32(0)
+
+
+@device
+def work_of_block(count, active, active_count, expert_bytes):
+    """Where this block's matrix begins, in bytes, its first row of activations and the end of them."""
+    if active_count == 0:
+        return 0, 0, load_i64(count)
+    if cuda.blockIdx.y >= load_i64(active_count):
+        return 0, 0, 0
+    expert = active + 24 * cuda.blockIdx.y
+    first = load_i64(expert + 8)
+    return load_i64(expert) * expert_bytes, first, first + load_i64(expert + 16)
+
+
+def each_token(tokens, step):
+    """A function that does step(total, token, work) -> total for so many tokens, without a loop, so that totals stay in
+    registers. They are nested: (that of the first token, (that of the next, ... that of the last))."""
+    if tokens == 1:
+        return step
+    others = each_token(tokens - 1, step)
+
+    @device
+    def every(totals, token, work):
+        return step(totals[0], token, work), others(totals[1], token + 1, work)
+
+    return every
+
+
+def nested(tokens, total):
+    """The same total for each token."""
+    return total if tokens == 1 else (total, nested(tokens - 1, total))
+
+
+@device
+def share_sums(total, token, work):
+    """Leave what this warp has of a token's two rows in shared memory, float32 [warps, tokens, ROWS]."""
+    shared, first, tokens = work
+    upper, lower = warp_sum(total[0]), warp_sum(total[1])
+    if lane() == 0:
+        place = (cuda.threadIdx.x // WARP * tokens + token - first) * ROWS
+        shared[place] = upper
+        shared[place + 1] = lower
+    return total
+
+
+@device
+def store_sums(shared, size, row, rows, first, end, y, y_stride):
+    """Add up what the warps have left in shared memory, `size` numbers each. All threads are here."""
+    cuda.syncthreads()
+    i = cuda.threadIdx.x
+    while i < size:
+        token, this = first + i // ROWS, row + i % ROWS
+        if token < end and this < rows:
+            total = float32(0)
+            for warp in range(cuda.blockDim.x // WARP):
+                total += shared[warp * size + i]
+            store_f32(y + token * y_stride + 4 * this, total)
+        i += cuda.blockDim.x
+    cuda.syncthreads()
+
+
+@device
+def dot_16(codes, half, high, low):
+    """16 weights with both planes of 16 activations: an integer, in units of both their scales."""
+    upper, lower = 0, 0
+    for i in range(4):
+        upper = dot4(codes[4 * half + i], high[i], upper)
+        lower = dot4(codes[4 * half + i], low[i], lower)
+    return int32(256 * upper + lower)
+
+
+def make_product(two_scales, minimums):
+    """A function that multiplies a unit with a token's activations."""
+
+    @device
+    def product(weights, high, last_high, low, last_low, scale, sums):
+        codes, scales, lows = weights
+        first, second = dot_16(codes, 0, high, low), dot_16(codes, 1, last_high, last_low)
+        if two_scales:
+            total = (scales[0] * float32(first) + scales[1] * float32(second)) * scale
+        else:
+            total = scales[0] * scale * float32(int32(first + second))
+        if minimums and two_scales:
+            total += lows[0] * sums[0] + lows[1] * sums[1]
+        elif minimums:
+            total += lows[0] * (sums[0] + sums[1])
+        return total
+
+    return product
+
+
+def make_step(minimums, product):
+    """What is done with two rows' units for a token."""
+
+    @device
+    def step(total, token, work):
+        upper, lower, columns, unit, codes, scales, sums, end = work
+        if token >= end:
+            return total
+        units = columns // UNIT
+        x, place = codes + token * 2 * columns + 16 * unit, token * units + unit
+        high, last_high = load_4i32(x), load_4i32(x + 16 * units)
+        low, last_low = load_4i32(x + 32 * units), load_4i32(x + 48 * units)
+        scale = load_f32(scales + 4 * place)
+        halves = load_2f32(sums + 8 * place) if minimums else (NOTHING, NOTHING)
+        return (
+            total[0] + product(upper, high, last_high, low, last_low, scale, halves),
+            total[1] + product(lower, high, last_high, low, last_low, scale, halves),
+        )
+
+    return step
+
+
+def make(name):
+    """The kernel for a number of tokens and a format, as in 8-Q4_K."""
+    digits, _, format_name = name.partition("-")
+    tokens = int(digits)
+    read, two_scales, minimums = UNITS[format_name]
+    add_unit = each_token(tokens, make_step(minimums, make_product(two_scales, minimums)))
+    share = each_token(tokens, share_sums)
+    nothing, shared_size = nested(tokens, (NOTHING, NOTHING)), tokens * ROWS * WARPS
+
+    def linear_planes(
+        count, weights, row_bytes, rows, columns, codes, scales, sums, y, y_stride, active, active_count, expert_bytes,
+        experts,
+    ):  # fmt: skip
+        shared = cuda.shared.array(shared_size, float32)
+        start, first, end = work_of_block(count, active, active_count, expert_bytes)
+        units, row = columns // UNIT, cuda.blockIdx.x * ROWS
+        upper_row = weights + start + row * row_bytes
+        lower_row = upper_row + (row_bytes if row + 1 < rows else 0)
+        while first < end:
+            totals, unit = nothing, cuda.threadIdx.x
+            while unit < units:
+                upper, lower = read(upper_row, units, unit), read(lower_row, units, unit)
+                totals = add_unit(totals, first, (upper, lower, columns, unit, codes, scales, sums, end))
+                unit += cuda.blockDim.x
+            share(totals, first, (shared, first, tokens))
+            store_sums(shared, ROWS * tokens, row, rows, first, end, y, y_stride)
+            first += tokens
+
+    return linear_planes

@@ -1,0 +1,176 @@
+"""Blocks as in the file, staged on the card, to planes (planes.py): a thread for each 32 weights.
+
+Where a block has its codes, localllm.quant.layouts says.
+"""
+
+from collections.abc import Callable
+from functools import reduce
+
+from numba import cuda
+
+from localllm.kernels.cuda.device import device, load_u8, load_u16, store_i8, store_i32
+from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, offset, units_shift
+from localllm.quant.formats import BY_NAME
+from localllm.quant.layouts import LAYOUTS, Field, Layout
+
+
+def code_of(fields: tuple[Field, ...]) -> Callable:
+    """A function (block, i): the code of weight i, whose low bits are in the first of one or two fields."""
+    if len(fields) == 2:
+        low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
+
+        @device
+        def longer(block, i):
+            return low(block, i) | high(block, i) << places
+
+        return longer
+    at, bits, run = fields[0]
+    mask, each = (1 << bits) - 1, 8 // bits
+    of_run, across = run.bit_length() - 1, (run * each).bit_length() - 1
+
+    @device
+    def code(block, i):
+        byte = load_u8(block + at + (i >> across) * run + (i & run - 1))
+        return byte >> (i >> of_run & each - 1) * bits & mask
+
+    return code
+
+
+# What puts a unit's part of a plane where it belongs: the unit of that number in a block, to `target`.
+
+
+def put_words(code, words, shift, mask, place):
+    """So many words of the bits `mask` of codes, `shift` further up; place(word, j): which weight of the unit is code j
+    of a word, and its lowest bit there."""
+    place = device(place)
+
+    @device
+    def put(block, number, target):
+        for w in range(words):
+            word = 0
+            for j in range(UNIT // words):
+                i, bit = place(w, j)
+                word |= (code(block, UNIT * number + i) >> shift & mask) << bit
+            store_i32(target + 4 * w, word)
+
+    return put
+
+
+def put_nibbles(code):
+    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
+
+
+def put_table(code):
+    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
+
+
+def put_pairs(code, shift):
+    return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
+
+
+def put_bits(code, shift):
+    return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
+
+
+def put_bytes(start, count):
+    """Bytes as they are, `count` of each unit or block."""
+
+    @device
+    def put(block, number, target):
+        for i in range(count):
+            store_i8(target + i, load_u8(block + start + count * number + i))
+
+    return put
+
+
+@device
+def put_k_header(block, number, target):
+    """See planes.py; `number` is 0, of the block."""
+    scales, minimums, high = 0, 0, 0
+    for group in range(4):
+        scale, minimum = load_u8(block + 4 + group), load_u8(block + 8 + group)
+        both = load_u8(block + 12 + group)  # the low 4 bits of those of groups 4 to 7
+        scales |= (scale & 15) << 4 * group | (both & 15) << 4 * group + 16
+        minimums |= (minimum & 15) << 4 * group | both >> 4 << 4 * group + 16
+        high |= (scale >> 4 & 3) << 2 * group | (scale >> 6) << 2 * group + 8
+        high |= (minimum >> 4 & 3) << 2 * group + 16 | (minimum >> 6) << 2 * group + 24
+    store_i32(target, load_u16(block) | load_u16(block + 2) << 16)
+    store_i32(target + 4, scales)
+    store_i32(target + 8, minimums)
+    store_i32(target + 12, high)
+
+
+@device
+def put_q3_k_scales(block, number, target):
+    """The low 4 bits of the scales of groups 2 `number` and the next."""
+    source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
+    store_i8(target, load_u8(source) >> shift & 15 | (load_u8(source + 1) >> shift & 15) << 4)
+
+
+@device
+def put_q3_k_high(block, number, target):
+    """The high 2 bits of the scales of 16 groups, in their order; `number` is 0, of the block."""
+    word = 0
+    for group in range(16):
+        word |= (load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
+    store_i32(target, word)
+
+
+def parts(name: str) -> dict[str, Callable]:
+    """What fills each plane of a format."""
+    layout = LAYOUTS[name]
+    code, low_bits = code_of(layout.codes), layout.bits & 4
+    return {
+        "nibbles": put_nibbles(code), "table": put_table(code), "pairs": put_pairs(code, low_bits),
+        "bits": put_bits(code, layout.bits - 1), "bytes": put_bytes(layout.codes[0].at, 16),
+        "last_bytes": put_bytes(layout.codes[0].at + 16, 16), "d": put_bytes(layout.d, 2),
+        "d_low": put_bytes(layout.d, 4), "high": put_q3_k_high,
+        "header": put_bytes(0, 8) if layout.values else put_k_header,
+        "scales": put_q3_k_scales if name == "Q3_K" else put_bytes(bytes_of_scales(layout), UNIT // layout.group),
+    }  # fmt: skip
+
+
+def bytes_of_scales(layout: Layout) -> int:
+    """Where the scales begin that have a byte each, or share it with a minimum; 0 if there are none."""
+    return layout.scales[0].place(0)[0] if layout.scales else 0
+
+
+def in_place(plane, start, put):
+    """A function of a block, the unit's number in it, the row's planes and units, and the unit's number in the row."""
+    size, shift = plane.bytes, units_shift(plane)
+
+    @device
+    def placed(block, number, row, units, unit):
+        target = row + (units * start >> 3)
+        if shift == 0:
+            put(block, number, target + size * unit)
+        elif number == 0:
+            put(block, 0, target + size * (unit >> shift))
+
+    return placed
+
+
+def both(first, second):
+    @device
+    def do(block, number, row, units, unit):
+        first(block, number, row, units, unit)
+        second(block, number, row, units, unit)
+
+    return do
+
+
+def make(name):
+    """The kernel for one format."""
+    put = parts(name)
+    place = reduce(both, [in_place(plane, offset(name, plane.name, 256), put[plane.name]) for plane in PLANES[name]])
+    block_bytes, block_units = BY_NAME[name].bytes, BY_NAME[name].block // UNIT
+
+    def to_planes(blocks, first, last, columns, planes, row_bytes):
+        number = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if number >= (last - first) // UNIT:
+            return
+        units, unit = columns // UNIT, first // UNIT + number
+        row, block = planes + unit // units * row_bytes, blocks + number // block_units * block_bytes
+        place(block, number % block_units, row, units, unit % units)
+
+    return to_planes

@@ -1,0 +1,359 @@
+"""From planes (planes.py) to what products and unpacking need of a unit of 32 weights.
+
+For each format a function (row, units, unit) -> codes, scales, minimums: of the unit's number `unit` in a row of
+`units`. Codes are 8 words of 4 signed bytes, in order; scales and minimums are of the first 16 weights and the others:
+
+    weight = scale * code + minimum
+
+Codes that are centred on zero are in the high bits of their bytes, where the sign is free: the topmost bit flipped. The
+scales are smaller by as much, a power of two.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import float32, int32
+
+from localllm.kernels.cuda.device import (
+    bits,
+    device,
+    f16_value,
+    f32_value,
+    load_2i32,
+    load_4i32,
+    load_i32,
+    load_u8,
+    load_u16,
+    permute,
+    signed_byte,
+    stream_2i32,
+    stream_4i32,
+)
+from localllm.kernels.cuda.matmul.planes import PLANES, offset, units_shift
+from localllm.quant.layouts import LAYOUTS
+
+NOTHING = float32(0)
+SIGNS = 0x80808080
+QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 128))
+
+
+@device
+def number_of(integer):
+    """As float32; conversions from int64, which Numba makes of all integers, take several instructions."""
+    return float32(int32(integer))
+
+
+@device
+def nibbles(q, shift, mask, flipped):
+    """8 words out of 4: the low halves of their bytes, then the high ones, shifted right by `shift`, or left by -shift,
+    when they come from the high halves, by 4 less from the low ones."""
+    low = shift - 4
+    return (
+        bits(q[0], low, mask) ^ flipped,
+        bits(q[1], low, mask) ^ flipped,
+        bits(q[2], low, mask) ^ flipped,
+        bits(q[3], low, mask) ^ flipped,
+        bits(q[0], shift, mask) ^ flipped,
+        bits(q[1], shift, mask) ^ flipped,
+        bits(q[2], shift, mask) ^ flipped,
+        bits(q[3], shift, mask) ^ flipped,
+    )
+
+
+@device
+def pairs(q, place, flipped):
+    """8 words out of 2, each with 2 bits of every byte, at `place` (0 to 6)."""
+    mask = 0x03030303 << place
+    return (
+        bits(q[0], -place, mask) ^ flipped,
+        bits(q[0], 2 - place, mask) ^ flipped,
+        bits(q[0], 4 - place, mask) ^ flipped,
+        bits(q[0], 6 - place, mask) ^ flipped,
+        bits(q[1], -place, mask) ^ flipped,
+        bits(q[1], 2 - place, mask) ^ flipped,
+        bits(q[1], 4 - place, mask) ^ flipped,
+        bits(q[1], 6 - place, mask) ^ flipped,
+    )
+
+
+@device
+def with_bits(codes, q, place):
+    """A bit of q for each code, at `place` of its byte."""
+    mask = 0x01010101 << place
+    return (
+        codes[0] ^ bits(q, -place, mask),
+        codes[1] ^ bits(q, 1 - place, mask),
+        codes[2] ^ bits(q, 2 - place, mask),
+        codes[3] ^ bits(q, 3 - place, mask),
+        codes[4] ^ bits(q, 4 - place, mask),
+        codes[5] ^ bits(q, 5 - place, mask),
+        codes[6] ^ bits(q, 6 - place, mask),
+        codes[7] ^ bits(q, 7 - place, mask),
+    )
+
+
+@device
+def joined(a, b):
+    """Codes of which each has some bits in a and others in b."""
+    return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
+
+
+def looked_up(values):
+    """A function that makes 8 words out of 4 with codes in table order: for each code one of 16 values."""
+    data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
+    a, b, c, d = data
+
+    @device
+    def four(codes, upper):
+        """Those of the low 4 codes; upper: which half of the table, for each."""
+        return permute(permute(a, b, codes), permute(c, d, codes), upper)
+
+    @device
+    def table(q):
+        p, r = bits(q[0], 0, 0x77777777), bits(q[0], 1, 0x44444444) | 0x32103210
+        s, t = bits(q[1], 0, 0x77777777), bits(q[1], 1, 0x44444444) | 0x32103210
+        v, w = bits(q[2], 0, 0x77777777), bits(q[2], 1, 0x44444444) | 0x32103210
+        x, y = bits(q[3], 0, 0x77777777), bits(q[3], 1, 0x44444444) | 0x32103210
+        return (
+            four(p, r),
+            four(s, t),
+            four(v, w),
+            four(x, y),
+            four(bits(p, 16, 0xFFFF), bits(r, 16, 0xFFFF)),
+            four(bits(s, 16, 0xFFFF), bits(t, 16, 0xFFFF)),
+            four(bits(v, 16, 0xFFFF), bits(w, 16, 0xFFFF)),
+            four(bits(x, 16, 0xFFFF), bits(y, 16, 0xFFFF)),
+        )
+
+    return table
+
+
+def finder(name, plane):
+    """A function that finds a unit's part of a plane."""
+    start, found = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
+    size, shift = found.bytes, units_shift(found)
+
+    @device
+    def find(row, units, unit):
+        return row + (units * start >> 3) + size * (unit >> shift)
+
+    return find
+
+
+def float_of(name):
+    """A function that reads the float16 d."""
+    find = finder(name, "d")
+
+    @device
+    def value(row, units, unit):
+        return f16_value(load_u16(find(row, units, unit)))
+
+    return value
+
+
+def floats_of(name):
+    """A function that reads the float16 d and low."""
+    find = finder(name, "d_low")
+
+    @device
+    def values(row, units, unit):
+        both = load_i32(find(row, units, unit))
+        return f16_value(both & 0xFFFF), f16_value(bits(both, 16, 0xFFFF))
+
+    return values
+
+
+class Unit(NamedTuple):
+    """How a format's units are read, and what has to be reckoned with."""
+
+    read: Callable
+    two_scales: bool = False  # of 16 weights each
+    minimums: bool = False
+
+
+def make_codes(name, place, flipped):
+    """A function that reads a unit's codes, at `place` of their bytes."""
+    layout, names = LAYOUTS[name], [plane.name for plane in PLANES[name]]
+    first = nothing_but_bits
+    if names[0] == "bytes":
+        return make_bytes(name)
+    if names[0] == "table":
+        table = looked_up(layout.values)
+        return device(lambda row, units, unit: table(stream_4i32(row + 16 * unit)))
+    if names[0] == "nibbles":
+        mask = 0x0F0F0F0F << place
+        first = device(lambda row, units, unit: nibbles(stream_4i32(row + 16 * unit), 4 - place, mask, flipped))
+    elif names[0] == "pairs":
+        first = device(lambda row, units, unit: pairs(stream_2i32(row + 8 * unit), place, flipped))
+    if "bits" not in names:
+        return first
+    find, at = finder(name, "bits"), place + layout.bits - 1
+    return device(lambda row, units, unit: with_bits(first(row, units, unit), load_i32(find(row, units, unit)), at))
+
+
+@device
+def nothing_but_bits(row, units, unit):
+    return 0, 0, 0, 0, 0, 0, 0, 0
+
+
+def make_bytes(name):
+    last = finder(name, "last_bytes")
+
+    @device
+    def codes(row, units, unit):
+        a, b = stream_4i32(row + 16 * unit), stream_4i32(last(row, units, unit))
+        return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
+
+    return codes
+
+
+@device
+def half_of_e8m0(exponent):
+    return f32_value(exponent - 1 << 23 if exponent > 1 else 0x200000 << exponent)  # 2^(exponent - 128)
+
+
+@device
+def half_of_ue4m3(byte):
+    """Moved to the bits of a float16 it is 2^8 times too small, also a subnormal one."""
+    return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
+
+
+SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
+
+
+def make_factors(name, factor, centre):
+    """A function that reads a unit's scales, times `factor`, and minimums, `centre` scales down."""
+    layout = LAYOUTS[name]
+    if layout.low is not None:
+        both_of = floats_of(name)
+
+        @device
+        def both(row, units, unit):
+            scale, minimum = both_of(row, units, unit)
+            return (scale, scale), (minimum, minimum)
+
+        return both
+    if layout.scales:
+        find, value, apart = finder(name, "scales"), SCALES[layout.scale_type], 1 if layout.group == 16 else 0
+
+        @device
+        def scales(row, units, unit):
+            at = find(row, units, unit)
+            return (value(load_u8(at)), value(load_u8(at + apart))), (NOTHING, NOTHING)
+
+        return scales
+    d_of, scale_factor, minimum_factor = float_of(name), float32(factor), float32(-centre)
+
+    @device
+    def factors(row, units, unit):
+        d = d_of(row, units, unit)
+        scale, minimum = d * scale_factor, d * minimum_factor if centre else NOTHING
+        return (scale, scale), (minimum, minimum)
+
+    return factors
+
+
+def derived(name):
+    """The unit of a format, as the layout of its block says. Where zero is in the middle, codes are centred on it."""
+    layout = LAYOUTS[name]
+    is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1
+    place = 8 - layout.bits if is_centred else 0
+    codes = make_codes(name, place, SIGNS if is_centred else 0)
+    centre = 0 if is_centred else layout.centre
+    factors = make_factors(name, layout.step / (1 << place), centre)
+
+    @device
+    def read(row, units, unit):
+        scales, minimums = factors(row, units, unit)
+        return codes(row, units, unit), scales, minimums
+
+    return Unit(read, layout.group == 16, layout.low is not None or centre > 0)
+
+
+q2_k_d, q2_k_scales = floats_of("Q2_K"), finder("Q2_K", "scales")
+
+
+@device
+def q2_k(row, units, unit):
+    codes = pairs(stream_2i32(row + 8 * unit), 0, 0)
+    d, dmin = q2_k_d(row, units, unit)
+    packed = load_u16(q2_k_scales(row, units, unit))
+    scales = d * number_of(packed & 15), d * number_of(packed >> 8 & 15)
+    return codes, scales, (-dmin * number_of(packed >> 4 & 15), -dmin * number_of(packed >> 12))
+
+
+q3_k_bits, q3_k_high = finder("Q3_K", "bits"), finder("Q3_K", "high")
+q3_k_d, q3_k_scales = float_of("Q3_K"), finder("Q3_K", "scales")
+
+
+@device
+def q3_k(row, units, unit):
+    codes = pairs(stream_2i32(row + 8 * unit), 5, SIGNS)
+    codes = with_bits(codes, load_i32(q3_k_bits(row, units, unit)), 7)
+    low, high = load_u8(q3_k_scales(row, units, unit)), bits(load_i32(q3_k_high(row, units, unit)), (unit & 7) << 2, 15)
+    d = q3_k_d(row, units, unit) * THIRTY_SECOND
+    first, second = low & 15 | (high & 3) << 4, low >> 4 | high >> 2 << 4
+    return codes, (d * number_of(first - 32), d * number_of(second - 32)), (NOTHING, NOTHING)
+
+
+@device
+def k_factors(header, unit):
+    """Scale and minimum of a unit from a header of Q4_K or Q5_K."""
+    h, number = load_4i32(header), unit & 7
+    scale = bits(h[1], number << 2, 15) | bits(h[3], number << 1, 3) << 4
+    minimum = bits(h[2], number << 2, 15) | bits(h[3], (number << 1) + 16, 3) << 4
+    d, dmin = f16_value(h[0] & 0xFFFF), f16_value(bits(h[0], 16, 0xFFFF))
+    return d * number_of(scale), -dmin * number_of(minimum)
+
+
+q4_k_header, q5_k_header = finder("Q4_K", "header"), finder("Q5_K", "header")
+q5_k_bits = finder("Q5_K", "bits")
+
+
+@device
+def q4_k(row, units, unit):
+    codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
+    scale, minimum = k_factors(q4_k_header(row, units, unit), unit)
+    return codes, (scale, scale), (minimum, minimum)
+
+
+@device
+def q5_k(row, units, unit):
+    codes = nibbles(stream_4i32(row + 16 * unit), 4, 0x0F0F0F0F, 0)
+    scale, minimum = k_factors(q5_k_header(row, units, unit), unit)
+    return with_bits(codes, load_i32(q5_k_bits(row, units, unit)), 4), (scale, scale), (minimum, minimum)
+
+
+q6_k_pairs, q6_k_scales = finder("Q6_K", "pairs"), finder("Q6_K", "scales")
+q6_k_d = float_of("Q6_K")
+
+
+@device
+def q6_k(row, units, unit):
+    low = nibbles(stream_4i32(row + 16 * unit), 2, 0x3C3C3C3C, SIGNS)
+    codes = joined(low, pairs(stream_2i32(q6_k_pairs(row, units, unit)), 6, 0))
+    packed, d = load_u16(q6_k_scales(row, units, unit)), q6_k_d(row, units, unit) * QUARTER
+    scales = d * float32(signed_byte(packed, 0)), d * float32(signed_byte(packed, 1))
+    return codes, scales, (NOTHING, NOTHING)
+
+
+iq4_table, iq4_xs_header = looked_up(LAYOUTS["IQ4_XS"].values), finder("IQ4_XS", "header")
+
+
+@device
+def iq4_xs(row, units, unit):
+    header, number = load_2i32(iq4_xs_header(row, units, unit)), unit & 7
+    scale = bits(header[1], number << 2, 15) | bits(header[0], (number << 1) + 16, 3) << 4
+    scale = f16_value(header[0] & 0xFFFF) * number_of(scale - 32)
+    return iq4_table(stream_4i32(row + 16 * unit)), (scale, scale), (NOTHING, NOTHING)
+
+
+OF_THEIR_OWN = {
+    "Q2_K": Unit(q2_k, two_scales=True, minimums=True),
+    "Q3_K": Unit(q3_k, two_scales=True),
+    "Q4_K": Unit(q4_k, minimums=True),
+    "Q5_K": Unit(q5_k, minimums=True),
+    "Q6_K": Unit(q6_k, two_scales=True),
+    "IQ4_XS": Unit(iq4_xs),
+}
+UNITS = {name: OF_THEIR_OWN.get(name) or derived(name) for name in PLANES}

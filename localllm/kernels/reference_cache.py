@@ -1,0 +1,151 @@
+"""What the reference keeps of a sequence: keys and values, rounded as a cache of their type keeps them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class Remembered:
+    """What the reference keeps of a sequence: by state, keys and values float32 [2][tokens, heads, head dimension], and
+    the states of recurrent layers after `length` tokens."""
+
+    def __init__(
+        self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
+    ):
+        """states: None for a sequence that has met no recurrent layer."""
+        self._kv_type, self._layers = kv_type, dict(layers or {})
+        self._states, self._length = None if states is None else dict(states), length
+        self._rotations: dict[Any, tuple[int, int]] = {}  # by state, see localllm.arch.kv_cache_types
+
+    def keep(self, state, position: int, *new) -> list[np.ndarray]:
+        """Put keys and values behind the first `position` tokens; all of them. state: of their layer."""
+        old = self._layers.get(state, [x[:0] for x in new])
+        missing = max(position - len(old[0]), 0)  # where an encoder has read and keeps nothing here
+        old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
+        self._rotations[state] = rotations = state.rotations(self._kv_type)
+        kept = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
+        self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, kept, strict=True)]
+        return self._layers[state]
+
+    def kept(self, state) -> list[np.ndarray]:
+        """Keys and values of a state."""
+        return self._layers[state]
+
+    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """One of a layer's recurrent states; zeros at the beginning."""
+        return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
+
+    def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
+        """What it is after the run."""
+        self._states = {**(self._states or {}), (layer, number): state}
+
+    def prepare(self, length: int, count: int) -> None:
+        """There will be `count` tokens behind the first `length`."""
+        self._length = length + count
+
+    def fork(self, length: int) -> "Remembered":
+        """Another one; arrays are never changed, so both may have them."""
+        twin = Remembered(self._kv_type, self._layers, self._states, self._length)
+        twin._rotations = self._rotations
+        return twin
+
+    def truncate(self, length: int) -> int:
+        """Whatever comes next overwrites what lies behind; states are known at the end and at the beginning only."""
+        if self._states is None or length == self._length:
+            self._length = length
+            return length
+        self._states, self._length = {}, 0
+        return 0
+
+    def shift(self, keep: int, count: int) -> int:
+        """Forget `count` tokens behind the first `keep`; how many there are then."""
+        self._layers = {
+            layer: [np.concatenate((x[:keep], x[keep + count : self._length])) for x in sides]
+            for layer, sides in self._layers.items()
+        }
+        self._length -= count
+        return self._length
+
+    def turn(self, state, turn, first: int, end: int, distance: int) -> None:
+        """Keys at positions `first` to end - 1 are rotated back by `distance`, and rounded once more."""
+        keys, *values = self._layers[state]
+        moving = np.flatnonzero(turn.frequencies)  # of still pairs, some share numbers with others
+        u, v = turn.step * moving, turn.step * moving + turn.apart
+        cos, sin = (f(-distance * turn.frequencies[moving]) for f in (np.cos, np.sin))
+        turned = keys.copy()
+        turned[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
+        turned[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
+        turned[first:end] = rounded(turned[first:end], self._kv_type[0], self._rotations[state][0])
+        self._layers[state] = [turned, *values]
+
+    def close(self) -> None:
+        self._layers, self._states = {}, None
+
+
+def hadamard(x: np.ndarray, block: int) -> np.ndarray:
+    """Each `block` numbers of the last dimension times the orthonormal Hadamard matrix, which is its own inverse."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks = x.reshape(*x.shape[:-1], -1, block)
+    return (blocks @ (matrix * block**-0.5).astype(np.float32)).reshape(x.shape)
+
+
+def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
+    """What a cache of that type keeps of heads [..., head dimension], multiplied with Hadamard matrices and back."""
+    if rotation > 1:
+        return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
+    with np.errstate(over="ignore"):
+        return KEEP[kind](x).astype(np.float32)
+
+
+def by_blocks(make: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """make, of blocks [..., 32], for heads [..., head dimension]; a block's first number fills it."""
+
+    def made(x: np.ndarray) -> np.ndarray:
+        *places, columns = x.shape
+        more = np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
+        blocks = np.concatenate((x, more), axis=-1).reshape(*places, -1, 32)
+        return make(blocks).reshape(*places, -1)[..., :columns]
+
+    return made
+
+
+SMALLEST = np.float32(2**-24)  # above zero, of a float16
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    """Rounded to float16, which may be infinite."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
+    """Signed bytes times a float16 scale per block."""
+    scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
+    return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
+
+
+def rounded_to_q4_0(x: np.ndarray) -> np.ndarray:
+    """Codes from -8 to 7 times a float16 scale per block, -8 for the number of the largest size."""
+    size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scales = half(size / np.where(top == size, np.float32(-8), np.float32(8)))
+    codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -8, 7)
+    return codes * scales
+
+
+def rounded_to_q4_1(x: np.ndarray) -> np.ndarray:
+    """Codes from 0 to 15 times a float16 scale per block, and a float16 minimum."""
+    least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scales, minimums = half((top - least) / np.float32(15)), half(least)
+    return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, 15) * scales + minimums
+
+
+KEEP: dict[str, Callable] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "q8_0": by_blocks(rounded_to_q8_0),
+    "q4_0": by_blocks(rounded_to_q4_0),
+    "q4_1": by_blocks(rounded_to_q4_1),
+}

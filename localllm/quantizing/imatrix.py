@@ -1,0 +1,146 @@
+"""Importance matrices: a model reads texts, and what its matrices meet is summed up.
+
+The service behind `localllm imatrix`. Texts are read in chunks as llama-imatrix reads them. Every few seconds the sums
+go to a file beside the one that is wanted; a run that was interrupted goes on from there, and comes to the same bytes.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from time import monotonic
+from typing import Self
+
+import numpy as np
+
+from localllm.api import open_model
+from localllm.engine.trace.imatrix_collector import SquareSums as Observer
+from localllm.errors import ModelError, UsageError
+from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
+from localllm.files.safe_file import checked_target
+from localllm.files.text_file import read_text
+from localllm.kernels.build.library import Progress
+from localllm.services.chunks import as_read, cut
+
+SAVE_EVERY = 10  # seconds
+
+
+def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
+    """Several files as one. Raises ModelError, UsageError if they do not fit together."""
+    return reduce(ImportanceMatrix.plus, map(read_imatrix, paths))
+
+
+class Collector:
+    """A model that reads texts for an importance matrix. Use it in a `with` statement.
+
+    Attributes:
+        total: chunks to read.  done: those that have been read, in earlier runs too.
+        trained_context: the most tokens that the model was made for.  warnings: lines that the user should see.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        texts: Sequence[str | os.PathLike[str]],
+        out: str | os.PathLike[str],
+        size: int = 512,
+        most: int | None = None,
+        special: bool = False,
+        output: bool = False,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ):
+        """Read `texts` in chunks of `size` tokens, at most `most` of them, for the file `out`.
+
+        special: <|im_end|> and the like in a text are tokens; output: what the output matrix meets is wanted too;
+        progress(done, total) is called while kernels are compiled. Raises as api.open_model and read_text do.
+        """
+        self._part = Path(f"{os.fsdecode(out)}.part")
+        for target in (out, self._part):
+            checked_target(target, tuple(map(os.fsdecode, (path, *texts))))
+        contents = [read_text(text) for text in texts]
+        self._observer = Observer()
+        self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
+        checked_target(out, tuple(self._model.files))
+        self.path, self.trained_context, self.warnings = (
+            self._model.path, self._model.trained_context, self._model.warnings,
+        )  # fmt: skip
+        self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
+        tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
+        self._chunks, self._output = cut(tokens, size, most), output
+        key = hashlib.sha256(self._chunks.tobytes())
+        key.update(
+            repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.file.tensors.values()])).encode()
+        )
+        self._known = ImportanceMatrix({}, list(map(os.fsdecode, texts)), 0, size, key.hexdigest())
+        self._resume()
+
+    @property
+    def total(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def done(self) -> int:
+        return self._known.chunks
+
+    def _resume(self) -> None:
+        """Take over what an interrupted run for the same matrix has left."""
+        try:
+            left = read_imatrix(self._part)
+        except (ModelError, UsageError):
+            return
+        if left.run == self._known.run and left.chunks <= self.total:
+            self._known = replace(self._known, squares=left.squares, chunks=left.chunks)
+
+    def read(self) -> Iterator[int]:
+        """Read the chunks that have not been read; yields how many have. Keeps what is known when it is interrupted."""
+        saved = self.done, monotonic()
+        try:
+            for chunk in self._chunks[self.done :]:
+                squares = self._squares(chunk)
+                self._known = self._known.plus(ImportanceMatrix(squares, (), 1, self._known.chunk_size))
+                yield self.done
+                if monotonic() - saved[1] > SAVE_EVERY:
+                    write_imatrix(self._part, self._known)
+                    saved = self.done, monotonic()
+        finally:
+            if self.done > saved[0]:
+                write_imatrix(self._part, self._known)
+
+    def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
+        """What the matrices meet in one chunk. Raises ModelError if it is not finite."""
+        self._observer.take()  # forget what an interrupted chunk has left
+        self._sequence.truncate(0)
+        self._sequence.append(as_read(chunk, self._tokenizer), "all" if self._output else "none")
+        squares = self._observer.take()
+        for name, sums in squares.items():
+            if not np.isfinite(sums).all():
+                raise ModelError(f"{self.path}: what meets the tensor {name} is not finite")
+        count = np.array([len(chunk)], float)
+        return {
+            name: Squares(sums[None], count)
+            for name, sums in squares.items()
+            if self._output or name.startswith("blk.")
+        }
+
+    def result(self) -> ImportanceMatrix:
+        """What is known. Raises UsageError if nothing is."""
+        if not self.done:
+            raise UsageError("no chunk has been read yet")
+        return replace(self._known, run="")
+
+    def forget(self) -> None:
+        """The matrix is where it belongs: remove the file for interrupted runs."""
+        self._part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,226 @@
+"""Measures what sensitivity.py decides by: errors of each matrix in each format, and the harm that they do."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.files.gguf.tensor_source import SourceTensor, row_count
+from localllm.kernels.dequantize_rows import Widener
+from localllm.quant.activation_rounding import rounded
+from localllm.quant.block_codes import decoded
+from localllm.quant.formats import BY_NAME
+from localllm.quant.gptq import Feedback, cost
+from localllm.quant.hessian import count_themselves, limited, mean_moments
+from localllm.quantizing.calibrate import EMBEDDING, LOGITS, Calibration
+from localllm.quantizing.layerwise_runner import FinishedError, Inputs, MatrixRows, Parts
+from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, group_of
+from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.plan import TensorJob
+from localllm.services.scores import divergence as of_token
+from localllm.services.scores import log_sum_exp
+
+SAMPLE = 96  # rows of a matrix that tell what its formats cost
+EXPERTS = 3  # of a stack, that stand for all
+COARSE = ("Q3_K", "Q4_0")  # the first one that fits: what a matrix becomes when its harm is measured
+DAMPING = 0.3  # of the error feedback
+INPUTS = 512  # rows of what a matrix meets that tell what rounding them costs
+READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
+PROBES = 4
+
+T = TypeVar("T")
+OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
+
+
+class MatrixBlocks(NamedTuple):
+    """A matrix, or a stack of them, encoded.
+
+    Attributes:
+        format: its name.  rows: uint8 [rows, bytes].
+    """
+
+    format: str
+    rows: np.ndarray
+
+
+class Meeting(Originals):
+    """Looks at matrices with what they meet where all are as they are.
+
+    Attributes:
+        seen: names of those that need not be looked at any more.
+    """
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
+        super().__init__(jobs, widener)
+        self._threads, self._on_matrix, self.seen = threads, on_matrix, set[str]()
+        self._shared: Any = None
+
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+        """As of Matrices."""
+        job = self.jobs[weight.name]
+        if weight.name not in self.seen and is_free(job):
+            self.seen.add(weight.name)
+            self.look(job, inputs)
+            self._on_matrix(weight.name)
+        if weight.name in LOGITS:
+            raise FinishedError
+        return super().met(weight, inputs)
+
+    def look(self, job: TensorJob, inputs: Inputs) -> None:
+        """At the matrix, or the stack of them, of a tensor."""
+        raise NotImplementedError
+
+    def known(self, inputs: Inputs, n: int, name: str) -> Feedback:
+        """By what matrix n meets in every second chunk."""
+        if inputs.shared is None or inputs.shared is not self._shared:
+            self._feedback = Feedback(self._moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
+            self._shared = inputs.shared
+        return self._feedback
+
+    def _moments(self, pieces: list[np.ndarray], name: str) -> np.ndarray:
+        moments = mean_moments(pieces, pieces[0].shape[1], self._threads)
+        if name == EMBEDDING:
+            count_themselves(moments)
+        return moments
+
+    def each(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
+        """What is made of each, on several threads."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(of, several))
+
+    def encoded(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
+        """All rows of a tensor."""
+        shape, pieces = job.tensor.shape, []
+        for n in range(row_count(shape) // (1, *shape)[-2]):
+            feedback = self.known(inputs, n, job.tensor.name)
+            pieces += [feedback.encode(format, some) for some in self.in_pieces(job.tensor, n)]
+        return MatrixBlocks(format, np.concatenate(pieces))
+
+
+class Surveyed(Meeting):
+    """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
+
+    Attributes:
+        needs: of each matrix, without harm.  coarse: of each, in the first format of COARSE that fits.
+    """
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
+        super().__init__(jobs, widener, threads, on_matrix)
+        self.needs, self.coarse = dict[str, Need](), dict[str, MatrixBlocks]()
+        self._shared_others: Any = None
+
+    def look(self, job: TensorJob, inputs: Inputs) -> None:
+        """As of Meeting."""
+        tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
+        count, names = row_count(tensor.shape) // rows, candidates(columns)
+        some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
+        found, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), blocks_of(names)
+        _, *costs = (found / (found[0] or 1.0)).tolist()
+        self.needs[tensor.name] = Need(
+            tensor.name,
+            prod(tensor.shape),
+            dict(zip(names, costs[: len(names)], strict=True)),
+            dict(zip(blocks, costs[len(names) :], strict=True)),
+        )
+        self.coarse[tensor.name] = self.encoded(job, inputs, next(name for name in COARSE if name in names))
+
+    def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
+        """Of matrix n: what it would cost to leave it out, then in each format, then by the rounding of its inputs."""
+        feedback, (moments, met) = self.known(inputs, n, tensor.name), self._others(inputs, n, tensor.name)
+        weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
+
+        def of(format: str) -> float:
+            return cost(weights - decoded(format, feedback.encode(format, weights)), moments)
+
+        rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
+        return [cost(weights, moments), *self.each(of, names), *rounding]
+
+    def _others(self, inputs: Inputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Second moments of what matrix n meets in the chunks that `known` leaves out, and some of that."""
+        if inputs.shared is None or inputs.shared is not self._shared_others:
+            pieces = list(inputs.of(n))[1::2]
+            met = np.concatenate(list(limited(pieces)))
+            self._last_others = self._moments(pieces, name), met[:: max(1, len(met) // INPUTS)]
+            self._shared_others = inputs.shared
+        return self._last_others
+
+
+class Coarse(Originals):
+    """Some matrices are coarse, all others as they are."""
+
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
+        """widener: for their formats, too."""
+        super().__init__(jobs, widener)
+        self._coarse = coarse
+
+    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        """Of an embedding that makes the logits, too, coarse ones."""
+        if weight.name not in self._coarse:
+            return super().rows(weight, ids)
+        format, blocks = self._coarse[weight.name]
+        return self._widener.widen(BY_NAME[format], blocks[ids + weight.first_row], weight.shape[-1]).copy()
+
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+        """As of Matrices."""
+        if weight.name not in self._coarse:
+            return super().met(weight, inputs)
+        format, blocks = self._coarse[weight.name]
+        columns = weight.shape[-1]
+        return self.taken(weight, lambda first, end: self._widener.widen(BY_NAME[format], blocks[first:end], columns))
+
+
+def blocks_of(formats: Sequence[str]) -> list[int]:
+    """How many weights share a scale in these formats."""
+    return sorted({BY_NAME[name].block for name in formats})
+
+
+def is_free(job: TensorJob) -> bool:
+    """Whether a matrix may get another format than the recipe's."""
+    return not job.is_copied and job.format.block > 1
+
+
+def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix) -> Iterator[Need]:
+    """What is known of the matrices that get a format by need."""
+    jobs = calibration.jobs
+    wanted = sum(map(is_free, jobs.values()))
+    surveyed = Surveyed(jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name))
+    chunks = calibration.some(READ)
+    calibration.forward(surveyed, chunks, threads)
+    probes = [chunk[:TOKENS] for chunk in chunks[:: max(1, len(chunks) // PROBES)]]
+    groups: dict[str, list[Need]] = {}
+    for need in surveyed.needs.values():
+        groups.setdefault(group_of(need.name), []).append(need)
+    filled, pasts = calibration.pasts(probes, [[need.name for need in group] for group in groups.values()])
+    base = calibration.logits(Originals(jobs, widener), probes, threads, filled)
+    for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
+        coarse = {need.name: surveyed.coarse[need.name] for need in group}
+        found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads, past)
+        error = sum(need.errors[coarse[need.name].format] for need in group)
+        harm = divergence(base, found, threads) / max(error, 1e-30)
+        for need in group:
+            need.harm = harm
+            yield need
+        on_matrix(wanted + wanted * (number + 1) // len(groups), 2 * wanted, name)
+
+
+def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
+    """As localllm.quant.gptq.cost, of inputs [tokens, columns] that are rounded to 8 bits, a scale for so many."""
+    lost = (rounded(met, block) - met) @ weights.T
+    return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
+
+
+def divergence(base: Parts, other: Parts, threads: int = 1) -> float:
+    """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
+
+    def of(one: np.ndarray, another: np.ndarray) -> float:
+        total, (scratch, known) = 0.0, np.empty((2, one.shape[1]), np.float32)
+        for p, q in zip(one, another, strict=True):
+            np.subtract(p, np.float32(log_sum_exp(p, scratch)), out=known)
+            total += of_token(known, q, log_sum_exp(q, scratch), scratch)
+        return total
+
+    with ThreadPoolExecutor(threads) as pool:
+        return max(sum(pool.map(of, base, other)) / sum(map(len, base)), 0.0)

@@ -1,0 +1,322 @@
+"""The plan for quantizing a model: which tensor gets which format, and the new file's metadata."""
+
+import struct
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.other_parts import part_of
+from localllm.arch.vision import CLIP
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import SPLIT_NAME
+from localllm.files.gguf.header import SCALARS, shown
+from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
+from localllm.files.gguf.writer import Output, Packed, header, packed
+from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
+from localllm.frozen import frozen
+from localllm.kernels.dequantize_rows import can_widen
+from localllm.quant.encode import ENCODERS
+from localllm.quant.formats import BY_NAME, Format
+from localllm.quant.recipes import Facts, Options, Planner, Recipe, is_quantized, needs_importance, ordered, role_of
+
+COPY = Recipe(-1, "COPY", "")
+CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
+QUANTIZATION_VERSION = 2
+OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+
+
+@frozen
+class QuantizeRequest:
+    """What the user asks for."""
+
+    recipe: Recipe
+    options: Options = field(default_factory=Options)
+    imatrix: str | None = None  # a file
+    include: Sequence[str] = ()  # parts of the names of tensors that use the importance matrix; none: all
+    exclude: Sequence[str] = ()  # of those that do not
+    overrides: Sequence[tuple[str, Any]] = ()  # metadata
+    keep_split: bool = False
+    allow_requantize: bool = False
+    strict: bool = False
+    texts: Sequence[str] | None = (
+        None  # files that the model reads, to encode its matrices by what they meet; none: ours
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TensorJob:
+    """What happens to one tensor."""
+
+    tensor: SourceTensor
+    format: Format  # of the new tensor
+    wanted: str  # the format's name that the recipe gives; another if the rows do not fit it
+    importance: np.ndarray | None = None  # float32 [matrices, columns]
+    makes_logits: bool = False  # and is to be searched
+
+    @property
+    def is_copied(self) -> bool:
+        return self.format == self.tensor.format
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.format.name != self.wanted
+
+    @property
+    def output(self) -> Output:
+        return Output(self.tensor.name, self.format, self.tensor.shape)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The chunks: first and last row + 1, each within one matrix of a stack."""
+        matrix = self.tensor.shape[-2] if len(self.tensor.shape) > 1 else 1
+        step = min(matrix, max(1, CHUNK // self.tensor.shape[-1]))
+        return [
+            (start + row, start + min(row + step, matrix))
+            for start in range(0, row_count(self.tensor.shape), matrix)
+            for row in range(0, matrix, step)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizePlan:
+    """What will be written: per file its metadata and its tensors."""
+
+    source: Source
+    files: Sequence[tuple[Mapping[str, Any], Sequence[TensorJob]]]
+    warnings: Sequence[str]
+
+    @property
+    def jobs(self) -> list[TensorJob]:
+        return [job for _, jobs in self.files for job in jobs]
+
+    @property
+    def weights(self) -> int:
+        return sum(prod(job.tensor.shape) for job in self.jobs)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(
+            len(header(metadata, [job.output for job in jobs], alignment(metadata)))
+            + sum(-(-job.output.nbytes // alignment(metadata)) * alignment(metadata) for job in jobs)
+            for metadata, jobs in self.files
+        )
+
+    @property
+    def nbytes_before(self) -> int:
+        """Of the source's tensors."""
+        return sum(row_count(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * sum(job.output.nbytes for job in self.jobs) / self.weights
+
+    @property
+    def bits_per_weight_before(self) -> float:
+        return 8 * self.nbytes_before / self.weights
+
+    def paths(self, path: str) -> list[str]:
+        """The files for an output of that name."""
+        if len(self.files) == 1:
+            return [path]
+        match = SPLIT_NAME.fullmatch(path)
+        stem = match["stem"] if match else path.removesuffix(".gguf")
+        return [f"{stem}-{number + 1:05d}-of-{len(self.files):05d}.gguf" for number in range(len(self.files))]
+
+
+def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
+    """Decide what every tensor becomes. Raises ModelError, UsageError."""
+    imatrix = wanted_importance(request)
+    overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
+    facts = Facts.of(overridden, imatrix is not None or request.texts is not None)
+    tensors = {tensor.name: tensor for tensor in source.tensors}
+    if not tensors:
+        raise ModelError(f"{shown(source.path, 4096)}: there are no weights in this file")
+    parts = source.parts if request.keep_split else [ordered(tensors)]
+    planner = Planner(request.recipe, facts, tensors, request.options)
+    jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
+    flat = [job for part in jobs for job in part]
+    if request.strict and any(job.is_fallback for job in flat):
+        raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
+    idle = idle_options(flat, planner, request)
+    if request.strict and idle:
+        raise UsageError(f"--strict: {'; '.join(idle)}")
+    metadata = new_metadata(source, request, imatrix)
+    return QuantizePlan(
+        source,
+        [*zip(split_metadata(metadata, jobs), jobs, strict=True)],
+        [*source.warnings, *idle, *plan_warnings(flat, request)],
+    )
+
+
+def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
+    """Tell which options that choose tensors by name choose none."""
+    tensors = [job.tensor for job in jobs]
+    names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
+    is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # where patterns count nowhere
+    lines = [
+        f"--tensor-type {shown(pattern.pattern)}={format} matches no tensor that is quantized"
+        for pattern, format in request.options.patterns
+        if is_plain or not any(pattern.search(name) for name in names)
+    ]
+    for option, parts in (("include", request.include), ("exclude", request.exclude)):
+        lines += [
+            f"--{option}-weights {shown(part)} matches no tensor that is quantized"
+            for part in parts
+            if not any(part in name for name in names)
+        ]
+    return lines
+
+
+def job_for(
+    tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
+) -> TensorJob:
+    """What becomes of a tensor."""
+    is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # which stays as it is
+    try:
+        choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    format = BY_NAME[choice.format] if choice else tensor.format
+    if format == tensor.format:
+        return TensorJob(tensor, format, choice.wanted if choice else format.name)
+    name = f"tensor {shown(tensor.name)}"
+    if tensor.format.block > 1 and not request.allow_requantize:
+        raise UsageError(
+            f"{name} is {tensor.format.name} already; --allow-requantize makes it {format.name}, at a loss"
+        )
+    if not can_widen(tensor.format):
+        raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
+    if format.name not in ENCODERS:
+        raise UsageError(f"{name} would become {format.name}, which localllm cannot make yet")
+    assert choice
+    importance = importance_of(tensor, imatrix) if format.block > 1 else None
+    if (
+        importance is None
+        and request.texts is None
+        and format.name.startswith("IQ")
+        and needs_importance(request.recipe, tensor.name, format.name)
+    ):
+        raise UsageError(f"{name} would become {format.name}, which needs an importance matrix (--imatrix) that has it")
+    return TensorJob(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
+
+
+def wanted_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
+    """The importance matrix without what the user leaves out."""
+    if request.imatrix and request.texts is not None:
+        raise UsageError("--calibrate finds out which columns matter itself: leave out --imatrix")
+    if request.imatrix is None:
+        if request.include or request.exclude:
+            raise UsageError("--include-weights and --exclude-weights choose from an importance matrix: give --imatrix")
+        return None
+    if request.include and request.exclude:
+        raise UsageError("--include-weights and --exclude-weights exclude each other")
+    whole = read_imatrix(request.imatrix)
+    squares = {
+        name: value
+        for name, value in whole.squares.items()
+        if not any(part in name for part in request.exclude)
+        and (not request.include or any(part in name for part in request.include))
+    }
+    if not squares:
+        raise UsageError(f"{request.imatrix}: nothing is left of the importance matrix")
+    return ImportanceMatrix(squares, whole.datasets, whole.chunks, whole.chunk_size)
+
+
+def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
+    """Per column, float32 [matrices, columns], if it is known."""
+    if imatrix is None or tensor.name not in imatrix.squares:
+        return None
+    mean = imatrix.squares[tensor.name].mean()
+    expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
+    if mean.size == prod(expected):
+        return np.ascontiguousarray(mean, np.float32).reshape(expected)
+    if role_of(tensor.name) == "embedding":  # its rows are picked, not multiplied: an entry is an accident
+        return None
+    raise ModelError(
+        f"tensor {shown(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, not {list(expected)}"
+    )
+
+
+def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
+    """One sentence per replacement."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        if job.is_fallback:
+            found.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
+    return [
+        f"{shown(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
+        f"{format} for {wanted}, because rows are no multiple of {BY_NAME[wanted].block}"
+        for (wanted, format), names in found.items()
+    ]
+
+
+def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
+    """What the user should know of a plan."""
+    lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
+    blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
+    poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
+    if poor and request.texts is None:
+        lines.append(f"{request.recipe.name} is poor without an importance matrix: give --imatrix")
+    missing = [job.tensor.name for job in blind if role_of(job.tensor.name) not in ("embedding", "output")]
+    if request.imatrix and not request.include and not request.exclude and missing:
+        lines.append(f"the importance matrix does not have {shown(missing[0])} and {len(missing) - 1} more")
+    return lines
+
+
+# ---- metadata
+
+
+def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
+    """The source's, and what llama-quantize adds, in its order."""
+    left_out = {*SPLIT_KEYS, *source.ignored}
+    metadata = {key: value for key, value in source.packed.items() if key not in left_out}
+    kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
+    additions: list[tuple[str, Any]] = [("general.quantization_version", QUANTIZATION_VERSION)]
+    additions += [("general.file_type", kind)] if kind is not None else []
+    additions += [(key, like(source.packed.get(key), value)) for key, value in request.overrides]
+    if imatrix:
+        additions.append(("quantize.imatrix.file", request.imatrix))
+        additions += [("quantize.imatrix.dataset", imatrix.datasets[0])] if imatrix.datasets else []
+        additions.append(("quantize.imatrix.entries_count", len(imatrix.squares)))
+        additions += [("quantize.imatrix.chunks_count", imatrix.chunks)] if imatrix.chunks else []
+    for key, value in additions:
+        metadata.pop(key, None)
+        metadata[key] = packed(value)
+    return metadata
+
+
+def like(before: Any, value: Any) -> Any:
+    """A number in the type of the value that it replaces, if it fits; readers insist on types."""
+    if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    kind = int.from_bytes(before[:4], "little")
+    is_float = kind in (6, 12)
+    if kind not in SCALARS or kind == 7 or is_float != isinstance(value, float):
+        return value
+    try:
+        return Packed(before[:4] + SCALARS[kind].pack(value))
+    except struct.error:
+        return value
+
+
+def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]) -> list[dict[str, Any]]:
+    """Per file: the first has everything, all tell which one they are."""
+    if len(jobs) == 1:
+        return [metadata]
+    tensors = np.int32(sum(map(len, jobs)))
+    values = [(np.uint16(number), np.uint16(len(jobs)), tensors) for number in range(len(jobs))]
+    return [
+        (metadata if number == 0 else {}) | dict(zip(SPLIT_KEYS, map(packed, value), strict=True))
+        for number, value in enumerate(values)
+    ]
+
+
+def alignment(metadata: Mapping[str, Any]) -> int:
+    """Of the tensors in the file."""
+    value = metadata.get("general.alignment")
+    return 32 if value is None else int.from_bytes(packed(value)[4:8], "little")

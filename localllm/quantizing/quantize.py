@@ -1,0 +1,348 @@
+"""Makes a small model file from a big one: the service behind `localllm quantize`.
+
+First a plan (quantize_plan.py). Then rows are read, converted and searched in chunks on all threads while this one
+writes what is done, in order. Memory holds a few chunks, however large the model.
+"""
+
+import math
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
+from localllm.files.cache.array_log import RecordFile
+from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
+from localllm.files.gguf.header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
+from localllm.files.gguf.metadata_reader import is_whole, show
+from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
+from localllm.files.gguf.writer import packed, write_body
+from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
+from localllm.kernels.build.library import Progress
+from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
+from localllm.quant.numba_cache import problems
+from localllm.quant.recipes import RECIPES, Recipe, recipe_named
+from localllm.quantizing.plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
+from localllm.services.finite_check import widened
+from localllm.services.validate import require_valid
+from localllm.system.memory import address_room
+
+TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
+
+COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of addresses that the searches' first compiling takes, and a thread
+SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
+
+
+def open_source(path: str, projector: bool = False) -> Source:
+    """A GGUF file, or the folder of a Hugging Face checkpoint. Raises ModelError.
+
+    projector: not the language model of the folder, but what it sees with. Raises UsageError for a file then.
+    """
+    if os.path.isdir(path):
+        from localllm.convert import is_pair_folder, open_folder, open_pair, open_projector
+
+        if is_pair_folder(path):
+            return open_pair(path)
+        return open_projector(path) if projector else open_folder(path)
+    if projector:
+        raise UsageError(f"{path}: --mmproj makes a projector of a checkpoint's folder, which this is not")
+    return GGUFSource(GGUFFile.open(path))
+
+
+def require_sense(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Raise ModelError for a GGUF file that is not valid, as it will be with `overrides` in its metadata."""
+    if isinstance(source, GGUFSource):
+        whole = copy(source.file)
+        whole.metadata = source.file.metadata | dict(overrides)
+        require_valid(whole)
+
+
+def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
+    """The input's name with the type, in the input's folder; for a folder, beside it; a projector's is marked."""
+    folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
+    match = SPLIT_NAME.fullmatch(name)
+    stem = match["stem"] if match else name.removesuffix(".gguf")
+    suffix = "copy" if recipe == COPY else recipe.name
+    return os.path.join(folder, f"{'mmproj-' * projector}{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
+
+
+def require_new(paths: Sequence[str]) -> None:
+    """Raises UsageError if one of the files is there. For names that nobody has given."""
+    for path in filter(os.path.lexists, paths):
+        raise UsageError(f"{path}: this file exists; --force replaces it, OUT gives another name")
+
+
+def type_named(text: str) -> Recipe | None:
+    """The recipe with this name, in any case, or number; None if there is none."""
+    if text.upper() == COPY.name:
+        return COPY
+    try:
+        return recipe_named(text)
+    except KeyError:
+        return None
+
+
+def parse_format(text: str) -> str:
+    """A format's name, given in any case. Raises UsageError."""
+    if text.upper() not in BY_NAME:
+        raise UsageError(f"{shown(text)} is no format of a tensor; expected one as Q8_0 or Q6_K")
+    return text.upper()
+
+
+def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """REGEX=FORMAT, or several with commas between; names are in lower case, so the pattern is. Raises UsageError."""
+    patterns = []
+    for text in (one for given in texts for one in listed_patterns(given)):
+        pattern, separator, format = text.rpartition("=")
+        if not separator or not pattern:
+            raise UsageError(f"--tensor-type {shown(text)}: expected REGEX=FORMAT")
+        try:
+            patterns.append((re.compile(pattern, re.IGNORECASE), parse_format(format)))
+        except re.error as error:
+            raise UsageError(f"--tensor-type {shown(text)}: {error}") from None
+    return tuple(patterns)
+
+
+def listed_patterns(text: str) -> list[str]:
+    """The parts between commas, where each has a format; otherwise the commas are the expression's."""
+    parts = text.split(",")
+    has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
+    return parts if has_formats else [text]
+
+
+def require_parts(source: Source, keep_split: bool) -> None:
+    """Raise UsageError if there will be one file of several, though as many are wanted."""
+    weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
+    if keep_split and len(source.parts) < len(weights):
+        raise UsageError(f"{source.path}: --keep-split: of {len(weights)} files of weights one file is made here")
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """KEY=TYPE:VALUE, as llama-quantize has it; types are int, float, bool, str. Raises UsageError."""
+    match = re.fullmatch(r"([^=]+)=(int|float|bool|str):(.*)", text, re.DOTALL)
+    try:
+        if match:
+            key, kind, value = match.groups()
+            bools = {"true": True, "false": False}
+            convert: dict[str, Callable[[str], Any]] = {
+                "int": int,
+                "float": float,
+                "str": str,
+                "bool": bools.__getitem__,
+            }
+            made = convert[kind](value)
+            packed(made)  # whether a file can hold it
+            require_override(key, made)
+            return key, made
+    except (KeyError, ValueError, OverflowError):
+        pass
+    raise UsageError(f"--override-kv {shown(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
+
+
+def require_override(key: str, value: Any) -> None:
+    """Raise UsageError for metadata that would make a file that nobody can read."""
+    if not key.isprintable() or len(key) > MAX_KEY_BYTES:
+        raise UsageError(f"--override-kv {shown(key)}: no name for metadata")
+    if key in SPLIT_KEYS:
+        raise UsageError(f"--override-kv {key}: says how a model is split, which --keep-split decides")
+    if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
+        raise UsageError(f"--override-kv {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"--override-kv {key}: {value} is no number")
+
+
+def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
+    """Where the files will be. Raises UsageError if they must not be written there, LocalllmError if the disk is full.
+
+    One file replaces an older one in one step. Several cannot, so they never replace any.
+    """
+    inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
+    paths = plan.paths(path)
+    targets = [checked_target(name, inputs) for name in paths]
+    if len(targets) > 1:
+        for name in filter(os.path.lexists, targets):
+            raise UsageError(f"{name}: this file exists; files of a split model are not replaced, remove it first")
+    free = shutil.disk_usage(os.path.dirname(targets[0])).free
+    if free < plan.nbytes:
+        raise LocalllmError(f"{path}: {plan.nbytes} bytes are needed, {free} are free on this disk")
+    return targets
+
+
+def run(
+    plan: QuantizePlan,
+    path: str,
+    request: QuantizeRequest,
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None = None,
+    warnings: list[str] | None = None,
+) -> list[str]:
+    """Write the files; their paths. They appear when all is done, or not at all.
+
+    threads: that search, beside this one, which writes.  warnings: gets lines that the user should see. Raises
+    ModelError for a weight that is no finite number, UsageError, LocalllmError.
+    """
+    targets = check_output(plan, path, request)
+    with ExitStack() as stack:
+        for target in targets:
+            stack.enter_context(OnlyWriter(target))
+        try:
+            if request.texts is None:
+                trouble = write(plan, targets, threads, on_progress, compiling)
+            else:
+                trouble = calibrated(plan, targets, request, threads, on_progress, compiling)
+        except ModelError as error:
+            raise prefixed(error, plan.source.path) from None
+    if warnings is not None and trouble:
+        warnings.append(trouble)
+    return targets
+
+
+def calibrated(
+    plan: QuantizePlan,
+    targets: Sequence[str],
+    request: QuantizeRequest,
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None,
+) -> str | None:
+    """The same, after the model has read texts with which its matrices are encoded."""
+    from localllm.quantizing.calibrate import SUFFIX, Calibration
+    from localllm.quantizing.scale_folding import folded
+
+    calibration = Calibration(plan, request.texts or ())
+    with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
+        source = folded(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
+        plan = calibration.with_metadata(make_plan(source, request))
+        calibration.planned(plan).run(done, widener_of(plan, compiling), threads, on_progress)
+        trouble = write(plan, targets, threads, on_progress, compiling, done)
+    done.remove()
+    return trouble
+
+
+def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
+    """For the tensors of a plan, as they are and as they will be, and may be: formats that are named."""
+    said = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
+    return Widener({job.tensor.format for job in plan.jobs} | said, compiling)
+
+
+def prefixed(error: ModelError, path: str) -> ModelError:
+    """The error with the path in front."""
+    return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
+
+
+def write(
+    plan: QuantizePlan,
+    targets: Sequence[str],
+    threads: int,
+    on_progress: OnProgress,
+    compiling: Progress | None,
+    done: RecordFile | None = None,
+) -> str | None:
+    """The work of `run`; why compiled code could not be kept, if so. done: has tensors that are encoded already."""
+    if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
+        raise MemoryLimitError("not enough memory to compile what quantize searches with")
+    widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
+    with ExitStack() as stack:
+        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, done))
+        files = [stack.enter_context(SafeFile(target)) for target in targets]
+        for file, (metadata, jobs) in zip(files, plan.files, strict=True):
+            write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
+            file.sync()
+        finish(files)
+    return widener.warning or next(iter(problems), None)
+
+
+def finish(files: Sequence[SafeFile]) -> None:
+    """Give all files their names, or none: those of a split model did not exist before."""
+    finished: list[str] = []
+    try:
+        for file in files:
+            finished.append(file.path)
+            file.finish()
+    except BaseException:
+        for path in finished if len(files) > 1 else ():
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        raise
+
+
+class SearchAhead:
+    """Searches ahead of the writer, on several threads, over the borders of tensors."""
+
+    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: RecordFile | None = None):
+        """known: has tensors that are encoded already."""
+        self._known: Container[str] = known or ()
+        self._executor = ThreadPoolExecutor(threads, "quantize")
+        self._ahead = threads + 2  # chunks
+        self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
+        self._queue: deque[Future[np.ndarray]] = deque()
+        self._done = sum(prod(job.tensor.shape) for job in jobs if job.tensor.name in self._known)
+
+    def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
+        importance, known = job.importance, self._known
+        if isinstance(known, RecordFile) and job.tensor.name in known:
+            return (partial(known_rows, known, job, *rows) for rows in job.ranges())
+        if importance is None and job.makes_logits:
+            importance = mean_squares(widener, job.tensor)
+        return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
+
+    def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
+        """The bytes of a tensor; of all tensors in order."""
+        for first, last in job.ranges():
+            self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
+            yield self._queue.popleft().result()
+            self._done += 0 if job.tensor.name in self._known else (last - first) * job.tensor.shape[-1]
+            on_progress(self._done, job.tensor.name)
+            job.tensor.forget(first, last)
+
+    def __enter__(self) -> "SearchAhead":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def known_rows(known: RecordFile, job: TensorJob, first: int, last: int) -> np.ndarray:
+    """Rows of a tensor that is encoded already, as bytes."""
+    width = job.format.row_bytes(job.tensor.shape[-1])
+    return known.read(job.tensor.name, first * width, last * width)
+
+
+def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
+    """Rows of the new tensor, as bytes; importance: float32 [matrices, columns]. Raises ModelError, see `widened`."""
+    tensor = job.tensor
+    if job.is_copied and not can_widen(tensor.format):
+        return tensor.rows(first, last)
+    weights = widened(widener, tensor, first, last)
+    if job.is_copied:
+        return tensor.rows(first, last)
+    return encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
+
+
+def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
+    """Of a matrix's columns, float32 [1, columns]: an importance of columns where nobody has measured it.
+
+    For the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with its embedding in
+    IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more. Some rows suffice.
+    """
+    rows, columns = row_count(tensor.shape), tensor.shape[-1]
+    sums = np.zeros(columns)
+    for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
+        weights = widened(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
+        sums += np.einsum("ij,ij->j", weights, weights)
+        tensor.forget(first, min(first + SAMPLE_ROWS, rows))
+    return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)

@@ -1,0 +1,217 @@
+"""Scales that are folded away: measured for a model whose matrices will be encoded (engine.trace.scale_folding).
+
+What matrices read is divided by a number for each column, and their columns are multiplied with it. The model stays the
+same, but it is not as wrong when its matrices are encoded: columns that meet much get weights that are larger than
+others of their block and so are rounded less (AWQ, Lin et al. 2023, arXiv 2306.00978), and what meets them has no
+columns that stand out (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438), for other programs round that to 8 bits, with
+one scale for 256 numbers where weights are in super-blocks: what meets SmolLM2's queries, keys and values loses half as
+much by that as their weights by Q4_K.
+
+The numbers are powers of what columns meet and of what they weigh. Both errors count, in what matrices make of texts
+other than those that said what they meet.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.trace.scale_folding import Fold
+from localllm.errors import ModelError
+from localllm.files.cache.array_log import RecordFile
+from localllm.files.gguf.header import shown
+from localllm.files.gguf.tensor_source import Source, row_count
+from localllm.kernels.build.library import Progress
+from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.quant.activation_rounding import rounded
+from localllm.quant.block_codes import decoded
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
+from localllm.quant.hessian import limited
+from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
+from localllm.quantizing.folded_source import FoldedSource
+from localllm.quantizing.layerwise_runner import FinishedError, Inputs, MatrixRows
+from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
+
+READ, TOKENS = 12, 256  # chunks, and tokens of each
+SAMPLE = 64  # rows of a matrix that tell
+EXPERTS = 3  # of a stack, that tell
+INPUTS = 512  # rows of what it meets
+MET, WEIGHED = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # powers that are tried
+WIDEST = 64.0  # scales are at most so many times the usual one, and at least so many parts of it
+GAIN = 0.99  # of the error, at most, for scales to be taken
+
+RECORD = "scales folded away"  # no name of a tensor
+
+OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
+
+
+class FoldReader(NamedTuple):
+    """A matrix, or one of a stack, and what it meets.
+
+    Attributes:
+        format: that it will have.  weights: rows of it, float32 [rows, columns].  squares: means of what its columns
+            meet, float32 [columns].  inputs: other ones, float32 [tokens, columns].
+    """
+
+    format: str
+    weights: np.ndarray
+    squares: np.ndarray
+    inputs: np.ndarray
+
+    def error(self, scales: np.ndarray) -> float:
+        """What is wrong in what it makes, relative to that, if its columns (and what meets them) are scaled."""
+        made = self.inputs @ self.weights.T
+        blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
+        found = rounded(self.inputs / scales, BY_NAME[self.format].block) @ decoded(self.format, blocks).T
+        return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
+
+
+def scales_for(fold: Fold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
+    """The best of those that are tried, float32 [width]; None if none are better than ones."""
+    met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
+    squares = [(reader.weights**2).mean(axis=0) for reader in readers]
+    weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
+    ones = np.ones(fold.width, np.float32)
+    tried = [usual(met, weighed, *powers) for powers in product(MET, WEIGHED)]
+    with ThreadPoolExecutor(threads) as pool:
+        alone, *errors = pool.map(
+            lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *tried]
+        )
+    best = int(np.argmin(errors))
+    return tried[best] if errors[best] < GAIN * alone else None
+
+
+def usual(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
+    """Scales of columns, float32, 1 in the geometric mean, by mean squares of what they meet and of their weights."""
+    is_used = (met > 0) & (weighed > 0)
+    logarithms = np.zeros(len(met))
+    logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
+    logarithms[is_used] -= logarithms[is_used].mean()
+    most = np.log(WIDEST)
+    return np.exp(np.clip(logarithms, -most, most)).astype(np.float32)
+
+
+class Watched(Originals):
+    """Measures folds as their matrices are met.
+
+    Attributes:
+        scales: of those that gain, float32 [width].
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, TensorJob],
+        widener: Widener,
+        folds: Sequence[Fold],
+        threads: int,
+        on_fold: Callable[[int, str], None],
+    ):
+        super().__init__(jobs, widener)
+        self._threads, self.scales = threads, dict[Fold, np.ndarray]()
+        self._folds = {name: fold for fold in folds for name in fold.multiplied}
+        self._readers, self._met = dict[Fold, list[FoldReader]](), set[str]()
+        self._on_fold = on_fold
+
+    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+        """As of Matrices."""
+        name, fold = weight.name, self._folds.get(weight.name)
+        if fold and name not in self._met:
+            self._met.add(name)
+            self._readers.setdefault(fold, []).extend(self._read(self.jobs[name], inputs))
+            if self._met.issuperset(fold.multiplied):
+                self._measure(fold, name)
+        if name in LOGITS:
+            raise FinishedError
+        return super().met(weight, inputs)
+
+    def _measure(self, fold: Fold, name: str) -> None:
+        readers = self._readers.pop(fold)
+        scales = scales_for(fold, readers, self._threads) if readers else None
+        if scales is not None:
+            self.scales[fold] = scales
+        self._on_fold(len(self._met), name)
+
+    def _read(self, job: TensorJob, inputs: Inputs) -> list[FoldReader]:
+        """What a matrix, or some of a stack, make of texts of which every second one tells what they meet."""
+        if not is_calibrated(job):
+            return []
+        shape = job.tensor.shape
+        count = row_count(shape) // (1, *shape)[-2]
+        readers = []
+        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
+            pieces = list(limited(list(inputs.of(n))))
+            seen, other = (np.concatenate(pieces[half::2]) for half in (0, 1))
+            if len(seen) and len(other):
+                some, squares = other[:: -(-len(other) // INPUTS)], mean_squares(seen, job.tensor.name)
+                reader = FoldReader(job.format.name, self.sampled(job.tensor, n, SAMPLE), squares, some)
+                readers += [reader] if (some @ reader.weights.T).any() else []
+        return readers
+
+
+def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
+    """Of columns that meet the tensor of that name, float32 [columns]. Raises ModelError for what is no number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = (x**2).mean(axis=0)
+    if not np.isfinite(found).all():
+        raise ModelError(f"what meets the tensor {shown(name)} is not finite")
+    return found
+
+
+def folded(
+    source: Source,
+    request: QuantizeRequest,
+    threads: int,
+    on_matrix: OnMatrix,
+    compiling: Progress | None = None,
+    done: RecordFile | None = None,
+) -> FoldedSource:
+    """The source with scales that gain with the formats of the request's type, whatever formats are chosen afterwards.
+
+    done: has them if they were found before, or gets them. Raises ModelError.
+    """
+    if isinstance(source, FoldedSource):
+        return source
+    plan = make_plan(source, replace(request, options=request.options._replace(formats={})))
+    calibration = Calibration(plan, request.texts or ())
+    widener = Widener({job.tensor.format for job in plan.jobs if can_widen(job.tensor.format)}, compiling)
+    folds = possible(calibration)
+    if done is not None and RECORD in done:
+        scales = done.read(RECORD, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
+    else:
+        scales = measured(calibration, folds, widener, threads, on_matrix)
+        if done is not None:
+            done.add(RECORD, scales)
+    ends = np.cumsum([fold.width for fold in folds])
+    parts = [scales[end - fold.width : end] for fold, end in zip(folds, ends, strict=True)]
+    return FoldedSource(
+        source, [(fold, part) for fold, part in zip(folds, parts, strict=True) if (part != 1).any()], widener
+    )
+
+
+def possible(calibration: Calibration) -> list[Fold]:
+    """What can be folded, of matrices that will be encoded."""
+    jobs = calibration.jobs
+    return [
+        fold
+        for fold in calibration.folds()
+        if all(can_widen(jobs[name].tensor.format) for name in (*fold.multiplied, *(name for name, _ in fold.divided)))
+        and any(is_calibrated(jobs[name]) for name in fold.multiplied)
+    ]
+
+
+def measured(
+    calibration: Calibration, folds: Sequence[Fold], widener: Widener, threads: int, on_matrix: OnMatrix
+) -> np.ndarray:
+    """The scales of all folds, one behind the other, float32; ones where nothing gains. Raises ModelError."""
+    total = sum(len(fold.multiplied) for fold in folds)
+    watched = Watched(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
+    if folds:
+        calibration.forward(watched, calibration.some(READ, TOKENS), threads)
+    found = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]
+    return np.concatenate([np.zeros(0, np.float32), *found])

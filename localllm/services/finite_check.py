@@ -1,0 +1,25 @@
+"""Weights as numbers, all of which have to be finite."""
+
+import numpy as np
+
+from localllm.errors import ModelError
+from localllm.files.gguf.header import shown
+from localllm.files.gguf.tensor_source import SourceTensor
+from localllm.kernels.dequantize_rows import Widener
+
+
+def widened(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
+    """Some rows' weights, float32. Raises ModelError if one is no finite number."""
+    weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
+    if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
+        check_finite(tensor, weights, first)
+    return weights
+
+
+def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
+    """Raises ModelError for the first weight that is NaN or infinite."""
+    places = np.argwhere(~np.isfinite(weights))
+    if len(places):
+        row, column = places[0]
+        value = weights[row, column]
+        raise ModelError(f"tensor {shown(tensor.name)}: the weight in row {first + row}, column {column} is {value}")

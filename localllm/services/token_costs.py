@@ -1,0 +1,42 @@
+"""What tokens cost by a model: bytes that are read, multiplications."""
+
+from collections.abc import Mapping
+from math import prod
+
+from localllm.arch.weights import Weights
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.frozen import frozen
+
+
+@frozen
+class MatrixCosts:
+    """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
+
+    weight_bytes: int  # that one token of decode reads
+    per_token: int  # multiply-adds of all matrices but the output matrix
+    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
+        """Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
+        goes to. Raises ModelError."""
+        weights = Weights(tensors)
+        output = (weights.get("output") or weights.token_embd).tensor
+        ends = {"token_embd.weight", output.name}
+        experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
+        others = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
+        layers = [tensor for tensor in others if tensor not in experts]
+        return cls(
+            output.nbytes
+            + sum(tensor.nbytes for tensor in layers)
+            + sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts),
+            sum(prod(tensor.shape) for tensor in layers)
+            + sum(prod(tensor.shape[1:]) * experts_used for tensor in experts),
+            prod(output.shape),
+        )
+
+    @classmethod
+    def of_file(cls, file: GGUFFile) -> "MatrixCosts":
+        """Of the model in a file. Raises ModelError."""
+        arch = file.metadata.get("general.architecture")
+        return cls.of(file.tensors, file.metadata.get(f"{arch}.expert_used_count", 0))

@@ -1,0 +1,121 @@
+"""Whether a model file makes sense, found without running it: what every command asks of a file from a stranger.
+
+What GGUFFile.open checks comes before: counts, lengths, places. Here it is what they mean: hyperparameters, the tensors
+that they call for, the vocabulary. `require_numbers` reads every weight besides, and takes as long as that takes.
+"""
+
+from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.arch.vision import CLIP, projector
+from localllm.arch.vision.clip import is_pair, read_pair
+from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.weights import Weights
+from localllm.engine.clip_encoder import said_parts as said_pair
+from localllm.engine.trace.recorder import recorded
+from localllm.engine.vision_encoder import said_parts
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.cache.validated_cache import is_known, remember
+from localllm.files.gguf.file import GGUFFile
+from localllm.frozen import frozen
+
+VOCABULARY = "tokenizer.ggml."
+CHUNK = 1 << 20  # weights that are looked at together
+
+
+@frozen
+class Validity:
+    """What is known of a file.
+
+    Attributes:
+        hyperparameters: None if localllm cannot read them, or if it is no model.  vision: of a projector.
+        problem: why it cannot run, None if it can.
+        is_valid: false if the problem is the file's.
+    """
+
+    hyperparameters: Hyperparameters | None
+    problem: ModelError | None
+    vision: Vision | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        return self.problem is None or isinstance(self.problem, UnsupportedError)
+
+
+def validity(file: GGUFFile) -> Validity:
+    """Look at everything but the weights of matrices. A file without vocabulary or without tensors is valid."""
+    hyperparameters = None
+    arch = file.metadata.get("general.architecture")
+    if isinstance(arch, str) and arch == CLIP:
+        return of_projector(file)
+    try:
+        if any(key.startswith(VOCABULARY) for key in file.metadata):
+            require_vocabulary(file)
+        module, hyperparameters = architecture(file)
+        if file.tensors:
+            recorded(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
+    except ModelError as error:
+        return Validity(hyperparameters, error)
+    return Validity(hyperparameters, None)
+
+
+def of_projector(file: GGUFFile) -> Validity:
+    """The same of a file that images are seen by."""
+    vision = None
+    try:
+        if is_pair(file):
+            return of_pair(file)
+        family, vision = projector(file)
+        said_parts(file, family, vision)
+    except ModelError as error:
+        return Validity(None, error, vision)
+    return Validity(None, None, vision)
+
+
+def of_pair(file: GGUFFile) -> Validity:
+    """The same of a file that makes vectors of pictures and texts. Raises ModelError."""
+    from localllm.text.clip_words import ClipWords  # seldom needed
+
+    ClipWords(file.metadata, file.path)
+    pair = read_pair(file)
+    said_pair(file, pair)
+    return Validity(None, None, pair.vision)
+
+
+def require_valid(file: GGUFFile) -> None:
+    """Raise ModelError for a file that is not valid; one that is not supported passes."""
+    found = validity(file)
+    if found.problem and not found.is_valid:
+        raise found.problem
+
+
+def require_vocabulary(file: GGUFFile) -> None:
+    """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
+    mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
+    if mark and is_known("vocabulary", mark):
+        return
+    from localllm.text.tokenizer import Tokenizer  # slow to import
+
+    try:
+        Tokenizer.from_metadata(file.metadata, file.oddities)
+    except ModelError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+    if mark and len(file.oddities) == known_oddities:  # others are told every time
+        remember("vocabulary", mark)
+
+
+def require_numbers(file: GGUFFile) -> None:
+    """Read every weight. Raises ModelError, with its place, for one that is not a finite number."""
+    from localllm.files.gguf.tensor_source import GGUFTensor, row_count
+    from localllm.kernels.dequantize_rows import Widener, can_widen
+    from localllm.services.finite_check import widened
+
+    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
+    widener = Widener({tensor.format for tensor in tensors})
+    try:
+        for tensor in tensors:
+            rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
+            for first in range(0, rows, step):
+                widened(widener, tensor, first, min(first + step, rows))
+                tensor.forget(first, min(first + step, rows))
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None

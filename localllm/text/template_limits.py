@@ -1,0 +1,215 @@
+"""Limits for templates from strangers: how long they run, and how large a value they make may be.
+
+They hold for every turn of a loop, item of a filter, call and operator, and look at sizes before something is made.
+localllm.text.sandbox asks for them; those of the operating system are in localllm.text.template_probe.
+"""
+
+import re
+import sys
+import time
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from threading import local
+from typing import Any
+
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
+
+SECONDS = 2.0  # of the processor, for one rendering; released templates take milliseconds
+LENGTH = 8_000_000  # characters of a string
+MADE = 256_000_000  # bytes of all strings that are made on the way
+ITEMS = 200_000  # of a list, with all in it
+BITS = 10_000  # of an integer
+WIDTH = 1000  # of a field in a format, of an indentation
+_METHODS = frozenset([
+    *["get", "keys", "values", "items", "copy", "count", "index", "find", "rfind", "rindex"],
+    *["split", "rsplit", "splitlines", "partition", "rpartition", "strip", "lstrip", "rstrip"],
+    *["replace", "join", "format", "startswith", "endswith", "removeprefix", "removesuffix", "ljust", "rjust", "zfill"],
+    *["lower", "upper", "title", "capitalize", "casefold", "swapcase"],
+    *["isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "isnumeric", "isdecimal"],
+    *["append", "extend", "insert", "pop", "update", "setdefault"],  # these fail: nothing can be changed
+])  # fmt: skip
+# Filters that go through all items at once.
+GATHERING = ("join", "list", "sort", "unique", "groupby", "min", "max", "sum", "reverse")
+_rendering = local()  # .deadline: when this thread's rendering has to be done; .made: bytes of texts so far
+
+
+class LimitError(Exception):
+    """The template runs too long or makes too large a value."""
+
+
+def begin() -> None:
+    _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
+
+
+def tick(made: int = 0) -> None:
+    """Called in every turn of a loop, and whenever something is made of so many bytes."""
+    _rendering.made += made
+    if time.thread_time() > _rendering.deadline:
+        raise LimitError(f"it ran for over {SECONDS:g} seconds")
+    if _rendering.made > MADE:
+        raise LimitError(f"it made texts of over {MADE} bytes")
+
+
+def bits(value: Any) -> int:
+    """Of an integer; 0 for anything else, as for the integer 0, by which nothing grows."""
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def size(value: Any) -> float:
+    """What a value multiplies another's length by."""
+    return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
+
+
+def limited(value: Any) -> Any:
+    """The value, if it is not too large; an iterator ticks."""
+    if isinstance(value, str):
+        if len(value) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+        tick(sys.getsizeof(value))
+    elif isinstance(value, list | tuple | dict):
+        tick(8 * len(value))
+        return weighed(value)
+    elif isinstance(value, KeysView | ValuesView | ItemsView):  # which would be written without a limit
+        return limited(list(value))
+    elif isinstance(value, int) and value.bit_length() > BITS:
+        raise LimitError(f"a number is over {BITS} bits long")
+    elif isinstance(value, Iterator):
+        return counted(value)
+    return value
+
+
+def counted(items: Iterator[Any]) -> Iterator[Any]:
+    """What a filter finds one by one: its loop is as a template's."""
+    for number, item in enumerate(items):
+        if number > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+        tick(8)
+        yield item
+
+
+def held(items: Any) -> Any:
+    """What is to be gone through at once, as something that can be weighed."""
+    return items if isinstance(items, str | list | tuple | dict) else list(counted(iter(items)))
+
+
+def weighed(value: Any, written: bool = False) -> Any:
+    """The value, if it does not have too many parts, all that it holds counted as often as it holds it.
+
+    written: it is going to be a text, in which its own texts may not be too long together.
+    """
+    parts, length, rest = 0, 0, [value]
+    while rest:
+        held = rest.pop()
+        if isinstance(held, LoopContext):
+            raise LimitError("a loop cannot be kept in a list")
+        held = held._Namespace__attrs if isinstance(held, Namespace) else held
+        parts += len(held)
+        if parts > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+        inner = held.values() if isinstance(held, dict) else held
+        if written:
+            length += sum(len(text) for text in inner if isinstance(text, str))
+            length += sum(len(key) for key in held if isinstance(key, str)) if isinstance(held, dict) else 0
+            if length > LENGTH:
+                raise LimitError(f"a value is over {LENGTH} long")
+        rest += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
+    return value
+
+
+def as_text(value: Any) -> str:
+    """As str gives it, of a value that is not too large for that."""
+    return (
+        value
+        if isinstance(value, str)
+        else str(weighed(value, written=True) if isinstance(value, list | tuple | dict) else value)
+    )
+
+
+def check_parts(values: tuple[Any, ...]) -> None:
+    """Numbers, texts and lists that go into a text, by a format or a filter."""
+    for value in values:
+        if isinstance(value, int) and value.bit_length() > BITS:
+            raise LimitError(f"a number is over {BITS} bits long")
+        if isinstance(value, list | tuple | dict | LoopContext):
+            weighed(value, written=True)
+
+
+def check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """What the methods of texts and lists make must not be too long; those that nobody needs are not there."""
+    if name not in _METHODS:
+        raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
+    if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
+        raise LimitError(f"a width is over {WIDTH}")
+    if (
+        isinstance(owner, str)
+        and name == "replace"
+        and len(arguments) > 1
+        and all(isinstance(argument, str) for argument in arguments[:2])
+    ):
+        old, new = arguments[:2]
+        if len(owner) + owner.count(old) * (len(new) - len(old)) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+    if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > ITEMS:
+        separators = [argument for argument in (*arguments, *named.values()) if isinstance(argument, str) and argument]
+        if (owner.count(separators[0]) if separators else len(owner) // 2) > ITEMS:
+            raise LimitError(f"a value has over {ITEMS} parts")
+    if isinstance(owner, str) and name == "join" and arguments:
+        check_join(owner, arguments[0])
+
+
+def check_join(separator: str, items: Any) -> None:
+    """Before texts are put together."""
+    if isinstance(items, list | tuple | dict | str):
+        texts = items.values() if isinstance(items, dict) else items
+        length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
+        if length + len(separator) * len(items) + len(items) > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+
+
+def check_layout(layout: str) -> None:
+    """Widths in a format, such as %9d or {:9}, must be sensible, and be in it: %*d and {:{}} take them elsewhere.
+    A field is a value that was given, and not a part of one, such as {0.name} or {0[1]}, which nothing would measure.
+    """
+    if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
+        raise LimitError(f"a width is over {WIDTH - 1}")
+    if re.search(r"{[^{}:!]*[.\[]", layout):
+        raise LimitError("parts of values in a format are not supported in templates")
+
+
+def check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+    """What filters make of a text."""
+    if name == "replace" and len(arguments) > 1:
+        check_method(text, "replace", tuple(map(str, arguments)), {})
+    width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
+    if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
+        raise LimitError(f"a value is over {LENGTH} long")
+    if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:
+        raise LimitError(f"a value has over {ITEMS} parts")
+
+
+def check_filled(layout: str, values: tuple[Any, ...]) -> None:
+    """What a layout becomes when each of its fields is as long as the longest value."""
+    check_parts(values)
+    longest = max(map(written_length, values), default=0)
+    if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
+        raise LimitError(f"a value is over {LENGTH} long")
+
+
+def written_length(value: Any) -> int:
+    """How many characters a value has as a text, about; it does not have too many parts."""
+    if isinstance(value, dict):
+        return written_length((*value, *value.values()))
+    if isinstance(value, list | tuple):
+        return sum(4 + written_length(item) for item in value)
+    return len(value) if isinstance(value, str) else BITS // 3 if isinstance(value, int) else 20
+
+
+def check_indented(value: Any, indent: int) -> None:
+    """Each part of a value has a line of its own, which is indented as deep as it lies."""
+    length, depth, layer = 0, 0, [value]
+    while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
+        depth += 1
+        length += depth * indent * sum(len(held) + 1 for held in layer)
+        if length > LENGTH:
+            raise LimitError(f"a value is over {LENGTH} long")
+        layer = [item for held in layer for item in (held.values() if isinstance(held, dict) else held)]

@@ -1,0 +1,60 @@
+"""Numbers into the bytes of a block, where its layout says: parts of the compiled searches."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.quant.layouts import Field, Fields, Places
+from localllm.quant.numba_cache import inlined
+
+
+def putter(fields: Fields, together: int = 1) -> Callable:
+    """A function (out, first, i, number): adds number `first` + i, an integer, to the bytes of a block, zeros so far.
+
+    `first` is a multiple of `together` and i is less: so that loops over i become vectors. The lowest bits of a number
+    are in the first field.
+    """
+    if len(fields) == 1:
+        return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)
+    low, high, bits = putter(fields[:1], together), putter(fields[1:], together), fields[0].bits
+
+    @inlined
+    def put(out, first, i, number):
+        low(out, first, i, number)
+        high(out, first, i, number >> bits)
+
+    return put
+
+
+def put_field(field: Field, together: int) -> Callable:
+    at, bits, run = field
+    each, mask, across = 8 // bits, (1 << bits) - 1, 8 // bits * run
+
+    @inlined
+    def anywhere(out, first, i, number):
+        n = first + i
+        out[at + n // across * run + n % run] |= (number & mask) << n // run % each * bits
+
+    @inlined
+    def of_runs(out, first, i, number):
+        start, shift = at + first // across * run + first % run, first // run % each * bits
+        out[start + i] |= (number & mask) << shift
+
+    return anywhere if run % together else of_runs
+
+
+def put_places(field: Places) -> Callable:
+    bytes_, shifts = np.array(field.places, np.int64).T.copy()
+    mask = (1 << field.bits) - 1
+
+    @inlined
+    def put(out, first, i, number):
+        out[bytes_[first + i]] |= (number & mask) << shifts[first + i]
+
+    return put
+
+
+def put_group(fields: Fields) -> Callable:
+    """The same as a function (out, group, number)."""
+    put = putter(fields)
+    return inlined(lambda out, group, number: put(out, group, 0, number))

@@ -1,0 +1,43 @@
+"""Reading weights for a search: blocks in units of a power of two, so that no sum overflows or vanishes."""
+
+import numpy as np
+
+from localllm.quant.numba_cache import inlined
+
+f32 = np.float32
+
+
+@inlined
+def largest_of(weights, row, start, count):
+    """The largest size of some weights of a row."""
+    largest = f32(0)
+    for i in range(start, start + count):
+        largest = max(largest, abs(weights[row, i]))
+    return largest
+
+
+@inlined
+def unit_of(largest):
+    """The power of two at or below `largest`; 0 if a float16 times any code would round such weights to 0."""
+    if largest < f32(2.0**-25):
+        return f32(0)
+    return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
+
+
+@inlined
+def normalize(weights, row, start, count, x):
+    """Copy weights of a row to x in units of unit_of the largest of them, which is returned. Zeros where that is 0."""
+    unit = unit_of(largest_of(weights, row, start, count))
+    inverse = f32(1) / unit if unit > 0 else f32(0)
+    for i in range(count):
+        x[i] = weights[row, start + i] * inverse
+    return unit
+
+
+@inlined
+def load_block(weights, importance, row, start, count, s):
+    """Copy weights of a row in units, which is returned, and their importance to a search's s.x and s.weight."""
+    flat = s.weight.reshape(-1)
+    for i in range(count):
+        flat[i] = importance[start + i]
+    return normalize(weights, row, start, count, s.x.reshape(-1))

@@ -1,0 +1,256 @@
+"""Blocks by error feedback: what a weight loses by rounding, the weights behind it in its row make good.
+
+Known as GPTQ (Frantar et al. 2022, arXiv 2210.17323) and LDLQ (Chee et al. 2023, arXiv 2307.13304). A matrix meets
+inputs x with second moments H = mean of x x^T, so that a row w that becomes q costs (w - q) H (w - q)^T. With
+H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target
+t[j] = w[j] + sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
+
+Columns are taken 256 at a time. Their scales are searched as always, for the targets as they are by then, and stay;
+then code after code is chosen, those of columns that meet most first (act-order in the program of GPTQ's authors): what
+they lose, many others can still make good. Afterwards codes change wherever that lowers the cost, all others given
+(coordinate descent). Where a code names several weights, in the codebook formats, only the next 256 columns make good.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, scales_of
+from localllm.quant.encode import encode
+from localllm.quant.formats import BY_NAME
+from localllm.quant.numba_cache import compiled, inlined
+
+SPAN = 256  # columns that are taken together
+SWEEPS = 4  # of coordinate descent
+ROWS = 128  # of a matrix that a thread takes at a time
+TINY = np.finfo(np.float32).tiny
+LEAST = 1e-6  # of the mean diagonal, added to all of it: columns that meet nothing must not make M singular
+
+
+def shrunk(moments: np.ndarray, damping: float) -> np.ndarray:
+    """Moments, [n, n], of which `damping` (0 to 1) has gone from what columns have in common; a new array, float32.
+
+    Between what a text says of pairs of columns, and columns that have nothing to do with each other. Their mean
+    square becomes 1, if there is one.
+    """
+    diagonal = np.diagonal(moments).astype(np.float64)
+    mean = float(diagonal.mean())
+    mean = mean if mean > TINY else 1.0
+    hessian = np.multiply(moments, (1 - damping) / mean, dtype=np.float32)
+    np.einsum("ii->i", hessian)[:] = diagonal / mean + (LEAST if diagonal.any() else 1)
+    return hessian
+
+
+def cost(lost: np.ndarray, moments: np.ndarray) -> float:
+    """What errors in a matrix, float32 [rows, columns], cost: mean squares of errors in its output, over all rows."""
+    return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32, copy=False), lost, dtype=np.float64))
+
+
+def spans(columns: int) -> list[slice]:
+    """Columns that are taken together."""
+    return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
+
+
+def by_size(importance: np.ndarray) -> np.ndarray:
+    """The order of columns, int [columns]: span after span, in each the most important one first."""
+    return np.concatenate(
+        [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
+    )
+
+
+def factor(m: np.ndarray, threads: int) -> None:
+    """Replace a positive definite matrix, float32 [n, n], by the upper triangular M for which it is M M^T.
+
+    Span after span, the last one first: a copy less than LAPACK's takes, on all threads, and the same for any number.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        for part in reversed(spans(len(m))):
+            behind, fixed = slice(part.stop, len(m)), m[part, part.stop :].T
+            last = (m[part, part] - m[part, behind] @ fixed).astype(np.float64)
+            root = np.linalg.cholesky(last[::-1, ::-1])[::-1, ::-1]
+            inverse = np.linalg.inv(root).T.astype(np.float32)
+
+            def some(rows: slice, part=part, behind=behind, fixed=fixed, inverse=inverse) -> None:
+                m[rows, part] = (m[rows, part] - m[rows, behind] @ fixed) @ inverse
+
+            list(pool.map(some, spans(part.start)))
+            m[part, part], m[behind, part] = root, 0
+
+
+class Feedback:
+    """Encodes matrices that meet the same inputs. The bytes are the same for any number of threads."""
+
+    def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
+        """moments: float32 or 64 [columns, columns]; damping: see `shrunk`. At 1 there is no feedback."""
+        self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
+        hessian = shrunk(moments, damping)
+        self._importance = np.diagonal(hessian).copy()
+        if self._is_plain:
+            return
+        order = by_size(self._importance)
+        m, place, parts = hessian[np.ix_(order, order)], np.argsort(order), spans(len(hessian))
+        factor(m, threads)
+        diagonal = np.diagonal(m).copy()
+        self._order, self._alone = order, (diagonal**2)[place]
+        self._together = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in parts])[place]
+        for part in parts:  # in place: columns and rows move within their span only
+            m[:, part] = m[:, place[part]] / diagonal[place[part]]
+        for part in parts:
+            m[part] = m[place[part]]
+        self._unit = m  # [k, j]: M[k, j] / M[j, j], 0 for a j before k
+        self._hessian = hessian
+
+    def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
+        """Finite weights, float32 [rows, columns], as blocks of a format, uint8 [rows, bytes of a row]."""
+        if self._is_plain:
+            importance = self._importance if self._is_known else None
+            return encode(name, weights, importance, self._threads)
+        out = np.empty((len(weights), BY_NAME[name].row_bytes(weights.shape[1])), np.uint8)
+
+        def some(first: int) -> None:
+            self._encode(name, weights[first : first + ROWS], out[first : first + ROWS])
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(some, range(0, len(weights), ROWS)))
+        return out
+
+    def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
+        """Some rows, to `out`."""
+        format, lost = BY_NAME[name], np.empty_like(weights)
+        parts, codes = spans(weights.shape[1]), []
+        for part in parts:
+            before = slice(0, part.start)
+            targets = weights[:, part] + lost[:, before] @ self._unit[before, part]
+            blocks = encode(name, targets, self._importance_of(name, part))
+            out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
+            if name in OPENABLE:
+                codes.append(self._chosen(name, blocks, targets, weights[:, part], part))
+                lost[:, part] = codes[-1].lost
+            else:
+                lost[:, part] = weights[:, part] - decoded(name, blocks)
+        for _ in range(SWEEPS):
+            for part, chosen in zip(parts, codes, strict=False):  # of codebook formats there are none
+                chosen.improve(lost @ self._hessian[:, part], self._hessian[part, part])
+                lost[:, part] = chosen.lost
+        for part, chosen in zip(parts, codes, strict=False):
+            chosen.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
+
+    def _importance_of(self, name: str, part: slice) -> np.ndarray:
+        """What errors in a span cost: in targets that errors before them move, or in weights that stay where they are.
+
+        Either way what comes behind makes good as much as it can.
+        """
+        return (self._alone if name in OPENABLE else self._together)[part]
+
+    def _chosen(
+        self, name: str, blocks: np.ndarray, targets: np.ndarray, weights: np.ndarray, part: slice
+    ) -> "CodedSpan":
+        chosen = CodedSpan(name, blocks, weights)
+        chosen.choose(targets, self._unit[part, part], self._order[part] - part.start)
+        return chosen
+
+
+class CodedSpan:
+    """Some columns of a matrix: their scales, and codes for them.
+
+    Attributes:
+        lost: of the weights, float32 [rows, columns].
+    """
+
+    def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
+        """blocks: uint8 [rows, bytes], which say the scales; weights: float32 [rows, columns]."""
+        self._name, self._table = name, codes_of(name)
+        self._weights = np.ascontiguousarray(weights)
+        rows = len(weights)
+        scales, offsets = scales_of(name, blocks.reshape(-1, BY_NAME[name].bytes))
+        self._scales, self._offsets = scales.reshape(rows, -1), offsets.reshape(rows, -1)
+        self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
+
+    def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
+        """Codes one by one, feeding errors back; unit: float32 [columns, columns]; order: of the columns."""
+        choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
+
+    def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
+        """Change codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
+        improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
+
+    def put(self, blocks: np.ndarray) -> None:
+        """Put the codes in blocks, uint8 [rows, bytes]."""
+        whole = np.ascontiguousarray(blocks).reshape(-1, BY_NAME[self._name].bytes)
+        put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
+        blocks[:] = whole.reshape(blocks.shape)
+
+    def _grid_and_rows(self, moved: np.ndarray) -> tuple["CodeGrid", "RowsOfSpan"]:
+        grid = CodeGrid(self._table.levels, self._table.is_even, self._table.group)
+        return grid, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
+
+
+class CodeGrid(NamedTuple):
+    """What codes can be: see localllm.quant.block_codes.Codes."""
+
+    levels: np.ndarray
+    is_even: bool
+    group: int
+
+
+class RowsOfSpan(NamedTuple):
+    """What kernels read and write, [rows, columns], of scales and offsets [rows, groups]; moved: targets or slopes."""
+
+    moved: np.ndarray
+    weights: np.ndarray
+    scales: np.ndarray
+    offsets: np.ndarray
+    codes: np.ndarray  # uint8, written
+    lost: np.ndarray  # written
+
+
+@inlined
+def nearest(grid, x):
+    """The index of the level nearest x."""
+    last = grid.levels.size - 1
+    if grid.is_even:
+        return int(min(max(np.rint(x - grid.levels[0]), np.float32(0)), np.float32(last)))
+    index = 0
+    for k in range(last):
+        index += x > (grid.levels[k] + grid.levels[k + 1]) * np.float32(0.5)
+    return index
+
+
+@compiled
+def choose_codes(unit, order, grid, of):
+    """Of each row code after code: the nearest to its target, which those before it have moved."""
+    columns = of.weights.shape[1]
+    target = np.empty(columns, np.float32)
+    for row in range(of.weights.shape[0]):
+        target[:] = of.moved[row]
+        for j in order:
+            scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
+            inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+            code = nearest(grid, (target[j] - offset) * inverse)
+            error = of.weights[row, j] - (grid.levels[code] * scale + offset)
+            of.codes[row, j], of.lost[row, j] = code, error
+            for k in range(columns):
+                target[k] += error * unit[j, k]
+
+
+@compiled
+def improve_codes(hessian, grid, of):
+    """Of each row code after code: the one of least cost while all others are as they are."""
+    columns = of.weights.shape[1]
+    slope = np.empty(columns, np.float32)
+    for row in range(of.weights.shape[0]):
+        slope[:] = of.moved[row]
+        for j in range(columns):
+            scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
+            if scale == 0 or hessian[j, j] <= 0:
+                continue
+            wanted = of.weights[row, j] - of.lost[row, j] + slope[j] / hessian[j, j]
+            code = nearest(grid, (wanted - offset) / scale)
+            if code == of.codes[row, j]:
+                continue
+            error = of.weights[row, j] - (grid.levels[code] * scale + offset)
+            change = error - of.lost[row, j]
+            of.codes[row, j], of.lost[row, j] = code, error
+            for k in range(columns):
+                slope[k] += change * hessian[j, k]
