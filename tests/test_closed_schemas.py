@@ -48,6 +48,10 @@ def takes(schema: dict, value: object, is_open: bool = False) -> bool:
         ({"$ref": "#/$defs/A", "properties": {"c": {}}, "$defs": {"A": A}}, [{"c": 0, "a": 1}, {"a": 1}],
          [{"a": 1, "x": 2}]),
         ({"$ref": "#/$defs/N", "$defs": {"N": NODE}}, [{"next": {"v": 1}, "v": 2}], [{"next": {"x": 1}}, {"x": 1}]),
+        ({"properties": {"n": {"allOf": [{"$ref": "#/$defs/A"}], "title": "N"}}, "$defs": {"A": A}}, [{"n": {"a": 1}}],
+         [{"n": {"a": 1, "x": 2}}]),
+        ({"allOf": [{"$ref": "#/$defs/C"}, B], "$defs": {"A": A, "C": {"allOf": [{"$ref": "#/$defs/A"}]}}},
+         [{"a": 1, "b": 2}], [{"a": 1, "b": 2, "x": 3}, {"a": 1}]),
         ({"allOf": [{"$ref": "#/$defs/N"}], "$defs": {"N": NODE}}, [{"next": {"v": 1}, "v": 2}], [{"next": {"x": 1}}]),
     ],
 )  # fmt: skip
@@ -142,3 +146,41 @@ def test_run(path: Path, cli):
         schema = json.dumps({**A, "minProperties": 1, "maxProperties": 3})
         _, out, _ = cli("run", path, "-p", "x", "-j", schema, "-s", "3", "-n", "400", *more)
         assert json.loads(out).keys() <= count if not more else "a" in json.loads(out)
+
+
+C = {"properties": {"x": {"$ref": "#/$defs/c", "properties": {"z": {}}}}}
+ROUND = {"$defs": {"c": C, "a": {"$ref": "#/$defs/a"}, "b": {"anyOf": [{"$ref": "#/$defs/b"}] * 30}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"allOf": [{"$ref": "#/$defs/b"}] * 30},
+        {"propertyNames": {"$ref": "#/$defs/a"}}, {"items": {"$ref": "#/$defs/a"}, "uniqueItems": True},
+        {"$ref": "#", "properties": {"x": {}}}, {"$ref": "#/$defs/c", "properties": {"y": {}}},
+        {"allOf": [{"$ref": "#", "properties": {"x": {}}}] * 30},
+        {"properties": [{}]}, {"allOf": [{"properties": [{}]}]}, {"anyOf": 5, "properties": {}}, {"allOf": {"a": 1}},
+        {"properties": {"x": {}}, "required": [{}, 5]}, {"uniqueItems": True, "minItems": "x", "items": {"enum": [1]}},
+        {"type": [{}], "properties": {"x": {"type": [5]}}}, {"$ref": 5, "properties": {"x": {}}}, {"enum": 5},
+    ],
+)  # fmt: skip
+def test_schemas_that_go_round_or_make_no_sense_are_answered_at_once(told, schema: dict):
+    """With an answer or one line, which has nothing of the grammar."""
+    schema = {**schema, **ROUND, "type": schema.get("type", "object")}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    function = {"name": "f", "parameters": {**schema, "type": "object"}}
+    for more in (
+        {"response_format": form},
+        {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+    ):
+        reply = told.chat("call", max_tokens=5, **more)
+        assert reply.status in (200, 400)
+        if reply.status == 400:
+            message = reply.json["error"]["message"]
+            assert not any(word in message for word in ("%json", "x-guidance", "tool_0", "\n", "whitespace_pattern"))
+
+
+def test_a_tool_that_cannot_be_used_is_named(told):
+    function = {"name": "odd", "parameters": {"properties": {"a": {"type": "strin"}}}}
+    message = told.chat("x", tools=[{"type": "function", "function": function}]).json["error"]["message"]
+    assert message == "tools: odd: the schema cannot be used: Invalid type: strin"

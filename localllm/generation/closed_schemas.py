@@ -4,9 +4,10 @@ JSON Schema leaves an object open where `additionalProperties` is not there; sma
 end, and llama.cpp takes such an object for closed. An object without `properties` is any object still.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from localllm.errors import UsageError
 from localllm.generation.json_pointers import resolved
 
 Schema = Mapping[str, Any]
@@ -18,31 +19,40 @@ _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "co
 
 def closed(schema: Any) -> Any:
     """A schema whose objects are closed, within its references, too."""
-    return _Closing(schema).schema(schema) if isinstance(schema, Mapping) else schema
+    try:
+        return _Closing(schema).schema(schema) if isinstance(schema, Mapping) else schema
+    except RecursionError:
+        raise UsageError("the schema cannot be used: it is nested too deeply") from None
+
+
+MOST_JOINED = 1000  # references
+Path = tuple[str, ...]  # of references, within which something stands
 
 
 class _Closing:
     """The schemas within a root."""
 
     def __init__(self, root: Schema):
-        self._root = root
+        self._root, self._count = root, 0
 
-    def schema(self, schema: Any, others: frozenset[str] = frozenset(), depth: int = 0) -> Any:
+    def schema(self, schema: Any, others: frozenset[str] = frozenset(), path: Path = ("#",)) -> Any:
         """One, closed.  others: names of properties that are spoken of elsewhere, of the same object."""
         if isinstance(schema, list):
-            return [self.schema(part, others, depth) for part in schema]
+            return [self.schema(part, others, path) for part in schema]
         if not isinstance(schema, Mapping):
             return schema
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
-        if "$ref" in schema and (others or self._is_joined(schema, parts)) and depth < 8:
-            return self.schema(self._inlined(schema), others, depth + 1)
-        changed = {word: self._within(word, value) for word, value in schema.items() if word not in parts}
-        base = others | self._names(schema, ("allOf",))
-        every = base | self._names(schema, ("allOf", *_PARTS))
-        is_open = self._says(schema) if self._is_joined(schema, parts) else False
+        is_joined, base, every = self._is_joined(schema, parts), others, others
+        if isinstance(there := schema.get("$ref"), str) and (others or is_joined) and there not in path:
+            return self.schema(self._inlined(schema), others, (*path, there))
+        if is_joined:
+            base |= self._names(schema, ("allOf",))
+            every = base | self._names(schema, ("allOf", *_PARTS))
+        changed = {word: self._within(word, value, path) for word, value in schema.items() if word not in parts}
+        is_open = is_joined and self._says(schema)
         for word, value in parts.items():
             about = every if word == "allOf" else base
-            changed[word] = [self._inside(part) if is_open else self.schema(part, about, depth) for part in value]
+            changed[word] = [self._inside(part, path) if is_open else self.schema(part, about, path) for part in value]
         if any(isinstance(schema.get(word), Mapping) for word in ("properties", "patternProperties")) and not is_open:
             self._close(changed, every if parts else others)
         return changed
@@ -52,55 +62,62 @@ class _Closing:
         if any(word in schema for word in _SAYS):
             return
         named = dict(schema.get("properties") or {})
-        required = schema.get("required")
-        for name in [*(required if isinstance(required, list) else ()), *sorted(others)]:
-            named.setdefault(name, {})
+        for name in [*_listed(schema.get("required")), *sorted(others)]:
+            if isinstance(name, str):
+                named.setdefault(name, {})
         least = schema.get("minProperties")
         if not isinstance(least, int) or least <= len(named):
             schema |= {"properties": named, "additionalProperties": False}
 
     def _is_joined(self, schema: Schema, parts: Mapping[str, Any]) -> bool:
         """Whether several schemas speak of the same object."""
-        return "allOf" in parts or sum(word in schema for word in ("properties", "$ref", *_PARTS)) > 1
+        count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
+        return count + len(parts.get("allOf", ())) > 1
 
-    def _inside(self, schema: Any) -> Any:
+    def _inside(self, schema: Any, path: Path) -> Any:
         """One whose object is left as it is; those within it are closed."""
         if not isinstance(schema, Mapping):
             return schema
         same = ("allOf", *_PARTS)
-        return {word: value if word in same else self._within(word, value) for word, value in schema.items()}
+        return {word: value if word in same else self._within(word, value, path) for word, value in schema.items()}
 
-    def _within(self, word: str, value: Any) -> Any:
+    def _within(self, word: str, value: Any, path: Path) -> Any:
         """Schemas that a keyword has, of other values."""
         if word in _BY_NAME and isinstance(value, Mapping):
-            return {name: self.schema(part) for name, part in value.items()}
-        return self.schema(value) if word in _INNER else value
+            return {name: self.schema(part, path=path) for name, part in value.items()}
+        return self.schema(value, path=path) if word in _INNER else value
 
     def _inlined(self, schema: Schema) -> dict[str, Any]:
         """With what its reference leads to in it, as far as that is another part of the same."""
+        self._count += 1
+        if self._count > MOST_JOINED:
+            raise UsageError(f"the schema cannot be used: it joins more than {MOST_JOINED} references with others")
         rest = {word: value for word, value in schema.items() if word != "$ref"}
         there = resolved(schema["$ref"], self._root)
         if not isinstance(there, Mapping):
-            return {**rest, "allOf": [*rest.get("allOf", []), {"$ref": schema["$ref"]}]} if rest else dict(schema)
-        return {**rest, "allOf": [*rest.get("allOf", []), dict(there)]} if rest else dict(there)
+            return {**rest, "allOf": [*_listed(rest.get("allOf")), {"$ref": schema["$ref"]}]} if rest else dict(schema)
+        return {**rest, "allOf": [*_listed(rest.get("allOf")), dict(there)]} if rest else dict(there)
 
     def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
         """The properties of one and of its parts."""
-        found = set[str]()
-        for part in self._parts(schema, words):
-            found |= set(part.get("properties") or ())
-        return frozenset(found)
+        named = [part.get("properties") for part in self._parts(schema, words)]
+        return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
     def _says(self, schema: Schema) -> bool:
         parts = self._parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_SAYS, "patternProperties"))
 
-    def _parts(self, schema: Any, words: tuple[str, ...], depth: int = 0) -> Iterator[Schema]:
+    def _parts(self, schema: Any, words: tuple[str, ...]) -> list[Schema]:
         """One and those that speak of the same object."""
-        if not isinstance(schema, Mapping) or depth > 8:
-            return
-        yield schema
-        yield from self._parts(resolved(schema.get("$ref"), self._root), words, depth + 1)
-        for word in words:
-            for part in schema.get(word) or ():
-                yield from self._parts(part, words, depth + 1)
+        found, waiting = dict[int, Schema](), [schema]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, Mapping) and id(one) not in found:
+                found[id(one)] = one
+                waiting.append(resolved(one.get("$ref"), self._root))
+                waiting += [part for word in words for part in _listed(one.get(word))]
+        return [*found.values()]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -17,3 +17,12 @@ def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
         else:
             place = place.get(step) if isinstance(place, Mapping) else None
     return place
+
+
+def followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What stands at the end of references, None where they go round."""
+    for _ in range(20):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        schema = resolved(schema["$ref"], root)
+    return None

@@ -9,7 +9,7 @@ the other kinds is that, and the rest is a text.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from localllm.frozen import frozen
@@ -75,19 +75,22 @@ def form_of_others(schema: Schema) -> ParameterForm | None:
     return None if others is False else form_of(others, schema)
 
 
-def _alternatives(schema: Any, root: Schema, depth: int = 8) -> Iterator[Any]:
+def _alternatives(schema: Any, root: Schema) -> list[Any]:
     """The schemas of which one has to hold, behind references."""
-    if not isinstance(schema, Mapping) or not depth:
-        yield schema
-        return
-    words = [word for word in schema if word not in _NOTES]
-    if words == ["$ref"] and isinstance(there := resolved(schema["$ref"], root), Mapping | bool):
-        yield from _alternatives(there, root, depth - 1)
-    elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(schema["allOf"]) == 1):
-        for part in schema[words[0]]:
-            yield from _alternatives(part, root, depth - 1)
-    else:
-        yield schema
+    found, waiting, seen = list[Any](), [schema], set[int]()
+    while waiting:
+        one = waiting.pop()
+        words = [word for word in one if word not in _NOTES] if isinstance(one, Mapping) else []
+        if words and id(one) in seen:
+            continue
+        seen.add(id(one))
+        if words == ["$ref"] and isinstance(there := resolved(one["$ref"], root), Mapping | bool):
+            waiting.append(there)
+        elif words in (["anyOf"], ["oneOf"]) or (words == ["allOf"] and len(one["allOf"]) == 1):
+            waiting += reversed(one[words[0]])
+        else:
+            found.append(one)
+    return found
 
 
 def _parted(schema: Any) -> tuple[Schema | None, Schema | None]:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.json_pointers import resolved
+from localllm.generation.json_pointers import followed
 
 Schema = Mapping[str, Any]
 
@@ -101,9 +101,7 @@ def _exact(value: Any, word: str) -> Any:
 
 def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
     """Without propertyNames, where they are a list or a pattern and no property has a name of its own."""
-    names = schema.get("propertyNames")
-    while isinstance(names, Mapping) and "$ref" in names:
-        names = resolved(names["$ref"], root)
+    names = followed(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
         return schema
     rest = {word: value for word, value in schema.items() if word != "propertyNames"}
@@ -125,7 +123,7 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
         return schema
     rest = {word: value for word, value in schema.items() if word != "uniqueItems"}
     least, most = schema.get("minItems", 0), schema.get("maxItems", _LARGEST_SET)
-    if most in (0, 1):
+    if not isinstance(least, int) or not isinstance(most, int) or most in (0, 1):
         return rest
     values = _values(schema.get("items"), root)
     if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema or "anyOf" in schema:
@@ -151,8 +149,7 @@ def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]
 
 def _values(items: Any, root: Schema) -> list[Any] | None:
     """All values that a schema allows, each once, if it says them."""
-    while isinstance(items, Mapping) and "$ref" in items:
-        items = resolved(items["$ref"], root)
+    items = followed(items, root)
     if not isinstance(items, Mapping):
         return None
     if "const" in items:

@@ -179,6 +179,18 @@ def fits(text: str, schema: Mapping[str, Any]) -> bool:
     return matcher.try_consume_tokens([*told]) == len(told) and matcher.is_accepting()
 
 
+def require_usable(schema: Mapping[str, Any]) -> None:
+    """Raises UsageError for a schema that llguidance does not take, with its options in it."""
+    from llguidance import LLMatcher
+
+    try:
+        matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
+    except ValueError as error:
+        raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
+    if matcher.is_error():
+        raise UsageError(f"the schema cannot be used: {_reason(matcher.get_error())}")
+
+
 def _schema_of(schema: Any) -> dict[str, Any]:
     """As a dict. Raises UsageError."""
     if hasattr(schema, "model_json_schema"):
@@ -199,6 +211,7 @@ def _schema_of(schema: Any) -> dict[str, Any]:
 
 def _reason(message: str) -> str:
     """An error's message in one line."""
+    message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
     if outside := re.match(r"Resource '([^']*)'", message):

@@ -92,7 +92,7 @@ def _is_number(value: Any) -> bool:
 
 def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
     """A value whose objects have their properties in the order of a schema, which is part of `root`."""
-    parts = [*alternatives(schema, root)]
+    parts = alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]
         return [in_order(item, {"anyOf": items}, root) for item in value]
@@ -106,12 +106,14 @@ def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
     return {name: in_order(value[name], {"anyOf": known.get(name, [])}, root) for name in names}
 
 
-def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 20) -> Iterator[Mapping[str, Any]]:
-    """A schema and those that speak of the same value: behind a reference, in anyOf and its likes."""
-    if not isinstance(schema, Mapping) or not depth:
-        return
-    yield schema
-    yield from alternatives(resolved(schema.get("$ref"), root), root, depth - 1)
-    for word in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(word) or ():
-            yield from alternatives(part, root, depth - 1)
+def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A schema and those that speak of the same value: behind a reference, in anyOf and its likes; each once."""
+    found, waiting = dict[int, Mapping[str, Any]](), [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in found:
+            continue
+        found[id(one)] = one
+        parts = [part for word in ("allOf", "oneOf", "anyOf") for part in reversed(one.get(word) or ())]
+        waiting += [*parts, resolved(one.get("$ref"), root)]
+    return [*found.values()]

@@ -170,7 +170,7 @@ class Calls:
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
         """With what llguidance is told: to the letter if it can be, else as far as it goes. Raises UsageError."""
-        from localllm.generation.constraints.constraint import Constraint
+        from localllm.generation.constraints.constraint import Constraint, require_usable
 
         schema, is_open = dict(tool.parameters), self.use.additional_properties
         if is_open:
@@ -184,8 +184,13 @@ class Calls:
         except UsageError as error:
             if tool.strict:
                 raise UsageError(f"tools: {tool.name}: {error}") from None
-        schema = written(schema)
-        return {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
+        try:
+            schema = written(schema)
+            schema = {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
+            require_usable(schema)
+        except UsageError as error:
+            raise UsageError(f"tools: {tool.name}: {error}") from None
+        return schema
 
     # ---- the grammar, in llguidance's dialect of Lark
 
