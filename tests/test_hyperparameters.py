@@ -202,6 +202,7 @@ def test_numbers_must_be_finite_and_positive(name, value):
         {"rope_dims": 0},
         {"rope_base": 1.0},
         {"rope_base": 0.0},
+        {"value_length": 32},  # and no length of keys
         {"scaling_type": "ntk"},
         {"scaling_type": 3},
         {"scaling_type": np.array([1, 2])},

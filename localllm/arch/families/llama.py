@@ -13,6 +13,8 @@ def read(fields: Fields) -> Transformer:
     """The hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
+        if not fields.has("attention.key_length"):  # one of the two is damaged
+            raise fields.unsupported("keys and values of different lengths are not supported")
         lengths = f"keys of {attention.head_dim} numbers and values of {attention.value_dim}"
         fields.oddities.note(f"{lengths}, in a {fields.arch} model")
     return Transformer(**shared, routing=read_routing(fields))
