@@ -16,6 +16,7 @@ LAYERS = [
     ["localllm.server"],
     ["localllm.quantizing"],
     ["localllm.quantizing"],
+    ["localllm.quantizing"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],
