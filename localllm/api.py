@@ -353,13 +353,9 @@ def open_model(
     progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
     go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
     the one beside the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
-    text.builtin_templates, or Jinja, instead of the file's; cache: find what earlier processes have read and written in
-    the user's cache folder, and keep there what this one does. Raises ModelError, MemoryLimitError, UsageError.
+    the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
+    cache folder, and keep there what this one does. Raises ModelError, MemoryLimitError, UsageError.
     """
-    if chat_template is not None:
-        from localllm.text.builtin_templates import chosen_template  # seldom needed
-
-        chosen_template(require_text("chat_template", chat_template))
     threads = None if threads is None else whole_number("threads", threads, 1)
     context = None if context is None else whole_number("context", context)
     KVType.of(require_text("kv_type", kv_type))
@@ -371,6 +367,10 @@ def open_model(
 
     map_ahead(file)
     tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
+    if chat_template is not None and require_text("chat_template", chat_template) not in tokenizer.chat_templates:
+        from localllm.text.builtin_templates import chosen_template  # seldom needed
+
+        chosen_template(chat_template)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.embedding_only import EngineWithoutText  # seldom needed

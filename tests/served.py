@@ -122,6 +122,12 @@ class Served:
             connection.close()
 
 
+def prompt_of_latest(served: Served, model: str) -> str:
+    """What a scripted model has read of the latest request, and what it said."""
+    opened = served.model(model)
+    return opened.tokenizer.decode(opened.engine.sequences[-1].tokens, special=True)
+
+
 @contextmanager
 def serving(
     models: Mapping[str, Callable[[], api.Model] | str],

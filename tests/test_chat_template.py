@@ -188,7 +188,9 @@ def test_values_are_as_long_as_they_are_written(value: object):
 
 def test_fallbacks():
     def of(*pieces: str, template: str | None = None) -> ChatTemplate:
-        tokenizer = SimpleNamespace(pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template, end_texts=())
+        tokenizer = SimpleNamespace(
+            pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template, end_texts=(), chat_templates={}
+        )
         return ChatTemplate.of(tokenizer)
 
     assert of("<|im_start|>").source == CHATML
@@ -279,10 +281,18 @@ def test_builtin_templates_take_parts(name: str):
 
 
 def test_a_choice_goes_before_the_files_template():
-    tokenizer = SimpleNamespace(pieces=["a"], bos_id=None, eos_id=None, chat_template="file", end_texts=())
+    tokenizer = SimpleNamespace(
+        pieces=["a"],
+        bos_id=None,
+        eos_id=None,
+        chat_template="file",
+        end_texts=(),
+        chat_templates={"rag": "with documents"},
+    )
     assert ChatTemplate.of(tokenizer, "llama3").source == BUILTIN_TEMPLATES["llama3"]
     assert ChatTemplate.of(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
     assert ChatTemplate.of(tokenizer).source == "file"
+    assert ChatTemplate.of(tokenizer, "rag").source == "with documents"
     with pytest.raises(UsageError, match=r"no chat template 'llama9'; there are bailing, .*, zephyr"):
         ChatTemplate.of(tokenizer, "llama9")
 

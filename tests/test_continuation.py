@@ -4,9 +4,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from served import Served, scripted, serving
+from served import Served, prompt_of_latest, scripted, serving
 from test_calls import QWEN
-from test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, prompt_read, released_names, system, user
+from test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
 from tiny_model import write_tiny_model
 
 from localllm import api
@@ -154,16 +154,16 @@ def test_chat_completions(told: Served):
                  {"add_generation_prompt": False}, {"continue_final_message": None}):  # fmt: skip
         reply = ask(*begun, **more).json
         assert reply["choices"][0]["message"]["content"] == " two three", more
-        assert prompt_read(told, "chatml").startswith(ASKED + "One two")
+        assert prompt_of_latest(told, "chatml").startswith(ASKED + "One two")
     counted = len(told.model("chatml").tokenizer.encode(ASKED + "One", special=True))
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (counted, len(" two three"))
     deltas = [event["choices"][0]["delta"].get("content") or "" for event in ask(*begun, stream=True).events]
     assert "".join(deltas) == " two three"
     for more in ({"continue_final_message": False}, {"add_generation_prompt": True}):
         assert ask(*begun, **more).status == 200
-        assert prompt_read(told, "chatml").startswith(ASKED + "One<|im_end|>\n<|im_start|>assistant\n")
+        assert prompt_of_latest(told, "chatml").startswith(ASKED + "One<|im_end|>\n<|im_start|>assistant\n")
     ask(user("User1"), add_generation_prompt=False, max_tokens=1)
-    assert prompt_read(told, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
+    assert prompt_of_latest(told, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
     for messages, more, said in [
         (begun, {"continue_final_message": True, "add_generation_prompt": True}, "only one can be true"),
         ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message should be"),
@@ -193,8 +193,8 @@ def test_with_tools(told: Served):
     messages = [user("User1"), answer(None, tool_calls=CALLS), RESULT, answer("Answer1")]
     asked = {"model": "qwen", "messages": messages, "tools": OPENAI_TOOLS, "max_tokens": 1}
     assert told.post("/v1/chat/completions", asked).status == 200
-    assert "assistant\nAnswer1" in prompt_read(told, "qwen")
-    assert "Answer1<|im_end|>" not in prompt_read(told, "qwen")
+    assert "assistant\nAnswer1" in prompt_of_latest(told, "qwen")
+    assert "Answer1<|im_end|>" not in prompt_of_latest(told, "qwen")
 
 
 def test_what_has_begun():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, scripted, serving
+from served import Served, prompt_of_latest, scripted, serving
 from test_calls import QWEN
 from tiny_model import write_tiny_model
 
@@ -170,17 +170,11 @@ def strict(tiny_path: str):
         yield served
 
 
-def prompt_read(served: Served, model: str) -> str:
-    """What the model has read of the latest request."""
-    opened = served.model(model)
-    return opened.tokenizer.decode(opened.engine.sequences[-1].tokens, special=True)
-
-
 def post_chat(served: Served, messages: Any, model: str = "strict", **more: Any) -> str:
     """The prompt that a request to /v1/chat/completions becomes, which has to be answered."""
     reply = served.post("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1, **more})
     assert reply.status == 200, reply.body
-    return prompt_read(served, model)
+    return prompt_of_latest(served, model)
 
 
 @pytest.mark.parametrize("model", ["strict", "adding"])
@@ -212,7 +206,7 @@ def test_anthropic_conversations(strict: Served, shape: str):
     assert strict.post("/v1/messages/count_tokens", asked).status == 200
     reply = strict.post("/v1/messages", asked)
     assert reply.status == 200, reply.body
-    require_all_said(prompt_read(strict, "strict"), ANTHROPIC[shape])
+    require_all_said(prompt_of_latest(strict, "strict"), ANTHROPIC[shape])
 
 
 RESPONSES = {
@@ -231,7 +225,7 @@ def test_responses_conversations(strict: Served, shape: str):
     asked = {"model": "strict", "input": RESPONSES[shape], "instructions": "Sys9", "max_output_tokens": 1}
     reply = strict.post("/v1/responses", asked)
     assert reply.status == 200, reply.body
-    require_all_said(prompt_read(strict, "strict"), [RESPONSES[shape], "Sys9"])
+    require_all_said(prompt_of_latest(strict, "strict"), [RESPONSES[shape], "Sys9"])
 
 
 def test_our_own_answer_with_calls_comes_back(strict: Served):

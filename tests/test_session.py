@@ -446,9 +446,10 @@ def by_length(context: int = 64, start: int | None = None) -> Any:
     session: Any = Session.__new__(Session)
     engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
     session.sequences = SimpleNamespace(context=context, engine=engine)
-    session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how])
+    session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how], chat_templates={})
+    session._choice = None
     session._recommended = SamplingOptions(top_k=7)
-    session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None)
+    session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
     session._read = lambda messages, options: Prompt([ord(x) for message in messages for x in message["content"]], ())
     return session
 

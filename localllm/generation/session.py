@@ -7,12 +7,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
+from localllm.generation.chat_format import ChatFormat
 from localllm.generation.context_overflow import SINKS
 from localllm.generation.continuation import begun_answer, render_up_to
 from localllm.generation.conversation import SoFar, Turns
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_match import common
-from localllm.generation.reasoning import Tags, Thinking, format_of, template_variables
+from localllm.generation.reasoning import Tags, Thinking, template_variables
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.sequence_pool import Sequences
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.request import AnswerRequest
-    from localllm.generation.tools.tool_call_format import CallFormat
     from localllm.generation.vision.image_encoder import SeenImage
     from localllm.text.templates import ChatTemplate
+
+
+TOOL_USE = "tool_use"  # the name of the template that a file may have for conversations with tools
 
 
 class Prompt(NamedTuple):
@@ -83,7 +86,7 @@ class Session(Turns):
         else:
             prompt, seen, known = self._read([*self._system(), *history], replace(options, continue_final=True))
             is_thought = known is not None and not known.text
-        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, None).inside()
+        thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
         decoder, chosen = self.tokenizer.stream(continued=True), self._stopping(self.completed(options))
         task = Task(prompt, decoder, chosen, thinking if is_thought else Thinking(), self.earlier, seen=seen)
         answer = Generation(self.sequences, self.tokenizer, task)
@@ -180,10 +183,11 @@ class Session(Turns):
             return self._encoded(messages, images, options)
         from localllm.generation.tools.tool_messages import as_data, in_format
 
-        told = in_format(as_data(messages, self._result_marks), self._call_format, use)
+        format = self._format(options)
+        told = in_format(as_data(messages, format.result_marks), format.calls, use)
         if begun_answer(messages, options.continue_final, None) is None:  # calls may be texts by now
             options = replace(options, continue_final=False)
-        if self._call_format.is_known and use and use.callable:
+        if format.calls.is_known and use and use.callable:
             variables = {**options.template_variables, "tools": [tool.told() for tool in use.callable]}
             options = replace(options, template_variables=variables)
         return self._encoded(told, images, options)
@@ -198,22 +202,8 @@ class Session(Turns):
         if use and use.callable:
             from localllm.generation.tools.tool_messages import with_calls
 
-            calls, thinking = with_calls(use, self._call_format, self.tokenizer, thinking)
+            calls, thinking = with_calls(use, self._format(options).calls, self.tokenizer, thinking)
         return Task(ids, decoder, self._stopping(options), thinking, earlier, calls, prompt.seen, begun)
-
-    @cached_property
-    def _call_format(self) -> "CallFormat":
-        """How the model writes calls of tools."""
-        from localllm.generation.tools.tool_messages import format_of_template
-
-        return format_of_template(self.template, self.tokenizer)
-
-    @cached_property
-    def _result_marks(self) -> tuple[str, ...]:
-        """What the template writes behind the result of a call, as far as a text could."""
-        from localllm.generation.tools.tool_messages import marks_of_results
-
-        return marks_of_results(self.template, self.tokenizer)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         start = self.sequences.engine.hyperparameters.start_token
@@ -236,28 +226,33 @@ class Session(Turns):
         """The same, of messages with marks for images."""
         self.require_conversation()
         chosen, messages = options or GenerationOptions(), checked(messages)
-        begun = begun_answer(messages, chosen.continue_final, self._thought_format)
+        format = self._format(chosen)
+        begun = begun_answer(messages, chosen.continue_final, format.thoughts)
         is_thought = begun is not None and bool(begun.thinking) and not begun.text
-        variables = template_variables(self.template.source, "on" if is_thought else chosen.think, chosen.think_budget)
+        variables = template_variables(
+            format.template.source, "on" if is_thought else chosen.think, chosen.think_budget
+        )
         variables |= chosen.template_variables
 
         def render(messages: Sequence[Message], **more: Any) -> str:
-            return self.tokenizer.markers.render(self.template, messages, **{**variables, **more})
+            return self.tokenizer.markers.render(format.template, messages, **{**variables, **more})
 
-        text, rest = (render(messages), ()) if begun is None else self._begun_text(render, messages, begun)
+        text, rest = (
+            (render(messages), ()) if begun is None else self._begun_text(render, messages, begun, format.thoughts)
+        )
         looks = [self.look(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [look.ids for look in looks])
         seen = [seen for look in looks for seen in look.seen]
         return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
 
     def _begun_text(
-        self, render: Callable[..., str], messages: Sequence[Message], begun: SoFar
+        self, render: Callable[..., str], messages: Sequence[Message], begun: SoFar, format: "ThinkingFormat | None"
     ) -> tuple[str, Sequence[int]]:
         """Return the text of a conversation up to where its last answer goes on, and tokens behind that.
 
         A template that drops thoughts opens one where an answer begins: there it is written down again.
         """
-        format, encode = self._thought_format, self.tokenizer.encode
+        encode = self.tokenizer.encode
         found = render_up_to(partial(render, add_generation_prompt=False), messages, begun) if begun.text else None
         if found and found[1]:
             return found[0], ()
@@ -276,14 +271,10 @@ class Session(Turns):
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
         budget = 0 if options.think == "off" else options.think_budget
-        thinking = Thinking.of(self._thought_format, self.tokenizer, prompt, budget)
+        thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
             return [*prompt, *thinking.closing], replace(thinking, is_open=False)
         return prompt, thinking
-
-    @cached_property
-    def _thought_format(self) -> "ThinkingFormat | None":
-        return format_of(self.template.source, self.tokenizer)
 
     @cached_property
     def template(self) -> "ChatTemplate":
@@ -291,6 +282,19 @@ class Session(Turns):
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
         return ChatTemplate.of(self.tokenizer, self._choice)
+
+    @cached_property
+    def _formats(self) -> tuple[ChatFormat, ChatFormat]:
+        """How conversations are written, without tools and with some: files may have a template of their own for these,
+        as in transformers and llama.cpp, which is not used where another one was chosen."""
+        plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
+        if self._choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
+            return plain, plain
+        return plain, ChatFormat(type(self.template).of(tokenizer, TOOL_USE), tokenizer)
+
+    def _format(self, options: GenerationOptions) -> ChatFormat:
+        """Return how a conversation with such options is written."""
+        return self._formats[bool(options.tools and options.tools.callable)]
 
     def _answered(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
@@ -323,9 +327,8 @@ class Session(Turns):
         return replace(options, sampling=options.sampling.over(self._recommended))
 
     def _stopping(self, options: GenerationOptions) -> GenerationOptions:
-        if options.constraint or not self.template.stops:
-            return options
-        return replace(options, stop=(*options.stop, *self.template.stops))
+        stops = self._format(options).template.stops
+        return options if options.constraint or not stops else replace(options, stop=(*options.stop, *stops))
 
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions

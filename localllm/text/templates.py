@@ -53,12 +53,16 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
-        """The chosen template, see chosen_template; without a choice that of the tokenizer's file.
+        """Return the chosen template, by its name in the file or see chosen_template; without a choice the file's.
 
-        For a file without one it is ChatML, as in llama.cpp, if the vocabulary has ChatML's tokens; otherwise "plain",
-        names in front of what is said: base models have read many such conversations. Both with a warning.
+        That is the one for tools if there is no other. For a file without any it is ChatML, as in llama.cpp, if the
+        vocabulary has ChatML's tokens; otherwise "plain", names in front of what is said: base models have read many
+        such conversations. Both with a warning.
         """
-        source = chosen_template(choice) if choice is not None else tokenizer.chat_template or None
+        named = tokenizer.chat_templates
+        source = tokenizer.chat_template or named.get("tool_use")
+        if choice is not None:
+            source = named[choice] if choice in named else chosen_template(choice)
         builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
         bos_token, eos_token = (
             "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)

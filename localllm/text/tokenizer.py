@@ -36,7 +36,7 @@ class Tokenizer:
         end_ids: every token that ends an answer.  control_ids: those that stand for no text.
         mark_ids: those of which no text is made: control ones, and what marks the parts of gpt-oss's answers.
         adds_bos, adds_eos: what the file asks for around a text.
-        chat_template: the file's Jinja template, or None.
+        chat_template: the file's Jinja template, or None.  chat_templates: those that have names, as "tool_use".
         marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
         end_texts: texts that end an answer to a conversation where the template writes them, and are no tokens.
         warnings: lines that the user should see, of the file that it comes from as well.
@@ -55,6 +55,7 @@ class Tokenizer:
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self._oddities, self._warning = oddities, vocabulary.warning
         self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
+        self.chat_templates = _named_templates(Checked(metadata, "tokenizer."))
         self._subwords = _dialect(vocabulary)(vocabulary)
         # A unigram model puts it there itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
@@ -210,13 +211,17 @@ class Tokenizer:
 
 
 def _chat_template(keys: Checked) -> str | None:
-    """The one that is used; those for other purposes, which have names, are texts, too. Raises ModelError."""
+    """Return the template that is used where nothing else is said. Raises ModelError."""
     if keys.has("chat_templates"):
         keys.strings("chat_templates")
-    for key in keys.metadata:
-        if key.startswith("tokenizer.chat_template."):
-            keys.text(key.removeprefix("tokenizer."))
-    return keys.text("chat_template", "") or None
+    return keys.text("chat_template", "") or _named_templates(keys).get("default")
+
+
+def _named_templates(keys: Checked) -> dict[str, str]:
+    """Return the templates for other purposes by their names. Raises ModelError for what is no text."""
+    prefix = "tokenizer.chat_template."
+    names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
+    return {name: text for name in names if (text := keys.text(f"chat_template.{name}"))}
 
 
 def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
