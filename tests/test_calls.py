@@ -15,9 +15,9 @@ from conftest import ROOT
 from localllm import api, builtin_model
 from localllm.errors import UsageError
 from localllm.generation.constraints.union_matcher import Either
-from localllm.generation.parameter_forms import anything, form_of
-from localllm.generation.parameter_grammar import regex
 from localllm.generation.reasoning import ANSWER, SIGN, Thinking
+from localllm.generation.tools.parameter_forms import anything, form_of
+from localllm.generation.tools.parameter_grammar import regex
 from localllm.generation.tools.tool_call_format import (
     GENERIC,
     HARMONY,

@@ -11,7 +11,7 @@ from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.generation.closed_schemas import closed
+from localllm.generation.constraints.closed_schemas import closed
 from localllm.generation.constraints.constraint import fits
 from localllm.generation.constraints.schemas import exact
 from localllm.generation.tools.tool_grammar import Tool

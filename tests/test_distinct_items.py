@@ -11,7 +11,7 @@ from test_calls import QWEN
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.generation.distinct_items import DistinctItems, has_distinct, without_distinct
+from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 DEEP = {

@@ -12,7 +12,8 @@ from gbnf_oracle import Chart, Grammar
 from tiny_model import write_tiny_model
 
 from localllm.errors import ConstraintError, UsageError
-from localllm.generation import grammar_automaton, network
+from localllm.generation.constraints import grammar_automaton
+from localllm.generation.constraints import grammar_network as network
 from localllm.generation.constraints.constraint import Constraint, Matcher, matcher_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions

@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm import api
 from localllm.generation.constraints.constraint import Constraint, matcher_of
-from localllm.generation.json_text import JsonCompactor
+from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.request import AnswerRequest
 
 VALUE = {"a b": [1, -2.5e3, {"c": '\\ " \n\t [ {  '}, None, True, "", []], 'd\\": 1': {"e": {}}, "ü  ö": "  \\\\"}

@@ -17,6 +17,7 @@ LAYERS = [
     ["localllm.quantizing"],
     ["localllm.quantizing"],
     ["localllm.quantizing"],
+    ["localllm.quantizing"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],
@@ -129,7 +130,7 @@ def test_no_command_imports_another():
         "tokenize",
         "warmup",
     }
-    modules = {f"localllm.cli.registry.{name}" for name in commands}
+    modules = {f"localllm.cli.commands.{name}" for name in commands}
     assert modules <= SOURCES.keys()
     assert [(one, other) for one in modules for other in imported(one, SOURCES[one]) if other in modules] == []
 

@@ -19,7 +19,7 @@ HELP = Parameter("help", Annotated[bool, option("-h", "--help", help="Show this 
 
 
 def function(name: str) -> Callable[..., None]:
-    return getattr(import_module(f"localllm.cli.registry.{name}"), name)
+    return getattr(import_module(f"localllm.cli.commands.{name}"), name)
 
 
 def summary(name: str) -> str:

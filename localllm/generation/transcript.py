@@ -5,8 +5,8 @@ from copy import copy, deepcopy
 from json import loads
 from typing import TYPE_CHECKING
 
-from localllm.generation.distinct_items import DistinctItems
-from localllm.generation.json_text import JsonCompactor
+from localllm.generation.constraints.distinct_items import DistinctItems
+from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.reasoning import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.text.tokenizer import StreamDecoder

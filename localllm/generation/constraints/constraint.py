@@ -19,12 +19,12 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
+from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
+from localllm.generation.constraints.grammar_network import build_network
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
-from localllm.generation.distinct_items import has_distinct, without_distinct
-from localllm.generation.network import build_network
+from localllm.generation.constraints.token_trie import TokenTrie, build_trie
 from localllm.generation.reasoning import THOUGHT, Thinking
-from localllm.generation.token_trie import TokenTrie, build_trie
 from localllm.system.processes import after_fork
 
 if TYPE_CHECKING:

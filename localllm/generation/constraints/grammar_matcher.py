@@ -5,9 +5,9 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from localllm.generation.constraints.gbnf import VocabularyToken, grammar_error
-from localllm.generation.grammar_automaton import Automaton
-from localllm.generation.network import build_network
-from localllm.generation.token_trie import TokenTrie
+from localllm.generation.constraints.grammar_automaton import Automaton
+from localllm.generation.constraints.grammar_network import build_network
+from localllm.generation.constraints.token_trie import TokenTrie
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.closed_schemas import closed
-from localllm.generation.json_pointers import resolved
-from localllm.generation.written_schemas import written
+from localllm.generation.constraints.closed_schemas import closed
+from localllm.generation.constraints.json_pointers import resolved
+from localllm.generation.constraints.written_schemas import written
 
 Schema = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-from localllm.generation.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.reasoning import ANSWER, SIGN, TextPart, overlap
+from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.closed_schemas import closed
+from localllm.generation.constraints.closed_schemas import closed
+from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact
-from localllm.generation.distinct_items import DistinctItems, has_distinct, without_distinct
-from localllm.generation.parameter_grammar import ParameterGrammar
+from localllm.generation.constraints.written_schemas import written
 from localllm.generation.reasoning import SIGN
 from localllm.generation.tools.json_tool_calls import JsonCallReader
+from localllm.generation.tools.parameter_grammar import ParameterGrammar
 from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
 from localllm.generation.tools.tool_call_parser import CallReader
-from localllm.generation.written_schemas import written
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from localllm.frozen import frozen
-from localllm.generation.json_text import JsonCompactor
+from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.generation.tools.tool_call import SaidCall, whole
 

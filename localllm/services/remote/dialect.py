@@ -6,7 +6,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.closed_schemas import closed
+from localllm.generation.constraints.closed_schemas import closed
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import EFFORTS
 from localllm.generation.sampling.options import SamplingOptions

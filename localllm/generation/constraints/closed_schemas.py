@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.json_pointers import resolved
+from localllm.generation.constraints.json_pointers import resolved
 
 Schema = Mapping[str, Any]
 _SAYS = ("additionalProperties", "unevaluatedProperties")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from localllm.generation.parameter_forms import ParameterForm, form_of, form_of_others
+from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import ParameterMarks
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from localllm.generation.network import Closure, Network
-from localllm.generation.token_trie import TokenTrie
-from localllm.generation.utf8 import DEAD, READ
+from localllm.generation.constraints.grammar_network import Closure, Network
+from localllm.generation.constraints.token_trie import TokenTrie
+from localllm.generation.constraints.utf8_automaton import DEAD, READ
 from localllm.system.processes import after_fork
 
 # Where within a character or 0, what comes next, and how the rule was entered.

@@ -20,7 +20,7 @@ from localllm.generation.constraints.gbnf import (
     VocabularyToken,
     parse_grammar,
 )
-from localllm.generation.utf8 import DEAD, Utf8Automata
+from localllm.generation.constraints.utf8_automaton import DEAD, Utf8Automata
 
 MOST_STATES = 200_000  # 0.5 s and 100 MB; JSON has 60
 _KEPT = 64  # grammars

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.frozen import frozen
-from localllm.generation.json_pointers import resolved
+from localllm.generation.constraints.json_pointers import resolved
 
 Schema = Mapping[str, Any]
 OTHERS = ["null", "boolean", "number", "array", "object"]  # types but for texts

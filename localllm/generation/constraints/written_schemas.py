@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.json_pointers import followed
+from localllm.generation.constraints.json_pointers import followed
 
 Schema = Mapping[str, Any]
 
