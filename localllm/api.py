@@ -19,25 +19,25 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling.model_defaults import recommended
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import Drafter
 from localllm.generation.speculation.eagle import uses_head
-from localllm.generation.speculation.ngram_cache import WrittenBefore, vocabulary_name
-from localllm.generation.vision.adapter import Sight
+from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
+from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import plain, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import Prefixes
+    from localllm.engine.memory.prefix_cache import PrefixCache
     from localllm.engine.options import EngineOptions
     from localllm.engine.sequence import Sequence
-    from localllm.engine.trace.imatrix_collector import SquareSums
+    from localllm.engine.trace.imatrix_collector import ImatrixCollector
     from localllm.generation.beam_search import Answer
-    from localllm.generation.request import Answering, AnswerRequest
-    from localllm.generation.scheduler import Batch
+    from localllm.generation.request import Completion, Request
+    from localllm.generation.scheduler import Scheduler
 
 OPTIONS = "on_overflow", "keep", "think", "think_budget", "template_variables", "continue_final"  # of GenerationOptions
 CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
@@ -66,8 +66,8 @@ class Model:
         engine: "Engine",
         chat_template: str | None = None,
         threads: int | None = None,
-        prefixes: "Prefixes | None" = None,
-        written: "WrittenBefore | None" = None,
+        prefixes: "PrefixCache | None" = None,
+        written: "NgramCache | None" = None,
     ):
         """threads: for other models that this one opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
@@ -78,9 +78,9 @@ class Model:
         advice, ignored = recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
         self.prefixes, self.written = prefixes, written
-        self.session = Session(Sequences(engine, prefixes, written), tokenizer, chat_template, advice)
+        self.session = Session(SequencePool(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
-        self.sight = Sight(file.path, engine, tokenizer, threads, prefixes is not None)
+        self.sight = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
         self.session.look = self.sight.look
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}
@@ -258,7 +258,7 @@ class Model:
         parallel: int | None = None,
         precise: bool = True,
         **sampling: Any,
-    ) -> "Iterator[Answering]":
+    ) -> "Iterator[Completion]":
         """Answer many prompts at once, each as `generate` or `chat` would: the answers in the order of the prompts.
 
         An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
@@ -268,7 +268,7 @@ class Model:
         chosen = options(max_tokens, stop, sampling)
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
         requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
-        made: dict[int, AnswerRequest] = {}
+        made: dict[int, Request] = {}
         wanted = 0
         with closing(self.batch(requests, parallel, precise)) as batch:
             for finished in batch:
@@ -281,18 +281,18 @@ class Model:
 
     def batch(
         self,
-        requests: "Iterable[AnswerRequest]",
+        requests: "Iterable[Request]",
         parallel: int | None = None,
         precise: bool = True,
         live: bool = False,
         memory: int | None = None,
-    ) -> "Batch":
+    ) -> "Scheduler":
         """What answers many requests (see Session.request), within the memory that there is now, or one by one.
 
         live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
         from localllm.generation.chunked_prefill import most_between_steps
-        from localllm.generation.scheduler import PARALLEL, Batch, Live
+        from localllm.generation.scheduler import PARALLEL, LiveBatchOptions, Scheduler
         from localllm.kernels.arguments import PAGE
         from localllm.system.memory import available_memory
 
@@ -300,8 +300,11 @@ class Model:
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
         self.session.sequences.collect()
-        chunk, how = most_between_steps(self.file.parameters), Live(self.prefixes, self.written) if live else None
-        return Batch(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
+        chunk, how = (
+            most_between_steps(self.file.parameters),
+            LiveBatchOptions(self.prefixes, self.written) if live else None,
+        )
+        return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written.
@@ -335,7 +338,7 @@ def open_model(
     kv_type: str = "f16",
     backend: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-    observer: "SquareSums | None" = None,
+    observer: "ImatrixCollector | None" = None,
     chat_template: str | None = None,
     cache: bool = True,
     gpu_layers: int | str = "auto",
@@ -373,16 +376,16 @@ def open_model(
         chosen_template(chat_template)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
-        from localllm.engine.embedding_only import EngineWithoutText  # seldom needed
+        from localllm.engine.embedding_only import EmbeddingOnlyEngine  # seldom needed
 
-        silent: Any = EngineWithoutText(file.path, hyperparameters, options)
+        silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, threads)
     engine, prefixes, written = Engine(file, options), None, None
     if cache and backend != "reference" and not observer:
-        from localllm.engine.memory.prefix_cache import Prefixes
+        from localllm.engine.memory.prefix_cache import PrefixCache
 
-        prefixes = Prefixes(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
-        written = WrittenBefore(engine.vocab_size, vocabulary_name(tokenizer.pieces))
+        prefixes = PrefixCache(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
+        written = NgramCache(engine.vocab_size, vocabulary_name(tokenizer.pieces))
     model = Model(file, tokenizer, engine, chat_template, threads, prefixes, written)
     if mmproj is not None or pan_and_scan:
         model.sight.use(mmproj, pan_and_scan)
@@ -441,8 +444,8 @@ def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
     with open_model(path, progress=progress) as model:
         model.engine.prepare_all()
         if (h := model.engine.hyperparameters).looks_ahead and not h.fills:
-            from localllm.engine.embedding_runner import TextReader
+            from localllm.engine.embedding_runner import EmbeddingRunner
             from localllm.engine.options import EngineOptions
 
-            with closing(TextReader(model.file, str(h.pooling), EngineOptions(progress=progress))) as reader:
+            with closing(EmbeddingRunner(model.file, str(h.pooling), EngineOptions(progress=progress))) as reader:
                 reader.prepare_all()

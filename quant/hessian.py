@@ -16,7 +16,7 @@ PANEL = 128  # columns whose moments a thread sums at a time
 KEEP = 2048  # columns up to which several of their squares are in memory at once, and kept for other matrices
 
 
-class Moments:
+class Hessian:
     """Second moments of inputs, in two halves: each says how well it goes for the other what was found with one.
 
     Attributes:

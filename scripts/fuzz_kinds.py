@@ -20,7 +20,7 @@ import numpy as np
 from localllm.engine.engine import Engine
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.cache import prefix_files
 from localllm.files.cache.checksummed_cache import read_kept, write_kept
@@ -288,7 +288,7 @@ def look(file: GGUFFile, draw: random.Random) -> None:
     """See an image by a projector."""
     from PIL import Image
 
-    reader = PictureReader(file, EngineOptions(threads=1))
+    reader = VisionEncoder(file, EngineOptions(threads=1))
     try:
         image = Image.new("RGB", (draw.randrange(1, 300), draw.randrange(1, 300)), (9, 99, 199))
         reader.read(reader.family.prepared(reader.hyperparameters, image).pictures[-1])

@@ -26,7 +26,7 @@ from models import write  # noqa: E402
 from models.projectors import projector, seeing, write_projector  # noqa: E402
 
 from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.engine.vision_encoder import PictureReader  # noqa: E402
+from localllm.engine.vision_encoder import VisionEncoder  # noqa: E402
 from localllm.files.gguf.file import GGUFFile  # noqa: E402
 
 SIGLIP = {"layers": 27, "width": 1152, "hidden": 4304, "heads": 16, "patch": 16, "merge": 4}
@@ -64,7 +64,7 @@ def write_all(folder: Path, path: Path, options: argparse.Namespace) -> None:
 
 def measure(folder: Path, path: Path, options: argparse.Namespace) -> None:
     picture = Image.fromarray(np.load(folder / "picture.npy"))
-    reader = PictureReader(GGUFFile.open(path), EngineOptions(threads=options.threads))
+    reader = VisionEncoder(GGUFFile.open(path), EngineOptions(threads=options.threads))
     reader.read(picture)
     ours, theirs = [], []
     for _ in range(options.rounds):

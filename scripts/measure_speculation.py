@@ -18,7 +18,7 @@ import numpy as np
 
 from localllm import api
 from localllm.generation.generate import Generation
-from localllm.generation.speculation.ngram_cache import WrittenBefore
+from localllm.generation.speculation.ngram_cache import NgramCache
 
 LETTER = """Dear Mrs. Miller,
 thank you for your letter of 3 March. We have looked at the roof of the garden house, and we agree that it has to be \
@@ -130,7 +130,7 @@ def measure_earlier(model: api.Model, tokens: int, rounds: int) -> None:
         for what in ("without", "with"):
 
             def remember(is_known: bool = what == "with", first: Generation = first) -> None:
-                sequences.written = WrittenBefore(model.engine.vocab_size, None) if is_known else None
+                sequences.written = NgramCache(model.engine.vocab_size, None) if is_known else None
                 if sequences.written:
                     sequences.written.add([*first.prompt, *first.tokens])
 

@@ -32,7 +32,7 @@ from models.projectors import (  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from localllm.engine.options import EngineOptions  # noqa: E402
-from localllm.engine.vision_encoder import PictureReader  # noqa: E402
+from localllm.engine.vision_encoder import VisionEncoder  # noqa: E402
 from localllm.files.gguf.file import GGUFFile  # noqa: E402
 
 MARKER = "<__media__>"
@@ -84,7 +84,7 @@ def in_mtmd(name: str, folder: Path) -> dict:
 
 def in_transformers(name: str, folder: Path) -> dict:
     """The job of scripts/run_transformers_vision.py: the same pictures, as the family has prepared them."""
-    reader = PictureReader(GGUFFile.open(folder / "mmproj.gguf"), EngineOptions(threads=1))
+    reader = VisionEncoder(GGUFFile.open(folder / "mmproj.gguf"), EngineOptions(threads=1))
     h = reader.hyperparameters
     pictures = [
         picture for image in shown(name) for picture in reader.family.prepared(h, Image.fromarray(image)).pictures

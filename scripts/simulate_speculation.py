@@ -25,9 +25,9 @@ import numpy as np
 from measure_speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
-from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCosts
+from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCostModel
 from localllm.generation.speculation.ngram import Copies, NGrams, copied, from_text
-from localllm.generation.speculation.ngram_cache import WrittenBefore
+from localllm.generation.speculation.ngram_cache import NgramCache
 
 COSTS = (0.32, 0.26, 0.2, 0.15, 0.1, 0.05)  # of a further token in a step
 WAYS = 4
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     before: list[int]
 
     def proposers(self) -> tuple[NGrams, Copies]:
-        written = WrittenBefore(1 << 30, None)
+        written = NgramCache(1 << 30, None)
         if self.before:
             written.add(self.before)
         return from_text(self.text, written)
@@ -74,7 +74,7 @@ def right(guesses: Sequence[int], tokens: Sequence[int]) -> int:
 
 def now(said: Answer, each: float) -> float:
     """The time that the answer takes."""
-    costs = StepCosts()
+    costs = StepCostModel()
     for count in range(1, MOST + 2):
         costs.took(count, 1 + each * (count - 1))
     guesses, rest, spent = Guesses(said.proposers(), costs), said.rest, 0.0

@@ -73,7 +73,7 @@ def coming_from() -> str:
     return "\n".join(parts) + "\n"
 
 
-def commands(rows: tuple[llama_names.Elsewhere, ...]) -> Iterator[str]:
+def commands(rows: tuple[llama_names.CommandAlias, ...]) -> Iterator[str]:
     return table(
         ("there", "here", "what differs"),
         [(f"`{row.there}`", f"`{row.here}`" if row.here else "", row.differs) for row in rows],

@@ -22,7 +22,7 @@ from guarded import guarded_copy, keep, place_buffers
 from models import ENCODERS, model, write
 
 from localllm.arch.pooling import KINDS
-from localllm.engine.embedding_runner import TextReader
+from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile, Tensor
@@ -39,7 +39,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
         copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Oddities())
         pooling = KINDS[made.metadata[f"{made.arch}.pooling_type"]]
-        reader = TextReader(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
+        reader = EmbeddingRunner(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
         random = np.random.default_rng(0)
         texts = [random.integers(0, reader.vocab_size, length) for length in (most, *[max(most // 3, 1)] * 3)]
         assert np.isfinite(reader.read(texts)).all()

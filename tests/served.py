@@ -26,7 +26,7 @@ from localllm.server.guard import Rules
 from localllm.server.http import Limits
 from localllm.server.listener import Ending, listener, tcp_socket
 from localllm.server.metrics import Metrics
-from localllm.server.model_pool import Shelf
+from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
 
 Step = tuple[int, ...]
@@ -145,7 +145,7 @@ def serving(
 
     async def work() -> None:
         metrics, bounds = Metrics(), limits or Limits()
-        service = Service(Shelf(paths, opened, metrics, **more), metrics, bounds)
+        service = Service(ModelPool(paths, opened, metrics, **more), metrics, bounds)
         server = listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
         place.listen(128)
         found.extend([service, server, asyncio.get_running_loop()])

@@ -1,9 +1,9 @@
 """What steps cost, where guesses are to be read whatever this machine's times say."""
 
-from localllm.generation.speculation.acceptance import StepCosts
+from localllm.generation.speculation.acceptance import StepCostModel
 
 
-class Free(StepCosts):
+class Free(StepCostModel):
     """Whatever a step has, it costs the same: every guess is read."""
 
     are_known = True

@@ -13,7 +13,7 @@ from test_goldens import looked_up, nmse
 from test_wrong_models import damages, kinds, refusal
 
 from localllm.arch import verbs
-from localllm.engine.embedding_runner import TextReader
+from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.errors import UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -115,7 +115,7 @@ def test_what_is_no_text_with_an_answer(model_path):
         engine.require_shift()
     engine.close()
     with pytest.raises(UnsupportedError, match="make no vectors"):
-        TextReader(GGUFFile.open(model_path("t5")), "mean", EngineOptions(threads=1))
+        EmbeddingRunner(GGUFFile.open(model_path("t5")), "mean", EngineOptions(threads=1))
     with pytest.raises(UnsupportedError, match="by the CPU only"):
         opened(model_path("t5"), "cuda")
 

@@ -17,7 +17,7 @@ from localllm.generation import beam_search as module
 from localllm.generation.beam_search import Answer, answers, distinct, log_total
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.text.tokenizer import StreamDecoder
 
 Row = Callable[[tuple[int, ...]], np.ndarray]
@@ -78,7 +78,7 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
     for answer in given:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
         task = Task(prompt, tokenizer.stream(), chosen)
-        alone = Generation(Sequences(FakeSequences(VOCAB, row, 20)), tokenizer, task)
+        alone = Generation(SequencePool(FakeSequences(VOCAB, row, 20)), tokenizer, task)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
     assert engine.read == [3], "the prompt is read once"
@@ -370,7 +370,7 @@ def test_a_prompt_that_does_not_fit():
 def test_what_was_read_is_written_unless_something_failed(keeps: bool, error: type | None, closed: bool):
     engine, kept = FakeSequences(VOCAB, table(1)), []
     prefixes: Any = SimpleNamespace(keep=lambda *end: kept.append(end)) if keeps else None
-    search = module.AnswerSearch(engine, Letters(), Task([2], Letters().stream(), GenerationOptions()), prefixes)
+    search = module.BeamSearch(engine, Letters(), Task([2], Letters().stream(), GenerationOptions()), prefixes)
     held, end = engine.sequence(), engine.sequence()
     search._held, search._end = [held], (end, "logits")
     for _ in range(2):

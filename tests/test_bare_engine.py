@@ -10,10 +10,10 @@ from test_reuse import TakenLock
 
 from localllm.engine import engine as engine_module
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.draft_head import Follower
+from localllm.engine.draft_head import DraftSequence
 from localllm.engine.engine import Engine
 from localllm.engine.forks import Refusal
-from localllm.engine.image_tokens import Seen
+from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.runs import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
@@ -292,7 +292,7 @@ def test_forgetting_as_much_as_there_is(engine):
 
 def test_what_goes_with_an_image_takes_its_positions(engine):
     """Fewer than its rows."""
-    seen = Seen(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
+    seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
     engine.see(seen)
     for keep, distance in ((0, PAGE - 3), (10, PAGE)):
         sequence = engine.sequence()
@@ -317,16 +317,31 @@ def test_forgetting_that_fails(engine):
 def test_which_images_can_be_seen(engine, runs_of_4):
     rows = np.zeros((5, 2), np.float32)
     for known, seen, error, told in (
-        ({"_takes_rows": False}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
-        ({"_start": 0}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
-        ({"device": "a card"}, Seen(b"", rows), UnsupportedError, "m.gguf: images cannot be read by models on a card"),
-        ({}, Seen(b"", rows[:, :1]), UsageError, "an image's rows have 1 numbers, the model's embeddings 2"),
-        ({}, Seen(b"", rows, is_whole=True), UsageError, "an image of 5 rows that see each other; 4 are the most"),
+        (
+            {"_takes_rows": False},
+            ImageEmbedding(b"", rows),
+            UnsupportedError,
+            "m.gguf: images cannot be read by llama models",
+        ),
+        ({"_start": 0}, ImageEmbedding(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
+        (
+            {"device": "a card"},
+            ImageEmbedding(b"", rows),
+            UnsupportedError,
+            "m.gguf: images cannot be read by models on a card",
+        ),
+        ({}, ImageEmbedding(b"", rows[:, :1]), UsageError, "an image's rows have 1 numbers, the model's embeddings 2"),
+        (
+            {},
+            ImageEmbedding(b"", rows, is_whole=True),
+            UsageError,
+            "an image of 5 rows that see each other; 4 are the most",
+        ),
     ):
         with pytest.raises(error) as caught:
             Bare(**known).see(seen)
         assert str(caught.value) == told
-    for seen in (Seen(b"long", rows), Seen(b"whole", rows[:4], is_whole=True)):
+    for seen in (ImageEmbedding(b"long", rows), ImageEmbedding(b"whole", rows[:4], is_whole=True)):
         engine.see(seen)
         sequence = engine.sequence()
         ids = [1, *seen.ids, 2]
@@ -338,7 +353,7 @@ def test_which_images_can_be_seen(engine, runs_of_4):
 
 def test_places_behind_images(engine, runs_of_4):
     """Are ahead of positions; an image is read alone."""
-    seen = Seen(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
+    seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
     engine.see(seen)
     engine.sequence().append([1, *seen.ids, 2])
     assert engine._backend.ran == [
@@ -422,7 +437,7 @@ def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
 
 
 def test_a_fork_goes_its_own_way(engine):
-    seen = Seen(b"x", np.zeros((2, 2), np.float32))
+    seen = ImageEmbedding(b"x", np.zeros((2, 2), np.float32))
     engine.see(seen)
     sequence = engine.sequence()
     sequence.append([1, *seen.ids])
@@ -441,7 +456,7 @@ def test_images_in_runs(engine, runs_of_4, monkeypatch):
     """An image, and each whole run of it, ends as one does; what is behind a part of one does not."""
     monkeypatch.setattr("localllm.engine.sequence.BATCH", 4)
     engine.runs = Runs(4, 4)
-    seen = Seen(b"x", np.zeros((6, 2), np.float32))
+    seen = ImageEmbedding(b"x", np.zeros((6, 2), np.float32))
     engine.see(seen)
     for pieces, aligned in (
         ([[1] * 4, seen.ids], 10), ([[1] * 4, seen.ids[:4], seen.ids[4:]], 10),
@@ -485,8 +500,8 @@ class Head:
     def __init__(self, *given):
         self.given, self.abandoned, self.closed = given, [], 0
 
-    def follower(self, place: int) -> Follower:
-        made = Follower.__new__(Follower)
+    def follower(self, place: int) -> DraftSequence:
+        made = DraftSequence.__new__(DraftSequence)
         made.engine, made.begin, made.told = self, place, []
         made.heard = lambda *given: made.told.append((given[0], given[1].tolist(), given[2].tolist()))
         return made
@@ -496,7 +511,7 @@ class Head:
 
 
 def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    monkeypatch.setattr(engine_module, "DraftHead", Head)
     with pytest.raises(UsageError, match=r"^m\.gguf has no layer that guesses, or not for CPU$"):
         engine.listen(engine.sequence())
     memory = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -529,7 +544,7 @@ class Cpu(CpuBackend):
 def test_a_head_of_another_file_takes_over(monkeypatch):
     """Only when all of it is there; until then nothing changes."""
     given = []
-    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    monkeypatch.setattr(engine_module, "DraftHead", Head)
     monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "guesser")
     monkeypatch.setattr(engine_module, "shown_to", lambda guesser: f"shown to {guesser}")
     said, before = [SimpleNamespace(verb="add")], Head()
@@ -555,13 +570,13 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     assert engine._head.given == ("guesser", 300, "options")
     assert (engine._guesser, engine._shown, engine._backend.became) == ("guesser", "shown to guesser", [said])
     assert before.closed == 1
-    monkeypatch.setattr(engine_module, "GuessHead", lambda *given: 1 // 0)
+    monkeypatch.setattr(engine_module, "DraftHead", lambda *given: 1 // 0)
     head = engine._head
     with pytest.raises(ZeroDivisionError):
         engine.use_head(file)
     assert (engine._head, head.closed, len(engine._backend.became)) == (head, 0, 1)
     engine._head = None
-    monkeypatch.setattr(engine_module, "GuessHead", Head)
+    monkeypatch.setattr(engine_module, "DraftHead", Head)
     engine.use_head(file)
 
 

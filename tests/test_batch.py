@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from step_costs import Free
 from test_answers import VOCAB, Letters, table
 
-from localllm.engine.image_tokens import Seen
-from localllm.engine.memory.prefix_cache import Read
+from localllm.engine.image_tokens import ImageEmbedding
+from localllm.engine.memory.prefix_cache import CachedPrefix
 from localllm.engine.runs import FIRST as CHUNK
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import answers
-from localllm.generation.chunked_prefill import Stretch, Stretches, most_between_steps, piece, shareable
+from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments, most_between_steps, piece, shareable
 from localllm.generation.generate import Generation, GenerationOptions, Task
-from localllm.generation.request import Answering, AnswerRequest
+from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
-from localllm.generation.scheduler import Batch, Live
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.scheduler import LiveBatchOptions, Scheduler
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation import speculative_batch as leaps
 from localllm.kernels.arguments import PAGE
 
@@ -71,9 +71,9 @@ class Paged(FakeSequences):
         return self.give(found)
 
 
-def ask(engine: Paged, requests: list[AnswerRequest], **choices) -> list[AnswerRequest]:
+def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:
     """All that are finished, in their order of finishing."""
-    with closing(Batch(engine, Letters(), requests, **choices)) as batch:
+    with closing(Scheduler(engine, Letters(), requests, **choices)) as batch:
         finished = [request for some in batch for request in some]
         assert len({id(request) for request in finished}) == len(finished)
         assert all(request.finished for request in finished)
@@ -81,16 +81,16 @@ def ask(engine: Paged, requests: list[AnswerRequest], **choices) -> list[AnswerR
     return finished
 
 
-def request(prompt: list[int], n: int = 1, **options) -> AnswerRequest:
+def request(prompt: list[int], n: int = 1, **options) -> Request:
     sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
     chosen = GenerationOptions(**options, sampling=SamplingOptions(**sampling))
-    return AnswerRequest(Task(prompt, Letters().stream(), chosen), n)
+    return Request(Task(prompt, Letters().stream(), chosen), n)
 
 
-def alone(asked: AnswerRequest, row: Callable, seed: int, context: int) -> Generation:
+def alone(asked: Request, row: Callable, seed: int, context: int) -> Generation:
     asked_for = asked.task.options
     options = GenerationOptions(asked_for.max_tokens, asked_for.stop, SamplingOptions(seed=seed), speculate="off")
-    sequences = Sequences(FakeSequences(VOCAB, row, context))
+    sequences = SequencePool(FakeSequences(VOCAB, row, context))
     generation = Generation(sequences, Letters(), Task(asked.prompt, Letters().stream(), options))
     for _ in generation:
         pass
@@ -171,7 +171,7 @@ def test_prompts_are_read_with_the_arithmetic_that_they_would_meet_alone(lengths
 
 
 def test_who_asks_for_no_number_gets_one_answer():
-    asked = AnswerRequest(Task([2], Letters().stream(), GenerationOptions(3)))
+    asked = Request(Task([2], Letters().stream(), GenerationOptions(3)))
     ask(Paged(table(1, ending=-9.0)), [asked])
     assert [len(answer.tokens) for answer in asked.answers] == [3]
 
@@ -209,7 +209,7 @@ def test_without_precision_reading_and_writing_are_one_run():
 
 def test_who_wants_no_guesses_is_read_none(monkeypatch):
     """Beside somebody who does."""
-    monkeypatch.setattr(leaps, "StepCosts", Free)
+    monkeypatch.setattr(leaps, "StepCostModel", Free)
     engine = Paged(lambda tokens: np.eye(VOCAB, dtype=np.float32)[2 + (tokens[-1] - 1) % 3])  # 2, 3, 4, 2, ...
     for how in (("off", "auto"), ("off", "off")):
         engine.ran.clear()
@@ -261,7 +261,7 @@ def test_the_youngest_makes_room_and_loses_nothing():
     row = table(4, ending=-9.0)
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(3)]
     engine = Paged(row)
-    with closing(Batch(engine, Letters(), asked, places=6 * PAGE)) as batch:
+    with closing(Scheduler(engine, Letters(), asked, places=6 * PAGE)) as batch:
         finished = [one for some in batch for one in some]
     assert batch.preempted > 0
     assert finished[0] is asked[0], "the oldest goes on"
@@ -283,7 +283,7 @@ def test_what_does_not_fit_the_context_fails():
 
 def test_after_stop_only_what_has_begun_goes_on():
     asked = [request([2 + number], max_tokens=20) for number in range(5)]
-    with closing(Batch(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
+    with closing(Scheduler(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
         finished = []
         for some in batch:
             finished += some
@@ -295,7 +295,7 @@ def test_after_stop_what_was_preempted_goes_on_too():
     """Ctrl-C when an answer that had begun waits for memory: it is not lost, and says what it would have said."""
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(5)]
     finished, row = [], table(4, ending=-9.0)
-    with closing(Batch(Paged(row), Letters(), asked, parallel=3, places=6 * PAGE)) as batch:
+    with closing(Scheduler(Paged(row), Letters(), asked, parallel=3, places=6 * PAGE)) as batch:
         for some in batch:
             finished += some
             if any(one.request.begun for one in batch.waiting):
@@ -308,10 +308,10 @@ def test_after_stop_what_was_preempted_goes_on_too():
 
 def test_after_stop_nothing_begins():
     asked = [request([2 + number], max_tokens=1) for number in range(2)]
-    with closing(Batch(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
+    with closing(Scheduler(Paged(table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
         told = [some for some in batch if batch.stop() is None]
         assert (told, asked[1].begun) == ([[asked[0]]], False)
-    batch = Batch(Paged(table(1)), Letters(), [request([2])])
+    batch = Scheduler(Paged(table(1)), Letters(), [request([2])])
     batch.stop()
     assert [*batch] == []
 
@@ -320,7 +320,7 @@ def test_after_stop_nothing_begins():
 def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
     """More than a page of it."""
     engine, asked = Paged(table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
-    with closing(Batch(engine, Letters(), [asked], live=Live())) as batch:
+    with closing(Scheduler(engine, Letters(), [asked], live=LiveBatchOptions())) as batch:
         turns = iter(batch)
         while not asked.begun:
             assert next(turns) == []
@@ -331,9 +331,9 @@ def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
     assert engine.open() == 0
 
 
-@pytest.mark.parametrize("live", [Live(), None])
+@pytest.mark.parametrize("live", [LiveBatchOptions(), None])
 @pytest.mark.parametrize("error", [KeyError(), UsageError("no")])
-def test_an_answer_that_fails_among_others(error: Exception, live: Live | None):
+def test_an_answer_that_fails_among_others(error: Exception, live: LiveBatchOptions | None):
     """What one caller's options lead to is not the others' trouble, where there are callers."""
 
     def fail(*_: object) -> None:
@@ -356,15 +356,15 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
     row, prompt, heard = table(1, ending=-9.0), [2, 3] * 50, []
     engine, asked = Paged(row), request([2, 3] * 50, max_tokens=4, seed=1, speculate="off")
 
-    def find(ids: list[int], known: int) -> Read | None:
+    def find(ids: list[int], known: int) -> CachedPrefix | None:
         heard.append(([*ids], known))
         sequence = engine.sequence()
         if held:
             sequence.add(ids[:held])
-        return Read(sequence, np.array([row(tuple(ids))]) if held == len(ids) else None) if held else None
+        return CachedPrefix(sequence, np.array([row(tuple(ids))]) if held == len(ids) else None) if held else None
 
     prefixes: Any = SimpleNamespace(find=find)
-    with closing(Batch(engine, Letters(), [asked], live=Live(prefixes))) as batch:
+    with closing(Scheduler(engine, Letters(), [asked], live=LiveBatchOptions(prefixes))) as batch:
         assert [some for some in batch if some] == [[asked]]
     assert (heard, asked.cached) == ([(prompt, 0)], cached)
     begins = [(held, 100 - held)] if held < 100 else []
@@ -379,7 +379,7 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
 def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     """What is unread and a page for each to grow; of what is kept all may go but the latest."""
     engine = Paged(table(1))
-    batch = Batch(engine, Letters(), [], parallel=3, places=places, live=Live())
+    batch = Scheduler(engine, Letters(), [], parallel=3, places=places, live=LiveBatchOptions())
     joining: Any = SimpleNamespace(ids=[5] * 100, width=width)
     for token in (2, 3):
         sequence = engine.sequence()
@@ -406,15 +406,15 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     ],
 )
 def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
-    ours, theirs = (Stretches([5] * length, Runs()) for length in (prompt, other))
+    ours, theirs = (PrefillSegments([5] * length, Runs()) for length in (prompt, other))
     assert shareable(same, ours, theirs) == expected
 
 
 def test_images_are_not_cut():
     """Stretches are the runs in which such a prompt is read alone, and none ends within an image."""
-    one, two = (Seen(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))
+    one, two = (ImageEmbedding(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))
     prompt = [5] * 10 + one.ids + [5] * 300 + two.ids + [5] * 200
-    stretches, place, found = Stretches(prompt, Runs()), 0, []
+    stretches, place, found = PrefillSegments(prompt, Runs()), 0, []
     while place < len(prompt):
         found.append(stretches.at(place))
         place = found[-1].end
@@ -426,7 +426,7 @@ def test_images_are_not_cut():
     assert stretches.at(1300) == (1300, 1428, True, False)
     assert [piece(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [10, 0, 18, 0, 14, 64]
     assert piece(410, stretches.at(410), 512) == 512
-    other = Stretches(prompt[:410], Runs())
+    other = PrefillSegments(prompt[:410], Runs())
     assert [shareable(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
 
 
@@ -435,15 +435,18 @@ def test_how_much_of_a_stretch_is_read(precise: bool):
     """All of it where there is room; else to a place where the next piece comes to the same bits."""
     for place, end, room in product((0, 16, 70, 128), (200, 300, 512), range(0, 520, 3)):
         left, step = end - place, 16 if precise else PAGE
-        count = piece(place, Stretch(0, end, precise), room)
+        count = piece(place, PrefillSegment(0, end, precise), room)
         assert 0 <= count <= min(room, left) and (count == left) == (left <= room)
         if 0 < count < left:
             assert (place + count) % step == 0 and (precise or left - count >= PAGE)
             more = place + count + step
             assert more > place + room or (not precise and more > end - PAGE), "as much as there is room for"
-    assert piece(0, Stretch(0, 200, precise), 64) == 64 and piece(0, Stretch(0, 200, precise), 200) == 200
-    assert piece(0, Stretch(0, 200, precise), 199) == (192 if precise else 128)
-    assert piece(70, Stretch(0, 200, precise), 9) == 0 and piece(71, Stretch(0, 200, precise), 9) == 9 * precise
+    assert piece(0, PrefillSegment(0, 200, precise), 64) == 64 and piece(0, PrefillSegment(0, 200, precise), 200) == 200
+    assert piece(0, PrefillSegment(0, 200, precise), 199) == (192 if precise else 128)
+    assert (
+        piece(70, PrefillSegment(0, 200, precise), 9) == 0
+        and piece(71, PrefillSegment(0, 200, precise), 9) == 9 * precise
+    )
 
 
 def test_larger_models_read_less_between_steps():
@@ -454,7 +457,7 @@ def test_an_answer_in_the_making():
     """How much of it there is, is read, and may still come."""
     asked = request([2] * 5, n=2, max_tokens=3)
     sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.guide(Letters(), VOCAB)
-    one = Answering(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
+    one = Completion(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
     assert (one.left, one.has_begun, one.held, one.unread, one.score, one.width, one.seed, one.number) == (
         3, False, 0, 5, 0, 2, 7, 1,
     )  # fmt: skip
@@ -469,12 +472,12 @@ def test_an_answer_in_the_making():
         assert (one.held, one.unread, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
     assert heard == [(2, [("answer", "a")])] * 3 and drawn == [2] * 3 and one.text == "a" * 3
-    other = Answering(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
+    other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     assert (other.left, other.number, other.finish_reason) == (2, 0, "")
     other.take(np.roll(row, -2), frozenset([0]))
     assert (other.tokens, other.finish_reason, heard[-1][0]) == ([], "stop", None)
-    only = Answering(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
+    only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
     only.take(row, frozenset([0]))
     assert (only.tokens, only.logprob) == ([2], 0)
-    none = Answering(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
+    none = Completion(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
     assert (none.left, none.finish_reason, none.request.finished) == (0, "length", False)

@@ -11,7 +11,7 @@ from localllm.errors import ContextError, MemoryLimitError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.scheduler import Batch
+from localllm.generation.scheduler import Scheduler
 from localllm.kernels.arguments import PAGE
 
 GREEDY = GenerationOptions(24, sampling=SamplingOptions(temperature=0))
@@ -60,7 +60,7 @@ def test_what_was_dropped_is_read_again():
         options = GenerationOptions(250, sampling=SamplingOptions(temperature=0))
         requests = [model.session.request([50 + number] * 70, options) for number in range(4)]
         large = model.session.request([9] * 450, GenerationOptions(100))
-        with closing(Batch(model.engine, model.tokenizer, [*requests, large], places=127 * PAGE)) as batch:
+        with closing(Scheduler(model.engine, model.tokenizer, [*requests, large], places=127 * PAGE)) as batch:
             assert sum(map(len, batch)) == 5
         assert batch.preempted > 0
         assert isinstance(large.error, MemoryLimitError)
@@ -129,7 +129,7 @@ def test_windows_states_latents_and_experts(model_path, name: str):
         model.tokenizer.end_ids = frozenset()
         options = GenerationOptions(150, sampling=SamplingOptions(temperature=0))
         requests = [model.session.request(prompt, options) for prompt in prompts]
-        with closing(Batch(model.engine, model.tokenizer, requests, 4, chunk=64, places=8 * PAGE)) as batch:
+        with closing(Scheduler(model.engine, model.tokenizer, requests, 4, chunk=64, places=8 * PAGE)) as batch:
             assert sum(map(len, batch)) == len(requests)
         for request in requests:
             assert request.error is None

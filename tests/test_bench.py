@@ -304,7 +304,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
     h, told = SimpleNamespace(pooling="mean"), []
     monkeypatch.setattr(bench_texts, "GGUFFile", SimpleNamespace(open=lambda path: path))
     monkeypatch.setattr(bench_texts, "architecture", lambda file: (None, h))
-    monkeypatch.setattr(bench_texts, "TextReader", FakeReader)
+    monkeypatch.setattr(bench_texts, "EmbeddingRunner", FakeReader)
     monkeypatch.setattr(bench_texts, "perf_counter", lambda: FakeReader.heard[-1].now)
     found = bench_texts.measured("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
     *made, reader = FakeReader.heard

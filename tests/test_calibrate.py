@@ -24,10 +24,10 @@ from localllm.cli.main import main
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
-from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import recorded
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.tensor_source import map_under
 from localllm.kernels.dequantize_rows import Widener
@@ -38,7 +38,7 @@ from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, s
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.gptq import Feedback, cost, factor, shrunk
-from localllm.quant.hessian import DAMPINGS, FAR, Moments, mean_moments, squares_that_count
+from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, squares_that_count
 from localllm.quant.layouts import floats_at
 from localllm.quant.recipes import RECIPES
 from localllm.quantizing import calibration_texts
@@ -46,10 +46,10 @@ from localllm.quantizing import layerwise_runner as sequential
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
 from localllm.quantizing.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
-from localllm.quantizing.layerwise_runner import MatrixRows, Parts, Sequential
+from localllm.quantizing.layerwise_runner import BatchedActivations, MatrixRows, Sequential
 from localllm.quantizing.liveness import LastReads
 from localllm.quantizing.mixed_precision import refine as corrected
-from localllm.quantizing.mixed_precision.measure import Coarse, MatrixBlocks, divergence, is_free, rounding_cost
+from localllm.quantizing.mixed_precision.measure import CoarseWeights, MatrixBlocks, divergence, is_free, rounding_cost
 from localllm.quantizing.mixed_precision.plan import bits_of, fitting, size_of
 from localllm.quantizing.mixed_precision.refine import as_done
 from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, chosen, predicted, total
@@ -139,9 +139,9 @@ def test_feedback_is_off_where_it_does_not_help():
     """Inputs whose two halves have nothing in common."""
     generator = np.random.default_rng(0)
     halves = [(generator.normal(size=(40, 2)) @ generator.normal(size=(2, 256))).astype("f4") for _ in range(2)]
-    assert Moments(halves, 256).damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
+    assert Hessian(halves, 256).damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
     alike = [inputs(2000, 256, seed) for seed in (1, 2)]
-    assert Moments(alike, 256).damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
+    assert Hessian(alike, 256).damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
 
 
 @pytest.mark.parametrize("columns", [1, 32, 255, 256, 257, 600])
@@ -203,7 +203,7 @@ print(held() - before)
 
 def test_without_inputs_all_columns_count_alike():
     matrix = weights(8, 256)
-    moments = Moments([np.zeros((0, 256), np.float32)] * 2, 256)
+    moments = Hessian([np.zeros((0, 256), np.float32)] * 2, 256)
     found = moments.feedback("Q4_K", matrix).encode("Q4_K", matrix)
     np.testing.assert_array_equal(found, encode("Q4_K", matrix))
 
@@ -294,7 +294,7 @@ def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
     monkeypatch.setattr(CalibratedMatrices, "_encode", noted)
     out = tmp_path / "out.gguf"
     assert quantize([str(model), str(out), "Q8_0", "--calibrate", str(text)]) == 0
-    observed = SquareSums()
+    observed = ImatrixCollector()
     engine = Engine(GGUFFile.open(out), EngineOptions(backend="reference", context=128, observer=observed))
     squares = dict[str, np.ndarray]()
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"], texts=[str(text)]))
@@ -345,11 +345,11 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
 
 def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
     path = tmp_path / "x"
-    with RecordFile(path, "one") as records:
+    with ArrayLog(path, "one") as records:
         records.add("a", np.arange(5, dtype=np.uint8))
-    with RecordFile(path, "one") as records:
+    with ArrayLog(path, "one") as records:
         assert "a" in records and list(records.read("a", 1, 3)) == [1, 2]
-    with RecordFile(path, "two") as records:
+    with ArrayLog(path, "two") as records:
         assert "a" not in records
 
 
@@ -444,9 +444,9 @@ def two_texts() -> Any:
 
 def test_each_expert_meets_the_tokens_that_have_chosen_it(two_texts: Any):
     builder, matrices = two_texts
-    x = Parts(inputs(2 * tokens, 5, tokens) for tokens in (2, 3))
+    x = BatchedActivations(inputs(2 * tokens, 5, tokens) for tokens in (2, 3))
     numbers = [np.array([[0, 2], [2, 0]]), np.array([[0, 1], [2, 0], [1, 0]])]
-    choice, before = Parts(SimpleNamespace(experts=some) for some in numbers), np.concatenate(x)
+    choice, before = BatchedActivations(SimpleNamespace(experts=some) for some in numbers), np.concatenate(x)
     made = builder._expert_linear([x], x, matrices.weight, choice)
     flat = np.concatenate([some.reshape(-1) for some in numbers])
     for expert, met in enumerate(matrices.inputs):
@@ -459,7 +459,7 @@ def test_each_expert_meets_the_tokens_that_have_chosen_it(two_texts: Any):
 
 def test_each_head_meets_its_columns(two_texts: Any):
     builder, matrices = two_texts
-    x = Parts(inputs(tokens, 15, tokens) for tokens in (2, 3))
+    x = BatchedActivations(inputs(tokens, 15, tokens) for tokens in (2, 3))
     made = builder._head_linear([], x, matrices.weight)
     for head, met in enumerate(matrices.inputs):
         np.testing.assert_array_equal(met, np.concatenate(x)[:, 5 * head : 5 * head + 5])
@@ -468,7 +468,7 @@ def test_each_head_meets_its_columns(two_texts: Any):
 
 
 def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts: Any):
-    builder, x = two_texts[0], Parts([1, 2])
+    builder, x = two_texts[0], BatchedActivations([1, 2])
     assert builder.begin(lambda: x, 3) is builder.deepen(x, 1) is builder.enter(x, 0) is x
     assert builder.ignore(None) is None and [builder.by_context("short", "long", n) for n in (2, 3)] == [
         "long",
@@ -717,7 +717,7 @@ def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     matrix = weights(6, 256)
     weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
     ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
-    found = Coarse({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
+    found = CoarseWeights({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
     np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
 
 
@@ -727,7 +727,7 @@ def test_coarse_matrices_are_coarse_for_what_meets_them():
     weight: Any = SimpleNamespace(name=name, first_row=1, shape=(2, 3, 256))
     jobs: Any = {name: SimpleNamespace(tensor=SimpleNamespace(name=name, shape=(2, 4, 256)))}
     found, blocks = decoded("Q3_K", encode("Q3_K", stack)), {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))}
-    coarse = Coarse(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
+    coarse = CoarseWeights(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
     met = coarse.met(weight, None)  # type: ignore[arg-type]
     assert met.shape == (2, 3, 256)
     np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
@@ -748,7 +748,9 @@ def test_harm_is_the_divergence_of_predictions():
     p, q = (generator.normal(0, 3, (7, 50)).astype(np.float32) for _ in range(2))
     soft = [np.exp(x.astype(float)) / np.exp(x.astype(float)).sum(axis=1, keepdims=True) for x in (p, q)]
     expected = (soft[0] * np.log(soft[0] / soft[1])).sum(axis=1).mean()
-    assert divergence(Parts([p[:3], p[3:]]), Parts([q[:3], q[3:]])) == pytest.approx(expected, rel=1e-5)
+    assert divergence(BatchedActivations([p[:3], p[3:]]), BatchedActivations([q[:3], q[3:]])) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -806,7 +808,7 @@ def test_other_architectures_come_nearer_to_what_they_were(
     assert divergence(base, logits["calibrated"]) < divergence(base, logits["plain"])
 
 
-def logits_of(file: GGUFFile, chunks: list[np.ndarray]) -> Parts:
+def logits_of(file: GGUFFile, chunks: list[np.ndarray]) -> BatchedActivations:
     module, h = architecture(file)
     builder = Sequential(chunks, (), AsTheyAre(), 2)
     try:

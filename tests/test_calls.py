@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from localllm import api, builtin_model
 from localllm.errors import UsageError
-from localllm.generation.constraints.union_matcher import Either
+from localllm.generation.constraints.union_matcher import UnionMatcher
 from localllm.generation.reasoning import ANSWER, SIGN, Thinking
 from localllm.generation.tools.parameter_forms import anything, form_of
 from localllm.generation.tools.parameter_grammar import regex
@@ -24,13 +24,13 @@ from localllm.generation.tools.tool_call_format import (
     ID,
     IDS,
     TOLD,
-    CallFormat,
     ParameterMarks,
+    ToolCallFormat,
     call_format,
     common_form,
 )
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, CallReader
-from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCallParser
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 from localllm.generation.tools.tool_messages import PROBE, as_data, in_format, marks_of_results, with_arguments
 from localllm.text.templates import ChatTemplate
 
@@ -62,7 +62,7 @@ SHARED = ROOT.parent / "shared" / "templates"
 NAMES = sorted(json.loads((ROOT / "tests" / "chat_renderings.json").read_text(encoding="utf-8"))["renderings"])
 
 
-def format_of(source: str) -> tuple[ChatTemplate, CallFormat]:
+def format_of(source: str) -> tuple[ChatTemplate, ToolCallFormat]:
     template = ChatTemplate(source, "<s>", "</s>")
     tools = [PROBE.told()]
     return template, call_format(
@@ -70,7 +70,7 @@ def format_of(source: str) -> tuple[ChatTemplate, CallFormat]:
     )
 
 
-def read(reader: CallReader, text: str, seed: int = 0) -> tuple[str, list[tuple[str, dict]]]:
+def read(reader: ToolCallParser, text: str, seed: int = 0) -> tuple[str, list[tuple[str, dict]]]:
     """Prose and calls of a text that comes in pieces."""
     cuts, said, calls = random.Random(seed), "", list[list[str]]()
     while text:
@@ -117,7 +117,7 @@ def test_every_template(shared: Path, name: str):
         first = text.rindex(format.trigger, 0, place)
         if format == HARMONY:
             first -= 1
-        reader = CallReader(format, tools)
+        reader = ToolCallParser(format, tools)
         prose = "Well.\n" if format.has_tag else ""
         assert read(reader, prose + text[first:])[1] == given[:count]
 
@@ -145,15 +145,15 @@ def test_markers_in_prose_are_prose():
     _, format = format_of(QWEN)
     assert format.trigger == "<tool_call>"
     tools = {WEATHER.name: WEATHER.parameters}
-    assert read(CallReader(format, tools), LITERAL) == (LITERAL, [])
-    signed = CallReader(format, tools, frozenset({"<tool_call>"}))
+    assert read(ToolCallParser(format, tools), LITERAL) == (LITERAL, [])
+    signed = ToolCallParser(format, tools, frozenset({"<tool_call>"}))
     assert read(signed, f"Look:\n{LITERAL}") == (f"Look:\n{LITERAL}", [])
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "a < b", "<tool", "{", "Let me see.\n\n"])
 def test_prose_stays(text: str):
     for format in (GENERIC, format_of(QWEN)[1], *TOLD.values()):
-        assert read(CallReader(format, {WEATHER.name: {}}), text)[0] == text
+        assert read(ToolCallParser(format, {WEATHER.name: {}}), text)[0] == text
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +195,14 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
     for seed in range(6):
         use = ToolUse([WEATHER, TIME], ("required", WEATHER.name)[seed % 2], parallel=seed % 3 == 0)
         options = GenerationOptions(160, sampling=SamplingOptions(temperature=1.5, seed=seed))
-        calls = Calls(use, format, guide.tokenizer)
+        calls = ToolGrammar(use, format, guide.tokenizer)
         prompt = guide.session.encode_chat([{"role": "user", "content": "Hi"}])
         decoder = guide.tokenizer.stream(continued=True)
-        from localllm.generation.request import AnswerRequest
+        from localllm.generation.request import Request
 
         heard = list[tuple[str, str]]()
         task = Task(prompt, decoder, options, calls=calls)
-        asked = AnswerRequest(task, listener=lambda answering, token, parts, row, heard=heard: heard.extend(parts))
+        asked = Request(task, listener=lambda answering, token, parts, row, heard=heard: heard.extend(parts))
         for _ in guide.batch([asked]):
             pass
         assert asked.error is None
@@ -222,10 +222,10 @@ def test_a_model_that_knows_nothing_of_it_makes_valid_calls(guide, request, name
 
 def test_schemas_that_a_grammar_cannot_hold(guide):
     odd = {"type": "object", "properties": {"x": {"type": "string", "not": {"const": "a"}}}, "required": ["x"]}
-    loose = Calls(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
+    loose = ToolGrammar(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
     loose.matcher(guide.tokenizer.vocab_size)
     with pytest.raises(UsageError, match="tools: f: the schema cannot be used"):
-        Calls(ToolUse([Tool("f", "", odd, strict=True)], "required"), GENERIC, guide.tokenizer)
+        ToolGrammar(ToolUse([Tool("f", "", odd, strict=True)], "required"), GENERIC, guide.tokenizer)
     with pytest.raises(UsageError, match="is no name"):
         Tool("rm -rf")
     with pytest.raises(UsageError, match="none of the tools"):
@@ -256,7 +256,7 @@ def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_model, "SPECIAL_TOKENS", [*tiny_model.SPECIAL_TOKENS, *marks])
     tokenizer = api.open_tokenizer(tiny_model.write_tiny_model(tmp_path / "harmony.gguf"))
     numbers = [tokenizer.special_id(mark) for mark in marks]
-    calls = Calls(ToolUse([TIME], "required"), HARMONY, tokenizer)
+    calls = ToolGrammar(ToolUse([TIME], "required"), HARMONY, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
     head = "<|channel|>analysis<|message|>H"
     for token in tokenizer.encode(head, special=True):
@@ -270,7 +270,7 @@ def test_no_text_is_made_of_what_marks_harmonys_parts(tmp_path, monkeypatch):
 
 def test_nothing_is_expected_of_what_may_be_two_things():
     form, calls = SimpleNamespace(expected=lambda: [1]), SimpleNamespace(expected=lambda: [2])
-    either: Any = Either(form, calls)  # type: ignore[arg-type]
+    either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
     assert either.expected() == []
     either.form = None
     assert either.expected() == [2]
@@ -306,7 +306,7 @@ class Follower:
 def test_one_of_two_things():
     """As long as both go on alike, both follow; then one does, and before that there may be a thought for the form."""
     form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
-    either: Any = Either(form, calls)  # type: ignore[arg-type]
+    either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
     other, thinking = either.copy(), Thinking()
     assert np.flatnonzero(either.allowed()).tolist() == [1, 4]
     either.accept(1)
@@ -330,7 +330,7 @@ def test_one_of_two_things():
     assert (only_form.form.said, only_form.is_complete) == ([1, 2], True)
 
 
-CODER = CallFormat(
+CODER = ToolCallFormat(
     "\n<tool_call>\n<function=", ">\n", "</function>\n</tool_call>\n<tool_call>\n<function=",
     "</function>\n</tool_call>",
     ParameterMarks("<parameter=", "<parameter=", (">\n", "\n</parameter>\n"), (">\n", "\n</parameter>\n")),
@@ -339,7 +339,7 @@ LFM2 = TOLD["<|tool_call_start|>"]
 TOOLS = {tool.name: tool.parameters for tool in (WEATHER, TIME)}
 
 
-def parts_of(reader: CallReader, pieces: list[str]) -> list[tuple[str, str]]:
+def parts_of(reader: ToolCallParser, pieces: list[str]) -> list[tuple[str, str]]:
     return [(kind, text) for piece in pieces for kind, text in reader.push(piece)]
 
 
@@ -355,7 +355,7 @@ def parts_of(reader: CallReader, pieces: list[str]) -> list[tuple[str, str]]:
     ],
     ids=["tags", "words"],
 )  # fmt: skip
-def test_parameters_with_marks_come_one_by_one(format: CallFormat, text: str):
+def test_parameters_with_marks_come_one_by_one(format: ToolCallFormat, text: str):
     """Each when it is whole: a number is when something else comes, and all are when the mark of their end does."""
     text = text.replace('\\"', "'") if format is LFM2 else text
     city = "São 'Paulo'\n<b>" if format is LFM2 else 'São "Paulo"\n<b>'
@@ -366,8 +366,8 @@ def test_parameters_with_marks_come_one_by_one(format: CallFormat, text: str):
         (CALL, "time.now"), (ARGUMENTS, "{}"),
     ]  # fmt: skip
     text = f"Well.\n{text}"
-    assert parts_of(CallReader(format, TOOLS), [text]) == expected
-    reader, said = CallReader(format, TOOLS), list[tuple[str, str]]()
+    assert parts_of(ToolCallParser(format, TOOLS), [text]) == expected
+    reader, said = ToolCallParser(format, TOOLS), list[tuple[str, str]]()
     for place, character in enumerate(text):
         more = parts_of(reader, [character])
         before = "".join(piece for _, piece in said)
@@ -389,11 +389,11 @@ def test_parameters_with_marks_come_one_by_one(format: CallFormat, text: str):
     ],
     ids=["tags", "words"],
 )  # fmt: skip
-def test_a_model_may_end_before_it_has_closed_its_call(format: CallFormat, pieces: list[str]):
+def test_a_model_may_end_before_it_has_closed_its_call(format: ToolCallFormat, pieces: list[str]):
     """The call is whole then; where it was cut, it is not."""
     for count in range(1, len(pieces) + 1):
         for is_end in (True, False):
-            reader = CallReader(format, TOOLS)
+            reader = ToolCallParser(format, TOOLS)
             said = [*parts_of(reader, pieces[:count]), *reader.flush(is_end)]
             written = "".join(text for kind, text in said if kind == ARGUMENTS)
             is_whole = count == len(pieces) or is_end
@@ -402,7 +402,7 @@ def test_a_model_may_end_before_it_has_closed_its_call(format: CallFormat, piece
 
 def test_marks_that_are_tokens_within_a_text():
     """They are shown as any text, and no end of it."""
-    reader = CallReader(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
+    reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
     text = f"{SIGN}<tool_call>\n<function=time.now>\n<parameter=zone>\na {SIGN}</tool_call>\n</parameter>\n</function>"
     assert parts_of(reader, [text])[1:] == [(ARGUMENTS, '{"zone": "a </tool_call>"')]
     assert parts_of(reader, [f"\n{SIGN}</tool_call>"]) == [(ARGUMENTS, "}")]
@@ -411,7 +411,7 @@ def test_marks_that_are_tokens_within_a_text():
 
 def test_a_reader_goes_on_by_itself():
     """Whatever its copy reads; and what looked like a call may be none after all."""
-    reader = CallReader(GENERIC, TOOLS)
+    reader = ToolCallParser(GENERIC, TOOLS)
     assert parts_of(reader, ['{"name": "time.now", "arguments": {"zone": "a']) == [
         (CALL, "time.now"), (ARGUMENTS, '{"zone": "a'),
     ]  # fmt: skip
@@ -419,12 +419,12 @@ def test_a_reader_goes_on_by_itself():
     assert parts_of(twin, ['}"}}', "{"]) == [(ARGUMENTS, '}"}')]
     assert parts_of(reader, ['\\"}", "b": [{}]}}']) == [(ARGUMENTS, '\\"}", "b": [{}]}')]
     assert (twin.flush(), reader.flush()) == ([], [])
-    wrong = CallReader(GENERIC, TOOLS)
+    wrong = ToolCallParser(GENERIC, TOOLS)
     assert (parts_of(wrong, ['{"name": "', "no"]), wrong.in_call, wrong.pending) == ([], True, "")
     assert wrong.give_up() == [(ANSWER, '{"name": "no')]
     assert (parts_of(wrong, ['{"name": "time.now'])) == [(ANSWER, '{"name": "time.now')]
     assert (wrong.in_call, wrong.flush(), wrong.give_up()) == (False, [], [])
-    bidden = CallReader(GENERIC, TOOLS)
+    bidden = ToolCallParser(GENERIC, TOOLS)
     bidden.begin()
     assert (bidden.in_call, parts_of(bidden.copy(), ["{"]), bidden.copy().flush()) == (True, [], [])
     assert parts_of(bidden, ['{"name": "time.now", "arguments": {}', "}"]) == [(CALL, "time.now"), (ARGUMENTS, "{}")]
@@ -432,7 +432,7 @@ def test_a_reader_goes_on_by_itself():
 
 def test_white_space_waits_for_what_comes_behind_it():
     """In front of a call it is no part of what was said; nor is it an answer alone."""
-    reader = CallReader(CODER, TOOLS)
+    reader = ToolCallParser(CODER, TOOLS)
     said = [parts_of(reader, [piece]) for piece in (" ", "a ", "\n", "b", "\n\n", "<tool_call>\n")]
     assert said == [[], [(ANSWER, " a")], [], [(ANSWER, " \nb")], [], []]
     assert (reader.in_call, reader.pending) == (True, "\n")
@@ -450,29 +450,29 @@ def test_white_space_waits_for_what_comes_behind_it():
         (HARMONY, "", "<|channel|>commentary to=functions.", True), (HARMONY, "", "assistant to=functions.", True),
     ],
 )  # fmt: skip
-def test_where_a_call_may_begin(format: CallFormat, marks: str, text: str, is_call: bool):
+def test_where_a_call_may_begin(format: ToolCallFormat, marks: str, text: str, is_call: bool):
     """A tag where a line does, a token anywhere, what is neither in the very beginning; harmony's in a head."""
     for pieces in ([text], [*text]):
-        reader = CallReader(format, TOOLS, frozenset(filter(None, [marks])))
+        reader = ToolCallParser(format, TOOLS, frozenset(filter(None, [marks])))
         parts_of(reader, pieces)
         assert reader.in_call == is_call
 
 
 def test_a_mark_that_begins_no_call_is_said():
-    reader = CallReader(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
+    reader = ToolCallParser(CODER, TOOLS, frozenset({"<tool_call>", "</tool_call>"}))
     assert parts_of(reader, [f"a{SIGN}</tool_call>", "b"]) == [(ANSWER, f"a{SIGN}</tool_call>"), (ANSWER, "b")]
 
 
 def test_a_head_of_harmony_is_not_said():
     marks = frozenset({"<|channel|>", "<|message|>", "<|constrain|>"})
-    reader = CallReader(HARMONY, TOOLS, marks)
+    reader = ToolCallParser(HARMONY, TOOLS, marks)
     head = f"{SIGN}<|channel|>commentary", " to=functions.time.now ", f"{SIGN}<|constrain|>json"
     assert [parts_of(reader, [piece]) for piece in head] == [[], [], []]
     assert parts_of(reader, [f"{SIGN}<|message|>", '{"zone": "}"}']) == [
         (CALL, "time.now"),
         (ARGUMENTS, '{"zone": "}"}'),
     ]
-    assert parts_of(CallReader(HARMONY, TOOLS, marks), ["Well", ", so"]) == [(ANSWER, "Well"), (ANSWER, ", so")]
+    assert parts_of(ToolCallParser(HARMONY, TOOLS, marks), ["Well", ", so"]) == [(ANSWER, "Well"), (ANSWER, ", so")]
 
 
 def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
@@ -482,7 +482,7 @@ def test_a_tool_without_parameters_and_one_whose_name_begins_as_its():
         (LFM2, "<|tool_call_start|>[%s(), "),
     ):
         for name in tools:
-            assert parts_of(CallReader(format, tools), [text % name]) == [(CALL, name), (ARGUMENTS, "{}")]
+            assert parts_of(ToolCallParser(format, tools), [text % name]) == [(CALL, name), (ARGUMENTS, "{}")]
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ PLACES = {
 )  # fmt: skip
 def test_the_grammar_of_parameters_with_marks(tokenizer, inside: str, is_whole: bool):
     """In any order, each at most once, those that are required always, by a schema that may be elsewhere."""
-    calls = Calls(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
+    calls = ToolGrammar(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
     assert matcher.accept_text(f"<|tool_call_start|>[places({inside})]<|tool_call_end|>") == is_whole
     if is_whole:
@@ -547,7 +547,7 @@ def test_grammars_of_several_calls(tokenizer):
         (ToolUse(tools), True, two, False),
         (ToolUse(tools, "places"), True, f"<|tool_call_start|>{two}", False),
     ):
-        calls = Calls(use, LFM2, tokenizer)
+        calls = ToolGrammar(use, LFM2, tokenizer)
         assert calls.matcher(tokenizer.vocab_size, whole).accept_text(text) == is_allowed, (use, text)
 
 
@@ -579,10 +579,10 @@ def with_marks(name: str, arguments: Any, id: str) -> str:
     return f"\n<tool_call>\n<function={name}>\n{''.join(said)}</function>\n</tool_call>"
 
 
-JSON_FORMAT = CallFormat(
+JSON_FORMAT = ToolCallFormat(
     '<tool_call>\n{"name": "', '", "arguments": ', '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>"
 )
-MARKED = CallFormat(
+MARKED = ToolCallFormat(
     "<tool_call>\n<function=", ">\n<", "/function>\n</tool_call>\n<tool_call>\n<function=", "/function>\n</tool_call>",
     ParameterMarks("parameter=", "parameter=", (">\n", "\n</parameter>\n<"), (">\n", "\n</parameter>\n<")),
 )  # fmt: skip
@@ -594,17 +594,17 @@ MARKED = CallFormat(
     (writing(in_json, "\n", end=""), JSON_FORMAT),
     (writing(in_json, most=1), replace(JSON_FORMAT, separator=None)),
     (writing(lambda name, given, id: f"[CALLS]{name}[ID]{id}[ARGS]{json.dumps(given)}"),
-     CallFormat("[CALLS]", f"[ID]{ID}[ARGS]", "[CALLS]", "")),
+     ToolCallFormat("[CALLS]", f"[ID]{ID}[ARGS]", "[CALLS]", "")),
     (writing(with_marks), MARKED), (writing(with_marks, most=1), replace(MARKED, separator=None)),
     (writing(lambda name, given, id: f"<|call|>[{name}({', '.join(f'{k}={json.dumps(given[k])}' for k in given)})]"),
-     CallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
+     ToolCallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
     (writing(lambda *_: ""), TOLD["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
     (writing(lambda name, given, id: f"</s>{name}{json.dumps(given)}"), GENERIC),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}"), HARMONY),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}", knows=False),
      replace(HARMONY, is_known=False)),
 ])  # fmt: skip
-def test_a_format_is_read_off_what_is_rendered(render: Any, expected: CallFormat):
+def test_a_format_is_read_off_what_is_rendered(render: Any, expected: ToolCallFormat):
     """Whatever its source has, if it can write calls; of one that cannot and knows tools the source tells."""
     assert call_format("<|tool_call|>", render, ["<|im_end|>", "</s>"]) == expected
     assert call_format("", writing(lambda *_: ""), ENDS) == GENERIC
@@ -633,7 +633,7 @@ PLAINLY = GENERICALLY + 'nothing but JSON: {"name": its name, "arguments": its a
     (replace(JSON_FORMAT, is_known=False, opening="\n" + JSON_FORMAT.opening), ToolUse([TIME]),
      GENERICALLY + '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'),
 ])  # fmt: skip
-def test_who_tells_a_model_of_its_tools(format: CallFormat, use: ToolUse | None, instruction: str | None):
+def test_who_tells_a_model_of_its_tools(format: ToolCallFormat, use: ToolUse | None, instruction: str | None):
     """The template, or else an instruction, behind the one that there is."""
     system = [] if instruction is None else [{"role": "system", "content": instruction}]
     assert in_format([ASKED], format, use) == [*system, ASKED]

@@ -59,7 +59,7 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.gguf.projectors import projector_among
 from localllm.files.gguf.writer import Output, write_gguf
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.quant.recipes import RECIPES
 from localllm.quantizing.mixed_precision.plan import bits_of, read_formats, size_of, with_formats, write_formats
 from localllm.quantizing.plan import QuantizeRequest
@@ -102,7 +102,7 @@ class Box:
     def __init__(self, *names: str, most: int = 50_000):
         self.names, self.most, self.use = [*names], most, "these tools"
 
-    def perform(self, call: SaidCall) -> Outcome:
+    def perform(self, call: ToolCall) -> Outcome:
         return Outcome(f"did {call.name}")
 
     def without(self, names: list[str]) -> "Box":
@@ -130,8 +130,8 @@ def tools(*answers: str, yes: tuple[str, ...] = (), most: int = 9, keyboard: boo
     return tool_calls.ToolCalls(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
 
 
-def call(name: str, pieces: str = '{"a": "ü"}') -> SaidCall:
-    return SaidCall(name, [pieces] if pieces else [], "id")
+def call(name: str, pieces: str = '{"a": "ü"}') -> ToolCall:
+    return ToolCall(name, [pieces] if pieces else [], "id")
 
 
 REFUSED = "error: the user does not allow this call"

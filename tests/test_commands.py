@@ -320,8 +320,12 @@ def test_how_a_conversation_looks(tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     monkeypatch.setattr(chat, "is_terminal", lambda stream: True)
     for name in ("ask", "look"):
-        monkeypatch.setattr(conversation.Conversation, name, lambda talk, text, name=name: did.append((name, text)))
-    monkeypatch.setattr(conversation.Conversation, "set_system", lambda talk, text: did.append(("system", text)))
+        monkeypatch.setattr(
+            conversation.TerminalConversation, name, lambda talk, text, name=name: did.append((name, text))
+        )
+    monkeypatch.setattr(
+        conversation.TerminalConversation, "set_system", lambda talk, text: did.append(("system", text))
+    )
     for line, looks, expected in (
         ("", (False, False), []), ("--markdown", (True, False), []), ("--stats", (False, True), []),
         ("-p a -p b --image x.png -sys s", (False, False), [("system", "s"), ("look", "x.png"), ("ask", "a\n\nb")]),

@@ -22,11 +22,11 @@ from localllm.generation.constraints import constraint as constraints
 from localllm.generation.constraints import schemas
 from localllm.generation.constraints.constraint import Constraint, Matcher, constraint_of, matcher_of
 from localllm.generation.constraints.schemas import exact
-from localllm.generation.constraints.token_mask import Guide
+from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, FORMATS, Thinking
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -186,7 +186,7 @@ def thinking(tokenizer: Tokenizer, template: str, script: str, **options) -> tup
     """(thought, answer, how it ended) with an engine that wants to say the script."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, script))
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), **options)
-    answer = Session(Sequences(fake), tokenizer, template).chat(ASKED, chosen)
+    answer = Session(SequencePool(fake), tokenizer, template).chat(ASKED, chosen)
     return "".join(text for kind, text in answer.parts if kind == "thought"), answer.text, answer.finish_reason
 
 
@@ -215,11 +215,11 @@ def test_a_model_that_opens_its_thought_with_a_token(tmp_path: Path, monkeypatch
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
-    answer = Session(Sequences(fake), tokenizer, TURNS).chat(ASKED, chosen)
+    answer = Session(SequencePool(fake), tokenizer, TURNS).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
     off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
     fake.say = lambda tokens: script[0]
-    answer = Session(Sequences(fake), tokenizer, TURNS).chat(ASKED, off)
+    answer = Session(SequencePool(fake), tokenizer, TURNS).chat(ASKED, off)
     assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
 
 
@@ -235,7 +235,7 @@ def test_channels(tmp_path: Path, monkeypatch):
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
     chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
-    answer = Session(Sequences(fake), tokenizer, template).chat(ASKED, chosen)
+    answer = Session(SequencePool(fake), tokenizer, template).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
 
 
@@ -560,7 +560,7 @@ def test_the_oldest_of_many_constraints_is_made_again(tiny, made):
 def test_what_is_forced_is_expected_whatever_has_begun():
     """A thought's last marks may come when the answer has begun by its kind."""
     answering = SimpleNamespace(kind=ANSWER, is_between=False)
-    guide = Guide.__new__(Guide)
+    guide = AnswerState.__new__(AnswerState)
     guide.transcript, guide._matcher = answering, SimpleNamespace(expected=lambda: [9])
     for forced, expected in (((5, 6), [5, 6]), ((), [9])):
         guide._forced = forced

@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 from localllm import api
 from localllm.errors import UsageError
 from localllm.generation.continuation import begun_answer
-from localllm.generation.conversation import SoFar
+from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import FORMATS, Tags
 
 CHATML = (
@@ -201,13 +201,13 @@ def test_what_has_begun():
     think = next(format for format in FORMATS if isinstance(format, Tags))
     opens, closes = think.opens, think.closes
     for final, found in [
-        (answer("a"), SoFar("a")), (answer(None), SoFar()), (answer(" \n"), SoFar()),
-        (answer("a", thinking="b"), SoFar("a", "b")),
-        (answer("", reasoning="b"), SoFar("", "b")), (answer(f"{opens}b{closes}a"), SoFar("a", "b")),
-        (answer(f"{opens}\nb "), SoFar("", "b ")), (answer(f"a{opens}b"), SoFar(f"a{opens}b")),
+        (answer("a"), PartialAnswer("a")), (answer(None), PartialAnswer()), (answer(" \n"), PartialAnswer()),
+        (answer("a", thinking="b"), PartialAnswer("a", "b")),
+        (answer("", reasoning="b"), PartialAnswer("", "b")), (answer(f"{opens}b{closes}a"), PartialAnswer("a", "b")),
+        (answer(f"{opens}\nb "), PartialAnswer("", "b ")), (answer(f"a{opens}b"), PartialAnswer(f"a{opens}b")),
     ]:  # fmt: skip
         assert begun_answer([final], None, think) == found
-    assert begun_answer([answer("", thinking="b")], None, None) == SoFar()
+    assert begun_answer([answer("", thinking="b")], None, None) == PartialAnswer()
     assert begun_answer([], None, None) is None
 
 

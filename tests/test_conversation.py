@@ -11,17 +11,17 @@ import pytest
 
 from localllm.cli.interactive import conversation
 from localllm.cli.interactive import slash_commands as chat_commands
-from localllm.cli.interactive.conversation import Conversation, statistics
-from localllm.cli.interactive.slash_commands import Leaving, Tools, execute, offered
+from localllm.cli.interactive.conversation import TerminalConversation, statistics
+from localllm.cli.interactive.slash_commands import ExitChat, Tools, execute, offered
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.constraints.constraint import constraint_of
-from localllm.generation.conversation import SoFar, Turns
+from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, THOUGHT
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.services import sessions
 from localllm.services.sessions import SessionModel
 
@@ -54,7 +54,7 @@ class Answer:
         pass
 
 
-class Session(Turns):
+class Session(Conversation):
     """Gives one answer after another; an error is raised instead."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Session(Turns):
 
     def resume(self, options: GenerationOptions) -> Answer:
         *history, last = self._settled()
-        begun = SoFar(last["content"], last.get("reasoning_content", ""))
+        begun = PartialAnswer(last["content"], last.get("reasoning_content", ""))
         self._history, self._answer, self._begun = history, self.answers.pop(0), begun
         return self._answer
 
@@ -107,12 +107,12 @@ def surroundings(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def talk() -> Conversation:
-    return Conversation(Model(), GenerationOptions(), ProgressLine())
+def talk() -> TerminalConversation:
+    return TerminalConversation(Model(), GenerationOptions(), ProgressLine())
 
 
 @pytest.fixture
-def say(talk: Conversation, capsys) -> Say:
+def say(talk: TerminalConversation, capsys) -> Say:
     """A line, and the answers that come: what is shown."""
 
     def told(text: str, *answers: Any, open: Any = None, edit: Any = lambda text: None) -> str:
@@ -125,11 +125,11 @@ def say(talk: Conversation, capsys) -> Say:
     return told
 
 
-def texts(talk: Conversation) -> list[str]:
+def texts(talk: TerminalConversation) -> list[str]:
     return [line["content"] for line in talk.lines]
 
 
-def agree(talk: Conversation) -> bool:
+def agree(talk: TerminalConversation) -> bool:
     """Whether the model's session has what the conversation has."""
     return talk.model.session.messages == sessions.plain(talk.lines)
 
@@ -137,7 +137,7 @@ def agree(talk: Conversation) -> bool:
 # ---- questions and answers
 
 
-def test_questions_and_answers(talk: Conversation, say: Say):
+def test_questions_and_answers(talk: TerminalConversation, say: Say):
     assert "Hello\n" in say("Hi", Answer("Hel", "lo"))
     say("And?", Answer("Yes", reason="length"))
     assert talk.lines == [
@@ -147,7 +147,7 @@ def test_questions_and_answers(talk: Conversation, say: Say):
     assert agree(talk) and talk.used == 8
 
 
-def test_what_is_told_of_an_answer(talk: Conversation, say: Say):
+def test_what_is_told_of_an_answer(talk: TerminalConversation, say: Say):
     cut = "the answer was cut after 3 tokens, as -n says; /continue goes on"
     assert cut in say("a", Answer("x", reason="length")) and cut not in say("b", Answer("x"))
     assert cut not in say("c", Answer("x", reason="length", is_full=True))
@@ -172,7 +172,7 @@ def test_a_line_of_statistics():
     assert "tokens/s" not in statistics(answer, 0)
 
 
-def test_thoughts_are_shown_or_not(talk: Conversation, say: Say, monkeypatch):
+def test_thoughts_are_shown_or_not(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[Any]()
     drawn = SimpleNamespace(
         push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
@@ -190,7 +190,7 @@ def test_thoughts_are_shown_or_not(talk: Conversation, say: Say, monkeypatch):
         say("/think maybe")
 
 
-def test_how_far_hidden_thoughts_are(talk: Conversation, say: Say, monkeypatch):
+def test_how_far_hidden_thoughts_are(talk: TerminalConversation, say: Say, monkeypatch):
     """On a line that is gone before anything else is shown."""
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
@@ -205,13 +205,13 @@ def test_how_far_hidden_thoughts_are(talk: Conversation, say: Say, monkeypatch):
     assert shown == ["clear"]
 
 
-def test_an_answer_that_was_cut_short_of_its_form(talk: Conversation, say: Say):
+def test_an_answer_that_was_cut_short_of_its_form(talk: TerminalConversation, say: Say):
     talk.options = GenerationOptions(constraint=constraint_of(regex="a"))
     said = say("q", Answer("x", reason="length"))
     assert "as -n says" not in said and "the answer was cut" in said
 
 
-def test_a_question_that_was_not_answered_is_no_line(talk: Conversation, say: Say):
+def test_a_question_that_was_not_answered_is_no_line(talk: TerminalConversation, say: Say):
     say("a", Answer("x"))
     before = list(talk.lines)
     assert "error: broken" in say("b", LocalllmError("broken")) and talk.lines == before
@@ -221,7 +221,7 @@ def test_a_question_that_was_not_answered_is_no_line(talk: Conversation, say: Sa
     assert texts(talk)[2:] == ["d", "begun"] and talk.lines[-1]["finish"] == "interrupted" and agree(talk)
 
 
-def test_files_go_with_the_next_question(talk: Conversation, say: Say, tmp_path: Path):
+def test_files_go_with_the_next_question(talk: TerminalConversation, say: Say, tmp_path: Path):
     (tmp_path / "f.txt").write_text("one two three\n")
     assert "13 characters of f.txt go with the next question" in say(f"/read {tmp_path / 'f.txt'}")
     say("lost", LocalllmError("x"))
@@ -233,7 +233,7 @@ def test_files_go_with_the_next_question(talk: Conversation, say: Say, tmp_path:
 @pytest.mark.parametrize(("words", "system", "before", "fits"), [
     (70, 0, 0, True), (71, 0, 0, False), (60, 10, 0, True), (61, 10, 0, False), (40, 0, 30, True), (41, 0, 30, False),
 ])  # fmt: skip
-def test_room_for_a_file(talk: Conversation, words: int, system: int, before: int, fits: bool):
+def test_room_for_a_file(talk: TerminalConversation, words: int, system: int, before: int, fits: bool):
     """An eighth of the context stays for the answer."""
     if system:
         talk.model.session.system = "s " * system
@@ -247,7 +247,7 @@ def test_room_for_a_file(talk: Conversation, words: int, system: int, before: in
             talk.read("w " * words, "w.txt")
 
 
-def test_room_where_nothing_may_be_forgotten(talk: Conversation, say: Say):
+def test_room_where_nothing_may_be_forgotten(talk: TerminalConversation, say: Say):
     say("a", Answer("x"))
     talk.read("w " * 70, "w.txt")
     talk.texts, talk.options = [], GenerationOptions(on_overflow="error")
@@ -260,7 +260,7 @@ def test_room_where_nothing_may_be_forgotten(talk: Conversation, say: Say):
     assert talk.texts == ["w " * 9999]
 
 
-def test_what_waits_goes_with_this_conversation_alone(talk: Conversation, say: Say):
+def test_what_waits_goes_with_this_conversation_alone(talk: TerminalConversation, say: Say):
     for leaving, words in (("/clear", []), ("/branch b", ["q", "a"])):
         say("q", Answer("a"))
         talk.texts, talk.images = ["t"], ["/x.png"]
@@ -276,7 +276,7 @@ def test_what_waits_goes_with_this_conversation_alone(talk: Conversation, say: S
     assert texts(talk) == ["q", "a", "one\n\ntwo", "b"]
 
 
-def test_files_that_are_too_long(talk: Conversation, say: Say, tmp_path: Path):
+def test_files_that_are_too_long(talk: TerminalConversation, say: Say, tmp_path: Path):
     path = tmp_path / "f.txt"
     for size, fits in ((64 * 80, True), (64 * 80 + 1, False)):
         path.write_bytes(b"x" * size)
@@ -292,7 +292,7 @@ def test_files_that_are_too_long(talk: Conversation, say: Say, tmp_path: Path):
 # ---- taking back, asking again
 
 
-def test_taking_back(talk: Conversation, say: Say):
+def test_taking_back(talk: TerminalConversation, say: Say):
     assert "there is nothing to take back" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
@@ -306,7 +306,7 @@ def test_taking_back(talk: Conversation, say: Say):
             say(f"/undo {odd}")
 
 
-def test_another_answer(talk: Conversation, say: Say):
+def test_another_answer(talk: TerminalConversation, say: Say):
     assert "there is no question yet" in say("/retry")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7, top_k=5))
     say("q", Answer("first"))
@@ -328,7 +328,7 @@ def test_another_answer(talk: Conversation, say: Say):
     assert texts(talk) == ["q", "second"] and agree(talk)
 
 
-def test_the_images_of_the_last_question_are_seen_again(talk: Conversation, say: Say):
+def test_the_images_of_the_last_question_are_seen_again(talk: TerminalConversation, say: Say):
     seen = list[Any]()
     asking = talk.model.session.ask
     talk.model.session.ask = lambda text, options, *images: seen.append((text, *images)) or asking(text, options)
@@ -342,7 +342,7 @@ def test_the_images_of_the_last_question_are_seen_again(talk: Conversation, say:
     assert [line.get("images") for line in talk.lines[::2]] == [["/x.png"], ["/y.png"], None]
 
 
-def test_another_question(talk: Conversation, say: Say):
+def test_another_question(talk: TerminalConversation, say: Say):
     assert "there is no question yet" in say("/edit")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7))
     say("q", Answer("a"))
@@ -352,13 +352,13 @@ def test_another_question(talk: Conversation, say: Say):
     assert texts(talk) == ["q!", "b"] and talk.model.session.asked[-1][1].sampling.seed == 7
 
 
-def test_going_on(talk: Conversation, say: Say):
+def test_going_on(talk: TerminalConversation, say: Say):
     say("q", Answer("one ", reason="length"))
     assert "two" in say("/continue", Answer("two"))
     assert texts(talk) == ["q", "one two"] and talk.lines[-1]["finish"] == "stop" and agree(talk)
 
 
-def test_system_messages(talk: Conversation, say: Say):
+def test_system_messages(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     assert "is set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agree(talk)
     say("/system Be long.")
@@ -383,13 +383,13 @@ class Calls:
     def note(self, message: dict[str, Any], finish: str) -> None:
         self.noted.append((message["content"], finish))
 
-    def results(self, calls: list[SaidCall]) -> list[dict[str, Any]]:
+    def results(self, calls: list[ToolCall]) -> list[dict[str, Any]]:
         return [{"role": "tool", "tool_call_id": call.id, "content": f"did {call.name}"} for call in calls]
 
 
-def test_calls_of_tools(talk: Conversation, say: Say):
+def test_calls_of_tools(talk: TerminalConversation, say: Say):
     talk.tools = tools = Calls()  # type: ignore[assignment]
-    one, two = SaidCall("one", ["{}"]), SaidCall("two", ["{}"])
+    one, two = ToolCall("one", ["{}"]), ToolCall("two", ["{}"])
     say("q", Answer("look", calls=[one, two]), Answer("", calls=[one]), Answer("done"))
     assert texts(talk) == ["q", "look", "did one", "did two", "", "did one", "done"] and agree(talk)
     assert tools.noted == [("look", "stop"), ("", "stop"), ("done", "stop")] and talk.lines[-1]["finish"] == "stop"
@@ -403,7 +403,7 @@ def test_calls_of_tools(talk: Conversation, say: Say):
 # ---- sessions and branches
 
 
-def test_a_session(talk: Conversation, say: Say):
+def test_a_session(talk: TerminalConversation, say: Say):
     say("before", Answer("a"))
     assert "the session trip now" in say("/save trip")
     say("q", Answer("b"))
@@ -431,20 +431,20 @@ def test_a_session(talk: Conversation, say: Say):
     talk.leave()
 
 
-def test_a_session_of_another_model(talk: Conversation, say: Say):
+def test_a_session_of_another_model(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     say("/save trip")
     first = talk.model
     assert "n · Q8_0 · 80 tokens of context" in say("/model n") and first.closed == 1 and talk.model.name == "n"
     assert sessions.read("trip").model.name == "n" and agree(talk)
     talk.leave()
-    other = Conversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
+    other = TerminalConversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
     other.load("trip")
     assert other.model.session.earlier == 8 and other.model.session.did == ["hold"]
     other.leave()
 
 
-def test_what_is_told_when_a_session_is_loaded(talk: Conversation, say: Say):
+def test_what_is_told_when_a_session_is_loaded(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     say("/save trip")
     talk.leave()
@@ -459,7 +459,7 @@ def test_what_is_told_when_a_session_is_loaded(talk: Conversation, say: Say):
     talk.leave()
 
 
-def test_branches_that_nobody_keeps(talk: Conversation, say: Say):
+def test_branches_that_nobody_keeps(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     assert "a branch b: what is said now" in say("/branch b")
     say("r", Answer("c"))
@@ -473,7 +473,7 @@ def test_branches_that_nobody_keeps(talk: Conversation, say: Say):
     assert talk.branches == {} and talk.name == "main"
 
 
-def test_branches_of_a_session(talk: Conversation, say: Say):
+def test_branches_of_a_session(talk: TerminalConversation, say: Say):
     say("/save trip")
     say("q", Answer("a"))
     say("/branch b")
@@ -486,7 +486,7 @@ def test_branches_of_a_session(talk: Conversation, say: Say):
     talk.leave()
 
 
-def test_a_session_that_cannot_be_written_is_told(talk: Conversation, say: Say, monkeypatch):
+def test_a_session_that_cannot_be_written_is_told(talk: TerminalConversation, say: Say, monkeypatch):
     say("/save trip")
     monkeypatch.setattr(sessions, "_append", lambda path, data: (_ for _ in ()).throw(OSError(28, "No space left")))
     monkeypatch.setattr(sessions.SessionFile, "rewrite", lambda file: (_ for _ in ()).throw(LocalllmError("no space")))
@@ -497,7 +497,7 @@ def test_a_session_that_cannot_be_written_is_told(talk: Conversation, say: Say, 
 # ---- commands
 
 
-def test_questions_that_are_only_thought_about_are_kept(talk: Conversation, say: Say, monkeypatch):
+def test_questions_that_are_only_thought_about_are_kept(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
     monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
@@ -509,7 +509,7 @@ def test_questions_that_are_only_thought_about_are_kept(talk: Conversation, say:
 
 
 @pytest.mark.parametrize("begun", ["", (THOUGHT, "Hm")])
-def test_going_on_with_nothing_said_and_stopping_at_once(talk: Conversation, say: Say, begun: Any):
+def test_going_on_with_nothing_said_and_stopping_at_once(talk: TerminalConversation, say: Say, begun: Any):
     """The question and what was thought stay, and so do the turns before."""
     for number in (2, 4):
         say("q", Answer(begun, reason="length"))
@@ -518,26 +518,26 @@ def test_going_on_with_nothing_said_and_stopping_at_once(talk: Conversation, say
         assert talk.lines[-1].get("reasoning_content") == ("Hm" if begun else None)
 
 
-def test_going_on_asks_nothing_of_tools(talk: Conversation, say: Say):
+def test_going_on_asks_nothing_of_tools(talk: TerminalConversation, say: Say):
     say("q", Answer("one ", reason="length"))
     talk.tools = tools = Calls()  # type: ignore[assignment]
     say("/continue", Answer("two"))
     assert texts(talk) == ["q", "one two"] and tools.questions == [[]] and agree(talk)
 
 
-def test_a_call_whose_answer_is_stopped_before_it_begins(talk: Conversation, say: Say):
+def test_a_call_whose_answer_is_stopped_before_it_begins(talk: TerminalConversation, say: Say):
     talk.tools = Calls()  # type: ignore[assignment]
-    say("q", Answer("look", calls=[SaidCall("one", ["{}"])]), Answer(KeyboardInterrupt()))
+    say("q", Answer("look", calls=[ToolCall("one", ["{}"])]), Answer(KeyboardInterrupt()))
     assert texts(talk) == ["q", "look", "did one"] and agree(talk)
 
 
-def test_statistics_are_off_and_on(talk: Conversation, say: Say):
+def test_statistics_are_off_and_on(talk: TerminalConversation, say: Say):
     assert "tokens read" not in say("q", Answer("a"))
     assert "statistics are on" in say("/stats") and "statistics are off" in say("/stats")
     assert "statistics are off" in say("/stats off") and "statistics are on" in say("/stats on")
 
 
-def test_who_leaves_lets_others_have_the_session(talk: Conversation, say: Say):
+def test_who_leaves_lets_others_have_the_session(talk: TerminalConversation, say: Say):
     say("/save trip")
     say("/clear")
     with sessions.SessionFile("trip") as file:
@@ -545,9 +545,9 @@ def test_who_leaves_lets_others_have_the_session(talk: Conversation, say: Say):
     assert "there are no sessions yet" in say("/sessions")
 
 
-def test_commands_and_texts(talk: Conversation, say: Say):
+def test_commands_and_texts(talk: TerminalConversation, say: Say):
     for leaving in ("bye", " quit ", "exit", "/exit"):
-        with pytest.raises(Leaving):
+        with pytest.raises(ExitChat):
             say(leaving)
     say(" /help is a command", Answer("Yes"))
     assert texts(talk) == [" /help is a command", "Yes"]
@@ -568,7 +568,7 @@ def test_commands_and_texts(talk: Conversation, say: Say):
     assert "top_k = 5" in say("/set top_k 5") and "the usual ones" in say("/set top_k default")
 
 
-def test_what_holds(talk: Conversation, say: Say):
+def test_what_holds(talk: TerminalConversation, say: Say):
     say("/system Be short.")
     say("q", Answer("a"))
     talk.texts, talk.images = ["abc", "d"], ["x"]
@@ -586,7 +586,7 @@ def test_what_holds(talk: Conversation, say: Say):
     assert "0 tokens, in 1 message\n" in say("/show") and "session" not in say("/show")
 
 
-def test_images_that_cannot_be_seen_do_not_wait(talk: Conversation, tmp_path: Path):
+def test_images_that_cannot_be_seen_do_not_wait(talk: TerminalConversation, tmp_path: Path):
     """Of a model here, its projector says so; of a server's only whether it is an image is known."""
     pytest.importorskip("PIL.Image")
     (tmp_path / "x.png").write_bytes(b"no image")
@@ -605,7 +605,7 @@ def test_images_that_cannot_be_seen_do_not_wait(talk: Conversation, tmp_path: Pa
     assert talk.images == [os.path.abspath("good.png")]
 
 
-def test_models_without_a_name_have_their_files(talk: Conversation, say: Say):
+def test_models_without_a_name_have_their_files(talk: TerminalConversation, say: Say):
     talk.model.name, talk.model.path = "", "/models/tiny.gguf"
     assert "tiny · Q8_0 · /models/tiny.gguf" in say("/show")
     assert "tiny · Q8_0 · 80 tokens of context\n" in say("/model")
@@ -627,7 +627,7 @@ def test_help_is_no_wider_than_the_terminal(say: Say, monkeypatch, columns: int)
     assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("/")) and "Ctrl-D" in shown
 
 
-def test_what_tab_offers(talk: Conversation, tmp_path: Path, monkeypatch):
+def test_what_tab_offers(talk: TerminalConversation, tmp_path: Path, monkeypatch):
     for name in ("a.txt", "ab", ".hidden"):
         (tmp_path / name).write_text("")
     (tmp_path / "az").mkdir()
@@ -649,7 +649,7 @@ def test_what_tab_offers(talk: Conversation, tmp_path: Path, monkeypatch):
     assert tab("/clear ") == []
 
 
-def test_images_wait(talk: Conversation, say: Say, tmp_path: Path, monkeypatch):
+def test_images_wait(talk: TerminalConversation, say: Say, tmp_path: Path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (2, 2)).save(tmp_path / "x.png")
     monkeypatch.chdir(tmp_path)

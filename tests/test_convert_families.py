@@ -29,7 +29,7 @@ from localllm.convert.families import family_of
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.pretokenizer_name import pretokenizer_name
 from localllm.convert.tensors import as_float32
-from localllm.engine.embedding_runner import TextReader
+from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
@@ -132,7 +132,7 @@ def test_layers_that_guess_are_kept(
     tmp_path: Path, variant: str, last: int, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     """Behind the others, as the publishers name them; a transformers checkpoint has none."""
-    monkeypatch.setattr(speculation, "StepCosts", Free)  # or it would be a matter of time whether guesses are made
+    monkeypatch.setattr(speculation, "StepCostModel", Free)  # or it would be a matter of time whether guesses are made
     shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
     its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
     its |= {f"{own}{name}.weight": [*map(int, s.split())] for name, s in NEXTN.items() if name not in without}
@@ -233,7 +233,7 @@ def test_rows_and_scores_are_those_of_transformers(tmp_path: Path, variant: str)
     file = GGUFFile.open(path)
     kind = "rank" if has_head(file) else "mean"
     for backend, most in (("reference", 1e-5), ("cpu", 1e-4)):
-        reader = TextReader(file, kind, EngineOptions(backend=backend, kv_type="f32"))
+        reader = EmbeddingRunner(file, kind, EngineOptions(backend=backend, kv_type="f32"))
         np.testing.assert_allclose(reader.read([TEXT])[0], facts(variant)["rows"], atol=most)
         reader.close()
 

@@ -31,7 +31,7 @@ from localllm.convert.projectors.internvl import internvl
 from localllm.convert.projectors.lfm2vl import lfm2vl
 from localllm.convert.projectors.llava import llava15
 from localllm.convert.projectors.parts import SeeingConfig, sizes_of
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 
@@ -352,7 +352,7 @@ def test_sees_what_transformers_sees(tmp_path, cli, name):
     more = "--mmproj", "--force", "--override-kv", f"{EPSILON}=float:0.001"
     code, _, err = cli("quantize", str(written(tmp_path / "model", name)), str(path), "F32", *more)
     assert code == 0, err
-    reader, golden = PictureReader(GGUFFile.open(path)), PictureGolden.load(name)
+    reader, golden = VisionEncoder(GGUFFile.open(path)), PictureGolden.load(name)
     images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
     rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
     reader.close()

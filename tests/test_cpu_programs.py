@@ -14,17 +14,17 @@ from localllm.engine.cpu import rope_shift as shift
 from localllm.engine.cpu import streaming_run as passing
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
-from localllm.engine.cpu.kernel_variants import Loader, PiecedProduct, Pieces
+from localllm.engine.cpu.kernel_variants import Loader, VariantProduct, VariantTable
 from localllm.engine.cpu.program import Program
-from localllm.engine.cpu.rope_shift import KeyTurner
+from localllm.engine.cpu.rope_shift import KeyRotator
 from localllm.engine.cpu.rows import RowProgram
-from localllm.engine.cpu.streaming_run import PassedPiece, Passing, pieces_of
-from localllm.engine.cpu.threads import Team, Threads
+from localllm.engine.cpu.streaming_run import StreamingRunner, TapeSlice, pieces_of
+from localllm.engine.cpu.threads import Threads, WorkerGroup
 from localllm.engine.memory.reserved import Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, Text
+from localllm.engine.run import BATCH, Header, Span, TextSpan
 from localllm.engine.trace.operations import ALL, WANTED, Routed
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
 
@@ -44,12 +44,12 @@ def test_a_tape_in_pieces(monkeypatch):
     assert [(end, [where[id(some)] for some in held]) for end, held in found] == [
         (2, [0, 1]), (5, [3, 4]), (8, [5, 6]), (9, [8]),
     ]  # fmt: skip
-    assert pieces_of([]) == [PassedPiece(0, [])]
+    assert pieces_of([]) == [TapeSlice(0, [])]
     full = [SimpleNamespace(stage=stage, arguments={"weights": np.zeros(5, np.uint8)}) for stage in range(3)]
     assert [end for end, _ in pieces_of(full)] == [2, 3]
     done = []
     monkeypatch.setattr(passing, "forget", lambda some: done.append(where[id(some)]))
-    Passing(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
+    StreamingRunner(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
     assert done == [(0, 2), 0, 1, (2, 5), 3, 4, (5, 8), 5, 6, (8, 9), 8]
 
 
@@ -87,13 +87,13 @@ def test_a_tape_in_pieces(monkeypatch):
 )  # fmt: skip
 def test_pieces_that_a_run_needs(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
-    found = PiecedProduct("Q8_0", 4, of, most, is_precise).pieces(*run)
+    found = VariantProduct("Q8_0", 4, of, most, is_precise).pieces(*run)
     assert found == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
 def test_pieces_of_all_products(monkeypatch):
     monkeypatch.setattr(pieces_module, "few_tokens", lambda format, columns: columns)
-    pieces = Pieces()
+    pieces = VariantTable()
     first = pieces.arguments("Q8_0", 40, ALL, 512, False)
     second = pieces.arguments("Q8_0", 20, WANTED, 60, True)
     other = pieces.arguments("Q4_0", 40, ALL, 30, False)
@@ -154,7 +154,7 @@ def test_a_program_runs():
     program.rows(5, pages, np.array([2, 5]))
     assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
     done.clear()
-    texts = [Text(np.array([4, 5]), 1), Text(np.array([6]), 1)]
+    texts = [TextSpan(np.array([4, 5]), 1), TextSpan(np.array([6]), 1)]
     for precise, most in ((True, 128), (False, 128)):
         found = program.read(texts, pages, precise)
         assert (found.shape, header.numbers.tolist()) == ((2, 3), [3, 2, 2, most, found.ctypes.data, 0])
@@ -172,7 +172,7 @@ def test_a_program_runs():
 def test_many_tokens_in_bytes(precise, most):
     """Of texts, where nobody wants more; of rows that are given always."""
     done, _, program = made_program(tokens=200)
-    program.read([Text(np.zeros(130, np.int64), 130)], np.arange(3), precise)
+    program.read([TextSpan(np.zeros(130, np.int64), 130)], np.arange(3), precise)
     program.rows(130, np.arange(3))
     assert done == [(130, 1, most), "walk", (130, 1, 128), "walk"]
 
@@ -226,7 +226,7 @@ def test_what_threads_share(monkeypatch):
     monkeypatch.setattr(threads, "waiting_functions", lambda: [11, 12, 13, 14, 15])
     monkeypatch.setattr(threads, "prepare_waiting", lambda *given: prepared.append(given))
     tape = np.zeros((6, 5), np.int64)
-    team = Team({"run": 1, "work": 2}, tape, "kept")
+    team = WorkerGroup({"run": 1, "work": 2}, tape, "kept")
     job, address = team.job, team.job.ctypes.data
     assert len(job) == JOB_WORDS and address % LINE == team.cells.ctypes.data % LINE == 0
     assert len(team.cells) * 8 == 6 * LINE and team.keep == ("kept", tape)
@@ -264,7 +264,7 @@ def test_memory_at_lines(monkeypatch, line):
 def test_threads_walk(monkeypatch):
     done = []
 
-    class Known(Team):
+    class Known(WorkerGroup):
         def __init__(self, *given):
             done.append(given)
             self.job, self.run = np.zeros(1, np.int64), lambda *given: done.append(given[1:])
@@ -281,7 +281,7 @@ def test_threads_walk(monkeypatch):
         def join(self):
             done.append("join")
 
-    monkeypatch.setattr(threads, "Team", Known)
+    monkeypatch.setattr(threads, "WorkerGroup", Known)
     walker = Threads(4, "addresses", "tape")
     assert done == [("addresses", "tape", None), 4]
     walker.run()
@@ -342,7 +342,7 @@ def test_programs_of_a_backend(monkeypatch):
 def test_what_a_backend_keeps(monkeypatch):
     """Pages for what attends, states for what recurs; keys are turned in the first."""
     made = {}
-    for name in ("KVCache", "StateLayout", "Room", "KeyTurner"):
+    for name in ("KVCache", "StateLayout", "Room", "KeyRotator"):
         there = shift if name == "KeyTurner" else backend
         known = SimpleNamespace(store="store", places="places", place_bytes=5, turn="turn")
         monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
@@ -353,7 +353,7 @@ def test_what_a_backend_keeps(monkeypatch):
     assert made["Room"] == (found._cache, found._places.layout) and found._places.layout is not None
     assert (found.store, found.places, found.place_bytes) == ("store", "places", 5)
     found.prepare_shift("turns")
-    assert made["KeyTurner"] == (found._cache, states[::2], "turns") and found.turn == "turn"
+    assert made["KeyRotator"] == (found._cache, states[::2], "turns") and found.turn == "turn"
 
 
 def test_images_of_a_backend(monkeypatch):
@@ -400,7 +400,7 @@ def shift_places():
 
 def test_keys_are_turned_some_at_a_time():
     told = []
-    turner = object.__new__(KeyTurner)
+    turner = object.__new__(KeyRotator)
     turner._distances = np.zeros(BATCH, np.int64)
     turner._header = SimpleNamespace(fill=lambda spans, *rest: told.append((*spans, *rest)))
     turner._walker = SimpleNamespace(run=lambda: told.append(turner._distances.tolist()))
@@ -463,5 +463,5 @@ def test_a_reader_of_pictures_has_its_options(monkeypatch):
     monkeypatch.setattr(pictures, "projector", lambda file: ("family", "hyperparameters"))
     monkeypatch.setattr(pictures, "said_parts", lambda *given: given)
     file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)
-    assert PictureReader(file, options)._options is options and PictureReader(file)._options == EngineOptions()
-    assert PictureReader(file)._said == (file, "family", "hyperparameters")
+    assert VisionEncoder(file, options)._options is options and VisionEncoder(file)._options == EngineOptions()
+    assert VisionEncoder(file)._said == (file, "family", "hyperparameters")

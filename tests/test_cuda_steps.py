@@ -25,7 +25,7 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
-from localllm.engine.run import Header, Span, Text
+from localllm.engine.run import Header, Span, TextSpan
 from localllm.engine.trace.operations import WANTED
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
@@ -277,7 +277,7 @@ def test_what_a_card_is_told_of_texts():
     there, here, pages = PinnedHeader(card, 200, 4), Header(200), np.array([5, 7, 6, 9])
     there.base = 10_000
     assert len(there.words) == words_of_header(200) + card_program.MOST_SEQUENCES * 4
-    texts = [Text(np.arange(PAGE + 1), 3), Text(np.array([8]), 1), Text(np.arange(9), 9)]
+    texts = [TextSpan(np.arange(PAGE + 1), 3), TextSpan(np.array([8]), 1), TextSpan(np.arange(9), 9)]
     rows = np.zeros((3, 2), np.float32)
     for header in (there, here):
         header.fill_texts(texts, pages, rows, False)
@@ -375,7 +375,7 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     options = SimpleNamespace(uploading=None, progress="shown")
     program = CudaProgram(card, operations, None, None, 64, options, {})
     assert made == [((512, 1), "shown"), ((1, 1), "shown")]
-    texts = [Text(np.zeros(count, np.int64), count) for count in (3, 2, 4)]
+    texts = [TextSpan(np.zeros(count, np.int64), count) for count in (3, 2, 4)]
     rows = program.read(texts, "pages")
     size, kind, *given, logits, precise = told.pop()
     assert (size, kind, given, precise) == ((16, 4), "texts", [texts, "pages"], False)

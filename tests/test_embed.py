@@ -235,7 +235,7 @@ def test_vectors_of_texts():
 )
 def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monkeypatch):
     reader = SimpleNamespace(width=3, context=9, warning="b" if "b" in warnings else None)
-    monkeypatch.setattr("localllm.engine.embedding_runner.TextReader", lambda file, pooling, options: reader)
+    monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", lambda file, pooling, options: reader)
     monkeypatch.setattr(embedding, "pooling_of", lambda file, pooling: pooling)
     tokenizer = SimpleNamespace(warnings=["a"] if "a" in warnings else [])
     tokenizer.encode = lambda text, bos=False, eos=False: [*"<" * (bos and begins), *text, *">" * (eos and ends)]
@@ -322,7 +322,7 @@ def scoring(
     reader = SimpleNamespace(context=context, warning="careful", heard=[])
     reader.hyperparameters = SimpleNamespace(arch="x", looks_ahead=not decodes)
     reader.read = lambda *told: reader.heard.append(told) or np.array([[len(ids)] for ids in told[0]], np.float32)
-    monkeypatch.setattr("localllm.engine.embedding_runner.TextReader", lambda file, pooling, options: reader)
+    monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", lambda file, pooling, options: reader)
     monkeypatch.setattr(reranking, "require_reranker", lambda file: None)
     metadata = {} if labels is None else {"x.classifier.output_labels": labels}
     return Reranker(SimpleNamespace(path="/r.gguf", metadata=metadata), tokenizer, None)
@@ -467,6 +467,6 @@ def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
         close = staticmethod(lambda: heard.append("ended"))
 
     monkeypatch.setattr(api, "open_model", lambda path, progress: nullcontext(model))
-    monkeypatch.setattr("localllm.engine.embedding_runner.TextReader", Reader)
+    monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", Reader)
     api.warmup("m", print)
     assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (ahead and not fills)]

@@ -27,7 +27,7 @@ from localllm.arch.routing import Routing
 from localllm.arch.verbs import swiglu_limited
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.kernels import cpu
@@ -515,4 +515,4 @@ def test_experts_of_other_shapes_are_refused(golden, shape):  # noqa: F811
 def test_importance_of_experts_is_refused(golden):  # noqa: F811
     for backend in ("cpu", "reference"):
         with pytest.raises(ModelError, match="an importance matrix of a model with experts"):
-            Engine(golden("llama_moe"), EngineOptions(2, 128, backend=backend, observer=SquareSums()))
+            Engine(golden("llama_moe"), EngineOptions(2, 128, backend=backend, observer=ImatrixCollector()))

@@ -25,8 +25,8 @@ from localllm.generation.diffusion import (
     MARGIN,
     ORIGIN,
     RANDOM,
-    FillingModel,
-    FillingOptions,
+    DiffusionModel,
+    DiffusionOptions,
     draw,
     filled,
     filling_model,
@@ -62,12 +62,12 @@ def certain(answer: list[int], surer: float = 0.0):
         rows[np.arange(len(tokens)), answer] = 3 + surer * np.arange(len(tokens))
         return rows
 
-    return FillingModel(read, MASK, False)
+    return DiffusionModel(read, MASK, False)
 
 
 def test_all_places_are_filled_in_the_end():
     answer = [1, 2, 3, 4, 5, 6, 7, 8]
-    for options in (FillingOptions(6, 4, 1e-3), FillingOptions(6, 6, block_length=2), FillingOptions(6, 20, 0.5)):
+    for options in (DiffusionOptions(6, 4, 1e-3), DiffusionOptions(6, 6, block_length=2), DiffusionOptions(6, 20, 0.5)):
         states = list(filled(certain(answer), answer[:2], options))
         assert len(states) == options.steps
         assert states[-1] == answer[2:]
@@ -76,23 +76,23 @@ def test_all_places_are_filled_in_the_end():
 
 
 def test_blocks_come_one_after_the_other():
-    states = list(filled(certain([0] * 10), [0, 0], FillingOptions(8, 4, block_length=4)))
+    states = list(filled(certain([0] * 10), [0, 0], DiffusionOptions(8, 4, block_length=4)))
     assert [[token == MASK for token in state] for state in states] == [
         [False] * done + [True] * (8 - done) for done in (2, 4, 6, 8)
     ]
-    assert [how_many(FillingOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [2, 1, 1]
-    assert len(list(plan(FillingOptions(8, 6, block_length=4)))) == 6
+    assert [how_many(DiffusionOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [2, 1, 1]
+    assert len(list(plan(DiffusionOptions(8, 6, block_length=4)))) == 6
 
 
 def test_the_surest_place_is_filled_first():
-    first = next(filled(certain([0] * 8, surer=0.5), [0, 0], FillingOptions(6, 6, block_length=6)))
+    first = next(filled(certain([0] * 8, surer=0.5), [0, 0], DiffusionOptions(6, 6, block_length=6)))
     assert first == [MASK] * 5 + [0]
 
 
 def test_logits_may_be_for_the_place_behind():
     answer = [1, 2, 3, 4, 5]
     shifted = certain([*answer[1:], 0])._replace(is_shifted=True)
-    assert list(filled(shifted, [1], FillingOptions(4, 2, 1e-3)))[-1] == answer[1:]
+    assert list(filled(shifted, [1], DiffusionOptions(4, 2, 1e-3)))[-1] == answer[1:]
 
 
 def test_guidance_goes_away_from_what_is_said_without_the_prompt():
@@ -101,35 +101,35 @@ def test_guidance_goes_away_from_what_is_said_without_the_prompt():
         rows[:, 3], rows[:, 4] = 1.0, 0.9 if tokens[0] != MASK else 0.0
         return rows
 
-    plain, guided = (FillingOptions(1, 1, 1e-3, guidance=guidance) for guidance in (0.0, 2.0))
-    assert next(filled(FillingModel(read, MASK, False), [1], plain)) == [3]
-    assert next(filled(FillingModel(read, MASK, False), [1], guided)) == [4]
+    plain, guided = (DiffusionOptions(1, 1, 1e-3, guidance=guidance) for guidance in (0.0, 2.0))
+    assert next(filled(DiffusionModel(read, MASK, False), [1], plain)) == [3]
+    assert next(filled(DiffusionModel(read, MASK, False), [1], guided)) == [4]
 
 
 @pytest.mark.parametrize("algorithm", [ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE])
 def test_algorithms_repeat_with_their_seed(algorithm):
-    options = FillingOptions(6, 6, 1e-3, algorithm=algorithm, temperature=1.0, algorithm_temperature=0.3, seed=4)
-    flat = FillingModel(lambda tokens: np.zeros((len(tokens), VOCAB), np.float32), MASK, False)
+    options = DiffusionOptions(6, 6, 1e-3, algorithm=algorithm, temperature=1.0, algorithm_temperature=0.3, seed=4)
+    flat = DiffusionModel(lambda tokens: np.zeros((len(tokens), VOCAB), np.float32), MASK, False)
     assert list(filled(flat, [1], options)) == list(filled(flat, [1], options))
 
 
 def test_draws_are_as_likely_as_they_should_be():
     random, rows = np.random.default_rng(0), np.tile(np.log([0.5, 0.3, 0.15, 0.05]), (4000, 1))
-    counts = Counter(draw(rows, FillingOptions(temperature=1.0), random)[0].tolist())
+    counts = Counter(draw(rows, DiffusionOptions(temperature=1.0), random)[0].tolist())
     assert abs(counts[0] / 4000 - 0.5) < 0.03
     assert abs(counts[2] / 4000 - 0.15) < 0.03
     np.testing.assert_allclose(
-        probabilities(rows[:1], FillingOptions(temperature=1.0, top_k=2))[0], [0.625, 0.375, 0, 0]
+        probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_k=2))[0], [0.625, 0.375, 0, 0]
     )
-    of_top_p = probabilities(rows[:1], FillingOptions(temperature=1.0, top_p=0.6))[0]
+    of_top_p = probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_p=0.6))[0]
     np.testing.assert_allclose(of_top_p, [0.625, 0.375, 0, 0])
-    assert draw(rows[:1], FillingOptions(), random)[0].tolist() == [0]
+    assert draw(rows[:1], DiffusionOptions(), random)[0].tolist() == [0]
 
 
 def test_how_sure_a_place_is():
     rows = np.log([[0.5, 0.4, 0.1], [0.6, 0.2, 0.2]])
     surest = {
-        kind: draw(rows, FillingOptions(algorithm=kind), np.random.default_rng(0))[1]
+        kind: draw(rows, DiffusionOptions(algorithm=kind), np.random.default_rng(0))[1]
         for kind in (CONFIDENCE, MARGIN, ENTROPY)
     }
     np.testing.assert_allclose(surest[CONFIDENCE], [0.5, 0.6])
@@ -141,24 +141,24 @@ def test_how_sure_a_place_is():
 
 def test_by_time_the_last_step_fills_what_is_left():
     """A step fills the share of what is masked by which the time that is left shrinks, down to epsilon."""
-    states = list(filled(certain([0] * 101), [0], FillingOptions(100, 4, 0.5)))
+    states = list(filled(certain([0] * 101), [0], DiffusionOptions(100, 4, 0.5)))
     assert [state.count(MASK) for state in states] == [88, 76, 64, 0]
 
 
 def test_nothing_is_read_for_steps_that_have_no_place_to_fill():
     known, reads = certain([0] * 6), []
     counting = known._replace(read=lambda tokens: reads.append(tokens) or known.read(tokens))
-    states = list(filled(counting, [0, 0], FillingOptions(4, 8, block_length=2)))
+    states = list(filled(counting, [0, 0], DiffusionOptions(4, 8, block_length=2)))
     assert [state.count(MASK) for state in states] == [3, 2, 2, 2, 1, 0, 0, 0]
     assert len(reads) == 4
 
 
 def test_logits_of_a_place_with_and_without_the_prompt():
     """To the number: guidance, and a first place that nothing is in front of."""
-    plain = FillingModel(lambda tokens: np.outer(tokens, [1.0, 2.0]).astype(np.float32), MASK, False)
+    plain = DiffusionModel(lambda tokens: np.outer(tokens, [1.0, 2.0]).astype(np.float32), MASK, False)
     tokens = np.array([1, 2, MASK])
     for guidance, first in ((0.0, [1, 2]), (0.5, [MASK - 1.5 * (MASK - 1), 2 * (MASK - 1.5 * (MASK - 1))])):
-        options = FillingOptions(1, 1, 0.1, guidance=guidance)
+        options = DiffusionOptions(1, 1, 0.1, guidance=guidance)
         rows = logits_for(plain, tokens, 1, options)
         assert rows.tolist() == [first, [2, 4], [MASK, 2 * MASK]]
         assert logits_for(plain._replace(is_shifted=True), tokens, 1, options).tolist() == [first, first, [2, 4]]
@@ -167,13 +167,13 @@ def test_logits_of_a_place_with_and_without_the_prompt():
 
 def test_places_in_any_order():
     """By chance alone each place has its chance; a warm choice prefers the sure ones, a cold one takes them."""
-    origin = next(filled(certain([0] * 1001), [0], FillingOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
+    origin = next(filled(certain([0] * 1001), [0], DiffusionOptions(1000, 4, 0.5, algorithm=ORIGIN, seed=1)))
     assert abs(origin.count(0) - 125) < 40
     assert 0 < origin[:500].count(0) < origin.count(0)
     for algorithm, temperature, expected in (
         (RANDOM, 0.0, 500), (CONFIDENCE, 100.0, 500), (CONFIDENCE, 1.0, 500), (CONFIDENCE, 1e-6, 1000),
     ):  # fmt: skip
-        options = FillingOptions(1000, 4, 0.5, algorithm=algorithm, algorithm_temperature=temperature, seed=1)
+        options = DiffusionOptions(1000, 4, 0.5, algorithm=algorithm, algorithm_temperature=temperature, seed=1)
         sure = certain([0] * 1001)._replace(read=certain([0] * 1001, surer=1e-3).read)
         chosen = np.flatnonzero(np.array(next(filled(sure, [0], options))) == 0)
         assert len(chosen) == 125
@@ -185,10 +185,10 @@ def test_noise_is_as_large_as_the_temperature(temperature):
     """Two draws with one temperature: the chance of four to one becomes 4 * (4 - log 4 - 1) / 9."""
     tokens, rows = np.full(4000, MASK), np.tile(temperature * np.log([4.0, 1.0]), (4000, 1))
     for has_noise, chance in ((False, 0.8), (True, 4 * (3 - np.log(4)) / 9)):
-        options = FillingOptions(temperature=temperature, has_noise=has_noise)
+        options = DiffusionOptions(temperature=temperature, has_noise=has_noise)
         filling.fill(tokens, np.arange(4000), rows, 4000, options, np.random.default_rng(2))
         assert abs((tokens == 0).mean() - chance) < 0.02
-    cold = FillingOptions(has_noise=True)
+    cold = DiffusionOptions(has_noise=True)
     filling.fill(tokens, np.arange(4000), rows, 4000, cold, np.random.default_rng(2))
     assert not tokens.any()
 
@@ -208,7 +208,10 @@ class Drawn:
 )
 def test_the_larger_the_number_that_is_drawn_the_likelier(numbers: list[float], chosen: int):
     """Of tokens and of places; numbers too small to tell are alike."""
-    noisy, placed = FillingOptions(temperature=1.0, has_noise=True, top_k=1), FillingOptions(algorithm_temperature=1.0)
+    noisy, placed = (
+        DiffusionOptions(temperature=1.0, has_noise=True, top_k=1),
+        DiffusionOptions(algorithm_temperature=1.0),
+    )
     with np.errstate(all="raise"):
         tokens = np.full(1, MASK)
         filling.fill(tokens, np.arange(1), np.zeros((1, 3)), 1, noisy, Drawn(numbers, [0.2]))
@@ -221,25 +224,25 @@ def test_the_larger_the_number_that_is_drawn_the_likelier(numbers: list[float], 
 def test_limits_of_what_may_be_drawn():
     rows = np.log([[4.0, 1.0, 1.0, 2.0]])
     for options, expected in (
-        (FillingOptions(top_k=1), [1, 0, 0, 0]),
-        (FillingOptions(top_k=3), [0.5, 0.125, 0.125, 0.25]),  # two are equally likely
-        (FillingOptions(top_k=4), [0.5, 0.125, 0.125, 0.25]),
-        (FillingOptions(top_k=5), [0.5, 0.125, 0.125, 0.25]),
-        (FillingOptions(temperature=0.5), [16 / 22, 1 / 22, 1 / 22, 4 / 22]),
-        (FillingOptions(top_p=0.7), [2 / 3, 0, 0, 1 / 3]),
-        (FillingOptions(top_p=0.8), [4 / 7, 1 / 7, 0, 2 / 7]),
+        (DiffusionOptions(top_k=1), [1, 0, 0, 0]),
+        (DiffusionOptions(top_k=3), [0.5, 0.125, 0.125, 0.25]),  # two are equally likely
+        (DiffusionOptions(top_k=4), [0.5, 0.125, 0.125, 0.25]),
+        (DiffusionOptions(top_k=5), [0.5, 0.125, 0.125, 0.25]),
+        (DiffusionOptions(temperature=0.5), [16 / 22, 1 / 22, 1 / 22, 4 / 22]),
+        (DiffusionOptions(top_p=0.7), [2 / 3, 0, 0, 1 / 3]),
+        (DiffusionOptions(top_p=0.8), [4 / 7, 1 / 7, 0, 2 / 7]),
     ):
         np.testing.assert_allclose(probabilities(rows, options)[0], expected)
-    assert probabilities(np.zeros((1, 2)), FillingOptions(top_p=0.5)).tolist() == [[1, 0]]  # a half is enough
+    assert probabilities(np.zeros((1, 2)), DiffusionOptions(top_p=0.5)).tolist() == [[1, 0]]  # a half is enough
     many = np.random.default_rng(3).permutation(1000)[None] * 0.01
     assert (
-        np.flatnonzero(probabilities(many, FillingOptions(top_k=7))).tolist() == np.flatnonzero(many >= 9.93).tolist()
+        np.flatnonzero(probabilities(many, DiffusionOptions(top_k=7))).tolist() == np.flatnonzero(many >= 9.93).tolist()
     )
-    assert probabilities(np.array([[1000.0, 0.0]]), FillingOptions()).tolist() == [[1, 0]]
+    assert probabilities(np.array([[1000.0, 0.0]]), DiffusionOptions()).tolist() == [[1, 0]]
 
 
 def test_nothing_is_chosen_for_the_user_but_how_many():
-    assert FillingOptions() == FillingOptions(128, 128, 0.0, 0, CONFIDENCE, 0.0, 0.0, 0.0, 0, 1.0, None, False)
+    assert DiffusionOptions() == DiffusionOptions(128, 128, 0.0, 0, CONFIDENCE, 0.0, 0.0, 0.0, 0, 1.0, None, False)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -250,7 +253,7 @@ def test_nothing_is_chosen_for_the_user_but_how_many():
 ])  # fmt: skip
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError):
-        next(filled(certain([0] * 200), [1], FillingOptions(**wrong)))
+        next(filled(certain([0] * 200), [1], DiffusionOptions(**wrong)))
 
 
 @pytest.mark.parametrize("sensible", [
@@ -258,24 +261,24 @@ def test_options_that_make_no_sense(wrong):
     {"steps": 10_000, "epsilon": 0.1}, {"block_length": 128, "steps": 1}, {"block_length": 1},
 ])  # fmt: skip
 def test_options_that_just_make_sense(sensible):
-    next(filled(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), FillingOptions(**sensible)))
+    next(filled(certain([0] * 200), [1] * (200 - sensible.get("length", 128)), DiffusionOptions(**sensible)))
 
 
 def test_room_for_a_prompt_and_its_places():
     with pytest.raises(UsageError, match="the prompt is empty"):
-        next(filled(certain([0]), [], FillingOptions(1, 1, 0.1)))
+        next(filled(certain([0]), [], DiffusionOptions(1, 1, 0.1)))
     require_room(512, 512)
     with pytest.raises(ContextError, match="513 tokens, of the prompt and of places to fill, do not fit 512"):
         require_room(513, 512)
 
 
 def test_what_a_file_says_of_its_mask():
-    def of(mask: object, **more: object) -> FillingModel:
+    def of(mask: object, **more: object) -> DiffusionModel:
         engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, read_whole=len)
         return filling_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
 
-    assert of(0) == FillingModel(len, 0, True)
-    assert of(np.uint32(9), **{"diffusion.shift_logits": False}) == FillingModel(len, 9, False)
+    assert of(0) == DiffusionModel(len, 0, True)
+    assert of(np.uint32(9), **{"diffusion.shift_logits": False}) == DiffusionModel(len, 9, False)
     for mask, more in ((-1, {}), (10, {}), (None, {}), ("5", {}), (5, {"diffusion.shift_logits": 1})):
         with pytest.raises(UsageError, match="has no tokenizer"):
             of(mask, **more)

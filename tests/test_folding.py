@@ -15,9 +15,9 @@ from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.trace.operations import ALL, Activation
 from localllm.engine.trace.recorder import Recorder, recorded
-from localllm.engine.trace.scale_folding import Fold, folds
+from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.activation_rounding import rounded
@@ -26,11 +26,11 @@ from localllm.quant.recipes import RECIPES
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.folded_source import FoldedSource
-from localllm.quantizing.layerwise_runner import FinishedError, Inputs
+from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
 from localllm.quantizing.original_weights import Originals
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.quantize import open_source
-from localllm.quantizing.scale_folding import FoldReader, Watched, mean_squares, scales_for, usual
+from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, scales_for, usual
 from localllm.services.quantization_info import SCALED
 
 TEXT = "hello world, " * 60
@@ -48,7 +48,7 @@ FOLDED = {
 }
 
 
-def found_in(path: Path) -> list[Fold]:
+def found_in(path: Path) -> list[ScaleFold]:
     file = GGUFFile.open(path)
     module, h = architecture(file)
     return folds(recorded(file, module.forward, Weights(file.tensors), h, 32).operations, file.tensors)
@@ -65,8 +65,8 @@ def test_rows_of_fused_matrices_and_heads_in_groups(shared: Path):
     by_made = {fold.divided[0][0]: fold for fold in found_in(shared / "goldens/arch/falcon.gguf")}
     values = by_made["blk.0.attn_qkv.weight"]
     assert (values.width, values.divided[0][1], values.heads, values.times) == (32, 160, 1, 4)
-    np.testing.assert_array_equal(Fold(4, (), (), 2, 3).read(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
-    np.testing.assert_array_equal(Fold(4, (), (), 2, 3).mean(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
+    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).read(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
+    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).mean(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
 
 
 @pytest.mark.parametrize("kind", FOLDED)
@@ -107,7 +107,7 @@ def reader(format: str, sizes: np.ndarray) -> FoldReader:
 def test_columns_that_stand_out_are_scaled(format: str):
     sizes = np.ones(512, np.float32)
     sizes[[7, 300]] = 100
-    fold, one = Fold(512, (), ()), reader(format, sizes)
+    fold, one = ScaleFold(512, (), ()), reader(format, sizes)
     scales = scales_for(fold, [one])
     assert scales is not None and scales[7] > 2 * np.median(scales)
     assert one.error(scales) < 0.8 * one.error(np.ones(512, np.float32))
@@ -118,7 +118,7 @@ def test_without_a_gain_nothing_is_scaled():
     generator = np.random.default_rng(1)
     x = generator.choice(np.array([-1, 1], np.float32), (200, 512))
     alike = generator.permuted(np.tile(generator.normal(size=(32, 1)).astype(np.float32), 512), axis=0)
-    assert scales_for(Fold(512, (), ()), [FoldReader("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
+    assert scales_for(ScaleFold(512, (), ()), [FoldReader("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
 
 
 def test_columns_that_meet_nothing_or_weigh_nothing_stay():
@@ -146,7 +146,7 @@ def test_tensors_of_a_folded_source():
     )  # fmt: skip
     widener: Any = SimpleNamespace(widen=lambda format, rows, columns: rows)
     first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)
-    scales = [(Fold(4, (("norm", 0),), ("up",)), first), (Fold(3, (("up", 1), ("stack", 3)), ()), second)]
+    scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)
     found = {tensor.name: tensor for tensor in source.tensors}
     rows = {name: found[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
@@ -205,7 +205,7 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
     """By one part in a hundred of all that is wrong, in two matrices of which one has nothing of it."""
     one = Judge([1, 2, 3, 6], [[1, 2, 1, 0], [1, 0, 1, 2]], best, error)
     other = Judge([40, 20, 10, 10], [[5, 1, 1, 1]], best, 1.0)
-    found = scales_for(Fold(2, (), (), 1, 2), [one, other])
+    found = scales_for(ScaleFold(2, (), (), 1, 2), [one, other])
     means = [(1 / 3 + 2, 2 / 3 + 1), (1.0 + 0.5, 2.0 + 0.5)]  # of one and other, relative to each one's mean
     met = np.array([means[0][0] + means[1][0], means[0][1] + means[1][1]]) / 4
     weighed = np.array([1 / 1.5 + 25 / 7 + 1 / 1.5 + 1 / 7, 2 / 1.5 + 1 / 7 + 2 / 1.5 + 1 / 7]) / 4
@@ -249,7 +249,7 @@ def job_of(name: str, *shape: int, format: str = "Q4_0", before: str = "F32") ->
     return TensorJob(tensor, BY_NAME[format], format)
 
 
-class OfArrays(Watched):
+class OfArrays(FoldMeasurer):
     """Tensors are arrays."""
 
     def widened(self, tensor: Any, first: int, end: int) -> np.ndarray:
@@ -257,7 +257,7 @@ class OfArrays(Watched):
         return tensor.data[first:end].copy()
 
 
-def watched(folds: list[Fold], *jobs: TensorJob, told: Any = lambda *given: None) -> Any:
+def watched(folds: list[ScaleFold], *jobs: TensorJob, told: Any = lambda *given: None) -> Any:
     return OfArrays({job.tensor.name: job for job in jobs}, None, folds, 2, told)  # type: ignore[arg-type]
 
 
@@ -301,12 +301,12 @@ def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
     heard, told = list[Any](), list[Any]()
     scales = {"a": np.full(32, 2, np.float32), "c": None}
 
-    def scales_for(fold: Fold, readers: Any, threads: int) -> Any:
+    def scales_for(fold: ScaleFold, readers: Any, threads: int) -> Any:
         heard.append((fold.multiplied, len(readers), threads))
         return scales[fold.multiplied[0]]
 
     monkeypatch.setattr(folding, "scales_for", scales_for)
-    folds = [Fold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
+    folds = [ScaleFold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
     jobs = [job_of(name, 8, 32) for name in ("a", "b", "c", "free", "output.weight")]
     jobs.append(job_of("copied", 8, 32, before="Q4_0"))
     watching, met = watched(folds, *jobs, told=lambda *given: told.append(given)), Inputs(lambda n: iter(texts(n)))
@@ -314,7 +314,7 @@ def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
     for name in ("a", "c", "free", "a", "b", "copied", "a"):
         weight: Any = SimpleNamespace(name=name, shape=(8, 32), first_row=0)
         assert watching.met(weight, met).shape == (8, 32)
-    with pytest.raises(FinishedError):
+    with pytest.raises(StopCalibrationError):
         watching.met(SimpleNamespace(name="output.weight", shape=(8, 32), first_row=0), met)
     assert heard == [(("c",), 1, 2), (("a", "b"), 2, 2), (("output.weight",), 1, 2)]
     assert told == [(2, "c"), (3, "b"), (4, "copied"), (5, "output.weight")]
@@ -337,7 +337,7 @@ def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
             watching.scales[folds[1]] = np.array([2, 3], np.float32)
             watching._on_fold(3, "x")
 
-    folds = [Fold(1, (), ("a", "b")), Fold(2, (), ("c",)), Fold(3, (), ("d",))]
+    folds = [ScaleFold(1, (), ("a", "b")), ScaleFold(2, (), ("c",)), ScaleFold(3, (), ("d",))]
     calibration: Any = Calibrating()
     found = folding.measured(calibration, folds, None, 5, lambda *given: told.append(given))  # type: ignore[arg-type]
     assert found.tolist() == [1, 2, 3, 1, 1, 1] and found.dtype == np.float32
@@ -349,7 +349,7 @@ def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
     """By the formats of the type alone: what a plan chooses afterwards changes no scales."""
     heard, measured = list[Any](), list[Any]()
     jobs = [job_of("a", 8, 32), job_of("b", 8, 32, format="F16"), job_of("odd", 8, 32, before="I32")]
-    folds = [Fold(2, (), ("a",)), Fold(1, (), ("a",)), Fold(3, (), ("a",))]
+    folds = [ScaleFold(2, (), ("a",)), ScaleFold(1, (), ("a",)), ScaleFold(3, (), ("a",))]
     monkeypatch.setattr(folding, "make_plan", lambda *given: heard.append(given) or SimpleNamespace(jobs=jobs))
     monkeypatch.setattr(folding, "Calibration", lambda plan, texts: heard.append(texts) or "calibration")
     monkeypatch.setattr(folding, "Widener", lambda formats, compiling: (formats, compiling))
@@ -360,7 +360,7 @@ def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
     request = QuantizeRequest(RECIPES["Q4_0"], texts=["t"])
     request = replace(request, options=request.options._replace(formats={"a": "Q8_0"}))
     for _ in range(2):
-        with RecordFile(tmp_path / "done", "key") as done:
+        with ArrayLog(tmp_path / "done", "key") as done:
             made: Any = folding.folded("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
         source, scales, widener = made.given
         assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
@@ -382,12 +382,12 @@ class Folding:
 @pytest.mark.parametrize(
     ("fold", "is_possible"),
     [
-        (Fold(1, (("made", 0),), ("a",)), True), (Fold(1, (("made", 0),), ("plain",)), False),
-        (Fold(1, (("made", 0),), ("plain", "a")), True), (Fold(1, (("odd", 0),), ("a",)), False),
-        (Fold(1, (("made", 0), ("odd", 5)), ("a",)), False), (Fold(1, (("made", 0),), ("a", "odd")), False),
+        (ScaleFold(1, (("made", 0),), ("a",)), True), (ScaleFold(1, (("made", 0),), ("plain",)), False),
+        (ScaleFold(1, (("made", 0),), ("plain", "a")), True), (ScaleFold(1, (("odd", 0),), ("a",)), False),
+        (ScaleFold(1, (("made", 0), ("odd", 5)), ("a",)), False), (ScaleFold(1, (("made", 0),), ("a", "odd")), False),
     ],
 )  # fmt: skip
-def test_which_folds_are_possible(fold: Fold, is_possible: bool):
+def test_which_folds_are_possible(fold: ScaleFold, is_possible: bool):
     """What reads or makes is made float32, so it has to be known how, and something has to be encoded."""
     jobs = [job_of("a", 8, 32), job_of("plain", 8, 32, format="F16"), job_of("made", 8, 32, before="Q4_0")]
     jobs.append(job_of("odd", 8, 32, before="I32"))

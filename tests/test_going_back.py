@@ -17,7 +17,7 @@ from localllm.generation import sequence_pool as waiting
 from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def conversation(tokenizer: Tokenizer, *answers: str) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), 4096)
-    return fake, Session(Sequences(fake), tokenizer)
+    return fake, Session(SequencePool(fake), tokenizer)
 
 
 def read(fake: FakeEngine, session: Session, question: str) -> int:
@@ -126,7 +126,7 @@ def test_an_answer_goes_on(tokenizer: Tokenizer):
     assert "".join(session.resume(three)) == "def"
     assert fake.calls[0][1] <= 2, "the answer's last token, which was not read yet"
     assert session.messages == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "abcdef"}]
-    again = Session(Sequences(FakeEngine(tokenizer.vocab_size, fake.say, 4096)), tokenizer)
+    again = Session(SequencePool(FakeEngine(tokenizer.vocab_size, fake.say, 4096)), tokenizer)
     again.messages = session.messages
     assert "".join(again.resume(GREEDY)) == "ghijkl", "of an answer that another process has given"
     assert "".join(again.resume(GREEDY)) == "" and again.messages[-1]["content"] == "abcdefghijkl"
@@ -145,7 +145,7 @@ def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Token
 
 def test_a_thought_goes_on(tokenizer: Tokenizer):
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, "<think>Hm, well.</think>Four."), 4096)
-    session = Session(Sequences(fake), tokenizer, CHATML + "{# </think> #}")
+    session = Session(SequencePool(fake), tokenizer, CHATML + "{# </think> #}")
     list(session.ask("2 + 2", GenerationOptions(max_tokens=9, sampling=SamplingOptions(temperature=0))))
     assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "Hm"}
     assert "".join(session.resume(GREEDY)) == "Four."

@@ -21,11 +21,11 @@ from test_reuse import TakenLock
 from localllm import api
 from localllm.arch import architecture
 from localllm.arch.kv_cache_types import KVType
-from localllm.arch.mtp import Guessed, guessing_state, has_guessing_layer
+from localllm.arch.mtp import MtpOutput, guessing_state, has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head
-from localllm.engine.draft_head import GuessHead
-from localllm.engine.draft_head_source import GuessSource, head, own_layer
+from localllm.engine.draft_head import DraftHead
+from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
@@ -85,7 +85,7 @@ class Meaning:
         (self._model, self._h), self._weights = architecture(file), Weights(file.tensors)
         has_head = head_of(path).exists()
         found = head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
-        self.guesser: GuessSource = found
+        self.guesser: DraftHeadSource = found
 
     def before(self, ids: list[int]) -> np.ndarray:
         """What it reads together with tokens and one more: of each the one before."""
@@ -96,13 +96,13 @@ class Meaning:
         rows = g.fuse(reads, g.weights, g.hyperparameters, shown) if g.fuse else shown
         return np.concatenate([np.zeros_like(rows[:1]), rows])
 
-    def guess(self, store: Remembered, place: int, ids: list[int], wanted: int, before: np.ndarray) -> Guessed:
+    def guess(self, store: Remembered, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
         """The logits are those of all tokens."""
         g = self.guesser
         made, logits = g.guess(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
         every = np.full((len(logits), g.hyperparameters.vocab_size), -np.inf, np.float32)
         every[:, slice(None) if g.tokens is None else g.tokens] = logits
-        return Guessed(made, every)
+        return MtpOutput(made, every)
 
     @staticmethod
     def reference(store: Remembered, place: int, ids: list[int], wanted: int) -> Reference:
@@ -255,7 +255,7 @@ def test_who_has_no_such_layer_says_so(tmp_path):
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_texts_are_the_same(path, seed, monkeypatch):
     """Whatever the layer says, and whether it is asked."""
-    monkeypatch.setattr(speculation, "StepCosts", Free)
+    monkeypatch.setattr(speculation, "StepCostModel", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
     with opened(path) as model:
@@ -324,7 +324,7 @@ def test_inspect_shows_the_layer(name, said, tmp_path, cli):
 def test_batches_say_the_same(path, count, seed, monkeypatch):
     """Few answers are guessed ahead, also when they are the last of many."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
-    monkeypatch.setattr(leaps, "StepCosts", Free)
+    monkeypatch.setattr(leaps, "StepCostModel", Free)
     prompts, found, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
     for how in ("off", "auto"):
         with opened(path) as model:
@@ -459,7 +459,7 @@ def test_commands(tmp_path, cli):
     assert (code, out) == (2, "") and "guesses for a model of" in err and err.count("\n") == 1
 
 
-class Told(GuessHead):
+class Told(DraftHead):
     """A head that computes nothing: what it is told of each run."""
 
     def __init__(self, tokens: list[int] | None = None):

@@ -12,14 +12,14 @@ from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.fusion import with_integers
 from localllm.engine.cuda.program import Arena
-from localllm.engine.draft_head import GuessHead
+from localllm.engine.draft_head import DraftHead
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory import reserved
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.reserved import Reserved
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Header, Span, Text
+from localllm.engine.run import Header, Span, TextSpan
 from localllm.engine.runs import Runs
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
@@ -63,7 +63,7 @@ def test_few_tokens_are_counted(tokens):
 def test_what_a_run_is_told_of_texts(precise, tokens, most):
     """Each begins a page, and what stands behind the first of a pair is of another kind."""
     header, rows, pages = Header(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
-    texts = [Text(np.array([7, 8]), 1), Text(np.arange(tokens), tokens), Text(np.array([4, 5, 6]), 2)]
+    texts = [TextSpan(np.array([7, 8]), 1), TextSpan(np.arange(tokens), tokens), TextSpan(np.array([4, 5, 6]), 2)]
     header.fill_texts(texts, pages, rows, precise)
     count, own = 5 + tokens, -(-tokens // PAGE)
     assert header.ids[:count].tolist() == [7, 8, *range(tokens), 4, 5, 6]
@@ -250,7 +250,7 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: made.append(given) or backend)
     source = guesser() if fuses else guesser(fuse=None, columns=4, tokens=None, guess=guess(8), hyperparameters=(
         SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
-    head = GuessHead(source, 300, "options")
+    head = DraftHead(source, 300, "options")
     (operations, states, context, options), *beside = made
     assert [one.verb for one in operations] == ["given", "scale", "join", "show", "columns"]  # logits come last
     assert operations[0].given["memory"] is head._before and operations[3].given["memory"] is head._made
@@ -279,5 +279,5 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
 def test_a_head_that_does_not_fit(monkeypatch, changed, told):
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: 1 // 0)
     with pytest.raises(ModelError) as error:
-        GuessHead(guesser(**changed), 300, "options")
+        DraftHead(guesser(**changed), 300, "options")
     assert str(error.value) == told

@@ -1,7 +1,6 @@
-"""One home for each noun: no circles of imports, no two public classes of one name, nothing too long to see at once."""
+"""One home for each noun: no circles of imports, nothing too long to see at once."""
 
 import ast
-from collections import defaultdict
 
 from test_layers import SOURCES, imported
 
@@ -34,31 +33,12 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
     return list(found.values())
 
 
-def public_classes(sources: dict[str, str]) -> dict[str, list[str]]:
-    """The modules that define a class, by its name."""
-    homes = defaultdict(list)
-    for module, source in sources.items():
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(module)
-    return homes
-
-
 def test_no_circle():
     assert circles({module: needs(module) for module in MODULES}) == []
 
 
 def test_a_circle_is_seen():
     assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == ["a -> b -> c -> a"]
-
-
-def test_no_two_public_classes_share_a_name():
-    assert {name: homes for name, homes in public_classes(SOURCES).items() if len(homes) > 1} == {}
-
-
-def test_a_shared_name_is_seen():
-    homes = public_classes({"a": "class Plan: ...", "b": "class Plan: ...\nclass _Plan: ..."})
-    assert homes == {"Plan": ["a", "b"]}
 
 
 # ---- sizes: what can be seen at once

@@ -264,10 +264,10 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
 )
 def test_which_images_are_forgotten(count: int, mega: float, left: int):
     """64 stay at least, and as many as take 256 MB: the latest."""
-    from localllm.generation.vision.image_encoder import Eye, SeenImage
+    from localllm.generation.vision.image_encoder import EncodedImage, ImageEncoder
 
-    eye, half = Eye.__new__(Eye), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
-    eye._known = OrderedDict((number, SeenImage([], [half, half])) for number in range(count))
+    eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
+    eye._known = OrderedDict((number, EncodedImage([], [half, half])) for number in range(count))
     eye._forget()
     assert [*eye._known] == [*range(count - left, count)]
 
@@ -279,7 +279,7 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
     every family: Gemma's images have 144 rows here, which see each other and are read at once."""
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.prefill import read_prompt
-    from localllm.generation.scheduler import Batch
+    from localllm.generation.scheduler import Scheduler
 
     write(seeing(name, context=4096), tmp_path / "tiny.gguf")
     write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), tmp_path / "mmproj.gguf")
@@ -293,7 +293,7 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
             asked = [{"role": "user", "content": [*parts, {"type": "text", "text": "What? " * number}]}]
             requests.append(model.session.request(asked, GenerationOptions(1), key=number))
             requests[-1].listener = lambda one, token, parts, row: found.setdefault(one.request.key, row.copy())
-        batch = Batch(model.engine, model.tokenizer, iter(requests), 8, chunk=64, precise=precise)
+        batch = Scheduler(model.engine, model.tokenizer, iter(requests), 8, chunk=64, precise=precise)
         assert sum(map(len, batch)) == 8
         batch.close()
         for request in requests:
@@ -391,7 +391,7 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
 
 def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
     """/image shows one with the next question; a session keeps its path, and /retry shows it again."""
-    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.interactive.slash_commands import Tools, execute
     from localllm.cli.terminal.output import ProgressLine
     from localllm.generation.generate import GenerationOptions
@@ -399,7 +399,7 @@ def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = models / "one.png"
-    conversation = Conversation(opened, GenerationOptions(6), ProgressLine())
+    conversation = TerminalConversation(opened, GenerationOptions(6), ProgressLine())
 
     def say(text: str) -> None:
         if not execute(conversation, text, Tools(lambda name: opened, lambda text: None)):

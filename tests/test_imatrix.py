@@ -89,7 +89,7 @@ def test_the_kernel(call, tokens, columns):
 
 def test_the_engine_collects_what_the_reference_does(tiny):
     tokens = np.random.default_rng(0).integers(0, 260, 600)
-    observers = {"cpu": observe.SquareSums(), "reference": observe.SquareSums()}
+    observers = {"cpu": observe.ImatrixCollector(), "reference": observe.ImatrixCollector()}
     for backend, observer in observers.items():
         engine = open_engine(tiny, context=600, kv_type="f32", backend=backend, observer=observer)
         for logits in ("none", "all", "last"):  # two batches each
@@ -107,13 +107,13 @@ def test_the_engine_collects_what_the_reference_does(tiny):
 
 
 def test_observing_changes_nothing(tiny):
-    watched, plain = open_engine(tiny, observer=observe.SquareSums()), open_engine(tiny)
+    watched, plain = open_engine(tiny, observer=observe.ImatrixCollector()), open_engine(tiny)
     np.testing.assert_array_equal(watched.forward(range(200), 0), plain.forward(range(200), 0))
-    assert observe.SquareSums().take() == {}
+    assert observe.ImatrixCollector().take() == {}
 
 
 def test_all_sequences_are_observed(tiny):
-    observer = observe.SquareSums()
+    observer = observe.ImatrixCollector()
     engine = open_engine(tiny, observer=observer)
     engine.forward(range(20), 0, "all")
     engine.sequence().append(range(20, 50), "all")
@@ -126,7 +126,7 @@ def test_all_sequences_are_observed(tiny):
 def test_threads_do_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2, 3):
-        observer = observe.SquareSums()
+        observer = observe.ImatrixCollector()
         open_engine(tiny, threads=threads, observer=observer).forward(range(200), 0)
         results.append(observer.take())
     for result in results[1:]:
@@ -289,7 +289,7 @@ def test_merging(tmp_path):
 
 def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
     """Mean squares by the reference."""
-    observer = observe.SquareSums()
+    observer = observe.ImatrixCollector()
     engine = open_engine(path, backend="reference", observer=observer)
     for chunk in chunks:
         engine.forward(chunk, 0, "all")

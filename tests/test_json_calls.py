@@ -9,7 +9,7 @@ from test_calls import QWEN
 from test_serve_tools import calls_in
 
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
-from localllm.generation.tools.json_tool_calls import JsonCallReader
+from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 
 WEATHER = {
@@ -162,7 +162,7 @@ def test_json_is_text_without_tools(told: Served):
 
 def read(text: str, sizes: list[int], is_end: bool = True) -> list[tuple[str, str]]:
     """The parts of a text that comes in pieces, those of a kind in one."""
-    reader, parts, place = JsonCallReader(["f", "ff"], lambda name, text: "no" not in text), list[TextPart](), 0
+    reader, parts, place = JsonToolCallParser(["f", "ff"], lambda name, text: "no" not in text), list[TextPart](), 0
     while place < len(text):
         size = sizes[place % len(sizes)]
         parts += reader.push(TextPart(ANSWER, text[place : place + size]))
@@ -210,7 +210,7 @@ def test_what_was_cut_is_text():
 
 
 def test_text_is_not_held_longer_than_it_may_be_a_call():
-    reader = JsonCallReader(["f"], lambda name, text: True)
+    reader = JsonToolCallParser(["f"], lambda name, text: True)
     said = [reader.push(TextPart(ANSWER, piece)) for piece in ("Hi", "\n", '{"na', "med", '": 1}', "\n", "x")]
     assert ["".join(part.text for part in parts) for parts in said] == ["Hi", "", "", '\n{"named', '": 1}', "", "\nx"]
     reader.push(TextPart(ANSWER, "\n{"))

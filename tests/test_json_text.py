@@ -13,7 +13,7 @@ import localllm
 from localllm import api
 from localllm.generation.constraints.constraint import Constraint, matcher_of
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.request import AnswerRequest
+from localllm.generation.request import Request
 
 VALUE = {"a b": [1, -2.5e3, {"c": '\\ " \n\t [ {  '}, None, True, "", []], 'd\\": 1': {"e": {}}, "ü  ö": "  \\\\"}
 PLACE = {
@@ -83,7 +83,7 @@ def test_python(model):
     text = "".join(answer)
     assert text.startswith('{"city":"')
     assert text.count("\n") == 0 and ": " not in text and "{ " not in text
-    request: AnswerRequest = model.session.request(messages, api.options(300, (), {"schema": PLACE}))
+    request: Request = model.session.request(messages, api.options(300, (), {"schema": PLACE}))
     assert request.task.options.constraint.is_compact
 
 

@@ -13,7 +13,7 @@ from test_reuse import TakenLock
 
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.engine.memory import prefix_cache as prefixes
-from localllm.engine.memory.prefix_cache import Prefixes, Waiting, kept_store
+from localllm.engine.memory.prefix_cache import PendingWrite, PrefixCache, kept_store
 from localllm.engine.memory.sequence_state import PagedStore
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -74,7 +74,7 @@ class World:
                             ("is_worth_keeping", lambda ids: True)):  # fmt: skip
             monkeypatch.setattr(prefixes, name, value)
         self.state = "as it was"
-        self.prefixes = Prefixes(engine, SimpleNamespace(path="folder\\m.gguf"))
+        self.prefixes = PrefixCache(engine, SimpleNamespace(path="folder\\m.gguf"))
 
     def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
         self.sequences.append(SimpleNamespace(
@@ -86,7 +86,7 @@ class World:
 
     def write(self, count: int, aligned: int, logits=True, is_conversation=False) -> None:
         rows = np.array([[1.5, 2.5]], np.float32) if logits else None
-        self.prefixes._write_pieces(Waiting(self.sequence(count, aligned), rows, is_conversation))
+        self.prefixes._write_pieces(PendingWrite(self.sequence(count, aligned), rows, is_conversation))
 
     def found(self, ids, *given) -> list[tuple]:
         stored = self.prefixes.stored(ids, *given)

@@ -27,7 +27,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.vision import image_encoder as eye
-from localllm.generation.vision.image_encoder import Eye
+from localllm.generation.vision.image_encoder import ImageEncoder
 
 GREEDY = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
 ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (320, 480)), (3, (640, 480))))
@@ -324,7 +324,7 @@ def test_rows_that_are_kept(folder, monkeypatch):
 
 def test_a_projector_whose_file_is_gone(monkeypatch):
     """Nothing is kept of what it sees; it sees on."""
-    seeing, heard = Eye.__new__(Eye), []
+    seeing, heard = ImageEncoder.__new__(ImageEncoder), []
     seeing.path, seeing._file, seeing._files = "/p.gguf", "file", "files"
     seeing._reader = SimpleNamespace(operations="operations")
     monkeypatch.setattr(eye, "projector_fingerprint", lambda *what: heard.append(what) or b"digest")

@@ -18,6 +18,7 @@ LAYERS = [
     ["localllm.quantizing"],
     ["localllm.quantizing"],
     ["localllm.quantizing"],
+    ["localllm.quantizing"],
     ["localllm", "localllm.services"],
     ["localllm.api", "localllm.convert"],
     ["localllm.generation"],

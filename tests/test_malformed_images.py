@@ -12,7 +12,7 @@ from test_image_files import saved
 from test_pictures import picture
 
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import opened_image
@@ -68,7 +68,7 @@ def test_projectors(tmp_path):
     def read(data: bytes) -> None:
         path.write_bytes(data)
         with GGUFFile.open(path) as file:
-            reader = PictureReader(file, EngineOptions(threads=1))
+            reader = VisionEncoder(file, EngineOptions(threads=1))
             family, h = reader.family, reader.hyperparameters
             try:
                 assert np.isfinite(reader.read(family.prepared(h, picture((70, 50))).pictures[-1])).all()

@@ -22,7 +22,7 @@ from localllm import builtin_model
 from localllm.cli.commands.map import finishing
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.jsonl_file import LineFile, json_line
+from localllm.files.jsonl_file import JsonlFile, json_line
 from localllm.services.map import MapJob, Mapping, belonging, in_order, shortest_first, unfinished
 from localllm.services.map import result as result_of
 from localllm.services.records import Prompts, Record, read_records
@@ -470,16 +470,16 @@ def test_an_id_is_known_by_its_type():
 
 
 def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
-    with LineFile(tmp_path / "out.jsonl") as first:
+    with JsonlFile(tmp_path / "out.jsonl") as first:
         first.write(json_line({"id": 1}))
-        with pytest.raises(UsageError, match="another process"), LineFile(tmp_path / "out.jsonl"):
+        with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
             pass
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
 
 
 def test_what_was_written_is_on_the_disk_in_the_end(tmp_path: Path, monkeypatch):
     calls = SystemCalls(monkeypatch)
-    with LineFile(tmp_path / "out.jsonl") as out:
+    with JsonlFile(tmp_path / "out.jsonl") as out:
         out.write(json_line({"id": 1}))
         out.write(json_line({"id": 2}))
     assert calls.of(tmp_path / "out.jsonl") == ["write", "fsync"]
@@ -489,11 +489,11 @@ def test_lines_that_go_take_the_others_along_safely(tmp_path: Path, monkeypatch)
     """And the lock goes to the new file."""
     (tmp_path / "out.jsonl").write_bytes(b'{"id": 1}\n{"id": 2, "error": "x"}\n{"id": 3')
     calls = SystemCalls(monkeypatch)
-    with LineFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
+    with JsonlFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
         assert calls.of(tmp_path / "out.jsonl") == SAFE
         assert out.records == [{"id": 1}]
         out.write(json_line({"id": 4}))
-        with pytest.raises(UsageError, match="another process"), LineFile(tmp_path / "out.jsonl"):
+        with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
             pass
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n{"id": 4}\n'
 
@@ -503,10 +503,10 @@ def test_a_file_in_which_nothing_came_to_be_is_gone(tmp_path: Path, begun: bytes
     """If something failed; what was there stays."""
     path = tmp_path / "out.jsonl"
     path.write_bytes(begun)
-    with pytest.raises(KeyboardInterrupt), LineFile(path):
+    with pytest.raises(KeyboardInterrupt), JsonlFile(path):
         raise KeyboardInterrupt
     assert path.exists() == bool(begun)
-    with LineFile(path):
+    with JsonlFile(path):
         pass
     assert path.read_bytes() == begun
 
@@ -518,7 +518,7 @@ def test_text_that_is_no_utf_8_survives():
 def test_a_full_disk_is_told(tmp_path: Path):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
-    with LineFile(tmp_path / "out.jsonl") as out:
+    with JsonlFile(tmp_path / "out.jsonl") as out:
         os.dup2(os.open("/dev/full", os.O_WRONLY), out._descriptor)
         with pytest.raises(Exception, match="No space left"):
             out.write(b"{}\n")

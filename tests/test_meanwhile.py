@@ -15,7 +15,16 @@ from localllm.files.cache import checksummed_cache as kept
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import PrefixAbout
-from localllm.files.provenance import Origin, digest, forget, goes_on_from, mark_of, remember, remembered, require_same
+from localllm.files.provenance import (
+    Provenance,
+    digest,
+    forget,
+    goes_on_from,
+    mark_of,
+    remember,
+    remembered,
+    require_same,
+)
 from localllm.files.safe_file import SafeFile
 from localllm.quantizing.imatrix import Collector
 from localllm.services import catalogue, sessions
@@ -221,10 +230,10 @@ def test_what_an_output_was_made_of(tmp_path):
     """Its mark goes when it has gone, and not before; perhaps somebody has removed that, too."""
     output = str(tmp_path / "out")
     Path(output).write_bytes(b"answers")
-    remember(output, Origin.of(b"questions", "q"))
+    remember(output, Provenance.of(b"questions", "q"))
     forget(output)
     assert os.path.exists(mark_of(output))
-    assert str(remembered(output)) == f"{os.path.abspath('q')} (9 bytes)" and Origin.of(b"", "").path == ""
+    assert str(remembered(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.of(b"", "").path == ""
     os.unlink(output)
     for _ in range(2):
         forget(output)
@@ -241,12 +250,12 @@ def test_what_an_output_was_made_of(tmp_path):
 )  # fmt: skip
 def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
     """One that has grown, or the same by another name."""
-    output, now = str(tmp_path / "out"), Origin.of(data, path)
-    assert goes_on_from(Origin.of(b"questions", "q"), data, now) == goes_on
+    output, now = str(tmp_path / "out"), Provenance.of(data, path)
+    assert goes_on_from(Provenance.of(b"questions", "q"), data, now) == goes_on
     require_same(output, data, now)
     Path(output).write_bytes(b"answers")
     require_same(output, data, now)
-    remember(output, Origin.of(b"questions", "q"))
+    remember(output, Provenance.of(b"questions", "q"))
     if goes_on:
         require_same(output, data, now)
         return
@@ -262,14 +271,14 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
 
 def test_how_much_of_an_input_is_looked_at():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
-    before = Origin.of(one, "q")  # all of it counts where it has become shorter
-    assert [goes_on_from(before, data, Origin.of(data, "q")) for data in (one, one[:-1])] == [True, False]
+    before = Provenance.of(one, "q")  # all of it counts where it has become shorter
+    assert [goes_on_from(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
     assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
 
 
 def test_marks_that_are_none(tmp_path, monkeypatch):
     """Of an output that is empty, or that were cut off; what is known is not written again."""
-    output, now = tmp_path / "out", Origin.of(b"questions", "")
+    output, now = tmp_path / "out", Provenance.of(b"questions", "")
     assert remembered(str(output)) is None and mark_of(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
     output.write_bytes(b"answers")
     remember(str(output), now)
@@ -279,7 +288,7 @@ def test_marks_that_are_none(tmp_path, monkeypatch):
     monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
     remember(str(output), now)
     with pytest.raises(ZeroDivisionError):
-        remember(str(output), Origin.of(b"questions", "q"))
+        remember(str(output), Provenance.of(b"questions", "q"))
     for broken in (content[:-9], b"[]", b"1", b'{"path": ""}', content[:-2] + b', "x": 1}', b"\xff"):
         mark.write_bytes(broken)
         assert remembered(str(output)) is None

@@ -18,18 +18,18 @@ from localllm.arch.rope import Rope
 from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.engine import backend_selection as opening
 from localllm.engine import forks
-from localllm.engine.backend_selection import BackendChoice, Opened, Said, chosen, opened
+from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, chosen, opened
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.devices import Placed, layers_on
 from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
-from localllm.engine.embedding_only import EngineWithoutText
+from localllm.engine.embedding_only import EmbeddingOnlyEngine
 from localllm.engine.forks import Refusal, lock_for, was_forked
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.runs import Runs
 from localllm.engine.trace.activation_forms import with_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
-from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation, last_uses, stored
 from localllm.engine.trace.split import split
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
@@ -64,9 +64,9 @@ def test_the_choice(backend, layers, driver, choice):
     assert chosen(EngineOptions(backend=backend, gpu_layers=layers), has_driver) == choice
 
 
-def said(encoding=()) -> Said:
+def said(encoding=()) -> TracedModel:
     h = SimpleNamespace(layers=4, states=lambda: ("a", "b"), encode=None)
-    return Said(
+    return TracedModel(
         SimpleNamespace(tensors={}), ["operation"], lambda *given, **named: (given, named), h, 64, encoding, "rows"
     )
 
@@ -82,7 +82,7 @@ def made(monkeypatch) -> list[tuple]:
 
 def test_the_cpu(made):
     options = EngineOptions()
-    assert opened(said(["encode"]), options) == Opened("the CPU", "CPU", None, None)
+    assert opened(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
     assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
     options = EngineOptions(observer=SimpleNamespace(watch=lambda operations: ["watched", *operations]))
     opened(said(), options)
@@ -98,7 +98,7 @@ def test_the_reference(made, monkeypatch, encodes):
     of_model, options = said(), EngineOptions(backend="reference", observer="observer")
     h = of_model.hyperparameters
     h.encode = (lambda *given, **named: ("encoded", given, named)) if encodes else None
-    assert opened(of_model, options) == Opened("plain")
+    assert opened(of_model, options) == SelectedBackend("plain")
     ((forward, kept_as, context, observer, encoding),) = heard
     assert (kept_as, context, observer) == (options.kept_as, 64, "observer")
     assert forward("builder") == (("builder",), {"w": "weights", "h": h})
@@ -122,7 +122,7 @@ def test_a_card(made, monkeypatch, layers, limits):
     monkeypatch.setattr(devices, "placed", lambda *given: asked.append(given) or Placed(one, layers, 7, "slow"))
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", lambda *given: asked.append(given) or "on a card")
     options = EngineOptions(backend="cuda")
-    assert opened(said(), options) == Opened("on a card", f"a card, {layers} of 4 layers", "slow", limits)
+    assert opened(said(), options) == SelectedBackend("on a card", f"a card, {layers} of 4 layers", "slow", limits)
     (asked_options, file, states, count, context, buffers), backend = asked
     assert (asked_options, file.tensors, states, count, context) == (options, {}, ["a", "b"], 4, 64)
     assert buffers.args == (["operation"],)
@@ -133,7 +133,7 @@ def test_a_card(made, monkeypatch, layers, limits):
 @pytest.mark.parametrize("found", [Placed(None, 0), Placed(None, 0, 0, "why"), Placed(card()[0], 0, 0, "why")])
 def test_a_card_that_gets_no_layers(made, monkeypatch, found):
     monkeypatch.setattr(devices, "placed", lambda *given: found)
-    assert opened(said(), EngineOptions(backend="auto")) == Opened("the CPU", "CPU", found.warning)
+    assert opened(said(), EngineOptions(backend="auto")) == SelectedBackend("the CPU", "CPU", found.warning)
 
 
 def test_a_card_that_fails(made, monkeypatch):
@@ -149,12 +149,12 @@ def test_a_card_that_fails(made, monkeypatch):
         opened(said(), EngineOptions(backend="cuda"))
     assert closed == [1]
     found = opened(said(), EngineOptions(backend="auto"))
-    assert found == Opened("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
+    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
 
 
 def test_an_encoder_is_no_cards(made):
     found = opened(said(["encode"]), EngineOptions(backend="auto"))
-    assert found == Opened("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
+    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
     with pytest.raises(UnsupportedError) as error:
         opened(said(["encode"]), EngineOptions(backend="cuda"))
     assert str(error.value) == "what an encoder reads is computed by the CPU only: use --device cpu"
@@ -244,9 +244,9 @@ def test_options():
 def test_a_model_without_text():
     h = SimpleNamespace(arch="bert", context=77, vocab_size=9)
     options = EngineOptions(threads=2)
-    engine = EngineWithoutText("m.gguf", h, options)
+    engine = EmbeddingOnlyEngine("m.gguf", h, options)
     assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kept_as)
-    assert EngineWithoutText("m.gguf", h, EngineOptions(context=5)).context == 5
+    assert EmbeddingOnlyEngine("m.gguf", h, EngineOptions(context=5)).context == 5
     assert (engine.device, engine.warning, engine.place_bytes, engine.runs, engine.head_path) == (
         "CPU", None, 0, Runs(), None,
     )  # fmt: skip
@@ -369,7 +369,7 @@ def test_squares_are_summed_up_once_for_all_who_read():
     def linear(name, source):
         return Operation("linear", (source,), Activation(ALL, 1), {"weight": SimpleNamespace(name=name)})
 
-    sums = SquareSums()
+    sums = ImatrixCollector()
     operations = [linear("a", x), Operation("add", (x, x), x), linear("b", x), linear("c", y)]
     watched = sums.watch(operations)
     assert [one.verb for one in watched] == ["add_squares", "linear", "add", "linear", "add_squares", "linear"]
@@ -382,13 +382,13 @@ def test_squares_are_summed_up_once_for_all_who_read():
     assert {name: len(numbers) for name, numbers in taken.items()} == {"a": 20, "b": 20, "c": 3}
     assert taken["a"].tolist() == taken["b"].tolist() == [*range(20)] and taken["a"].dtype == np.float32
     assert not first.given["sums"][:20].any() and not sums.take()["a"].any()
-    sums = SquareSums()
+    sums = ImatrixCollector()
     for _ in range(2):
         sums.add("a", np.array([[1, 2], [3, 4]], np.float32))
     assert sums.take()["a"].tolist() == [20, 40]
-    SquareSums.require_watchable(operations, "m.gguf")
+    ImatrixCollector.require_watchable(operations, "m.gguf")
     with pytest.raises(ModelError) as error:
-        SquareSums.require_watchable([Operation("expert_linear", (), x)], "m.gguf")
+        ImatrixCollector.require_watchable([Operation("expert_linear", (), x)], "m.gguf")
     assert str(error.value) == "m.gguf: an importance matrix of a model with experts is not supported yet"
 
 
@@ -465,7 +465,7 @@ def model_with(**parts: Any) -> Model:
 )  # fmt: skip
 def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, place_bytes: int, places: int):
     """What memory has left beside the weights, and no more than one is allowed; one answer is made in any case."""
-    monkeypatch.setattr(batch, "Batch", lambda *given: given)
+    monkeypatch.setattr(batch, "Scheduler", lambda *given: given)
     monkeypatch.setattr(system_memory, "available_memory", lambda: free)
     monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
     file, engine = SimpleNamespace(nbytes=1000, parameters=7), SimpleNamespace(place_bytes=place_bytes)
@@ -473,7 +473,7 @@ def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, place
     given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
     assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
     given = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
-    assert given[3] == 3 and given[6:] == (False, batch.Live("kept", "before"))  # type: ignore[arg-type]
+    assert given[3] == 3 and given[6:] == (False, batch.LiveBatchOptions("kept", "before"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("forked", [False, True])
@@ -569,10 +569,10 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     monkeypatch.setattr(api, "architecture", lambda file: (None, h))
     monkeypatch.setattr(api, "tokenizer_of", lambda file: SimpleNamespace(pieces="pieces"))
     monkeypatch.setattr(api, "vocabulary_name", lambda pieces: f"of {pieces}")
-    monkeypatch.setattr(api, "WrittenBefore", lambda *given: given)
+    monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
-    monkeypatch.setattr("localllm.engine.memory.prefix_cache.Prefixes", lambda *given: given)
+    monkeypatch.setattr("localllm.engine.memory.prefix_cache.PrefixCache", lambda *given: given)
     monkeypatch.setattr("localllm.files.gguf.prefault.map_ahead", told.append)
     made: Any = api.open_model("p", **given)
     assert made[5:] == ((engine, file) if keeps else None, (9, "of pieces") if guesses else None)

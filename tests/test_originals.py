@@ -16,7 +16,7 @@ from localllm.quantizing import calibrate
 from localllm.quantizing import original_weights as originals
 from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, as_file
 from localllm.quantizing.folded_source import FoldedSource
-from localllm.quantizing.layerwise_runner import FinishedError, Inputs
+from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
 from localllm.quantizing.original_weights import Originals
 from localllm.quantizing.plan import QuantizePlan, TensorJob
 
@@ -127,7 +127,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What has been encoded, by name."""
     heard.clear()
     found = dict[str, np.ndarray]()
-    monkeypatch.setattr(calibrate, "Moments", Encoding)
+    monkeypatch.setattr(calibrate, "Hessian", Encoding)
     monkeypatch.setattr(calibrate, "encode", lambda format, rows: rows + 50)
     monkeypatch.setattr(calibrate, "decoded", lambda format, blocks: blocks)
 
@@ -187,7 +187,7 @@ def test_moments_of_what_several_meet_are_taken_once(done: Any):
 
 def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(done: Any):
     matrices = meeting(done, job_of(Numbered("token_embd.weight", 3, 32), makes_logits=True))
-    with pytest.raises(FinishedError):
+    with pytest.raises(StopCalibrationError):
         matrices.met(weight("token_embd.weight", 3, 32), met_by(1))
     assert heard[0][3] is True and matrices.told == [(96, "token_embd.weight")]
     with pytest.raises(calibrate.ModelError, match="what meets the tensor a is not finite"):
@@ -333,7 +333,7 @@ def test_chunks_are_read_by_a_builder_that_is_closed(reading: Any):
     assert reading.pasts(reading.chunks, [["a"]]) == ({"a"}, [["a"]])
 
     def finished(*given: Any) -> Any:
-        raise FinishedError
+        raise StopCalibrationError
 
     reading._model.forward = finished
     assert reading.forward("matrices", reading.chunks, 3) is None and reading.heard[-1] == "closed"

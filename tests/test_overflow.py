@@ -12,10 +12,10 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import ContextError, UsageError
 from localllm.generation import context_overflow as overflow
-from localllm.generation.context_overflow import Rolling, rolling, unneeded
+from localllm.generation.context_overflow import ShiftedSequence, rolling, unneeded
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def options(on_overflow: str | None, **more) -> GenerationOptions:
 def conversation(tiny: Path, *answers: str) -> tuple[FakeEngine, Session, Tokenizer]:
     tokenizer = Tokenizer.from_file(tiny)
     engine = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), CONTEXT)
-    return engine, Session(Sequences(engine), tokenizer), tokenizer
+    return engine, Session(SequencePool(engine), tokenizer), tokenizer
 
 
 # ---- a rolling sequence ---------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ STEPS = st.one_of(
 def test_it_looks_as_if_it_held_everything(steps, keep):
     engine = FakeEngine(12 * 400 + 1, lambda tokens: tokens[-1], CONTEXT)
     held = engine.sequence()
-    sequence, said = Rolling(held, keep), list[int]()
+    sequence, said = ShiftedSequence(held, keep), list[int]()
     for step, count in steps:
         if step == "append":
             ids = list(range(len(said), len(said) + count))
@@ -74,7 +74,7 @@ def test_it_looks_as_if_it_held_everything(steps, keep):
 
 def test_half_goes_at_once():
     held = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT).sequence()
-    sequence = Rolling(held, KEEP)
+    sequence = ShiftedSequence(held, KEEP)
     sequence.append(list(range(CONTEXT)), "none")
     assert sequence.dropped == 0
     sequence.append([CONTEXT])
@@ -94,7 +94,7 @@ def test_how_much_is_forgotten(length: int, keep: int, within: tuple[int, ...], 
 
 def test_all_goes_where_there_is_no_page():
     held = FakeEngine(2000, lambda tokens: tokens[-1], 60).sequence()
-    sequence = Rolling(held, KEEP)
+    sequence = ShiftedSequence(held, KEEP)
     sequence.append(list(range(60)), "none")
     with pytest.raises(ContextError, match=r"^an image of 51 tokens does not fit the context of 60$"):
         sequence._forget(51)
@@ -113,7 +113,7 @@ def test_a_plain_sequence_again():
     sequence.append(list(range(300)), "none")
     assert rolling(sequence, None) is full
     assert full.tokens == list(range(KEEP)), "what followed is not there any more"
-    short = Rolling(held, KEEP)
+    short = ShiftedSequence(held, KEEP)
     short.append(list(range(100)), "none")
     assert rolling(short, None).tokens == list(range(100))
 

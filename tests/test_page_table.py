@@ -10,13 +10,13 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import KVCache, ranges
-from localllm.engine.memory.cache_pool import Room
+from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.pages import Pages
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.run_cache import RunCache
-from localllm.engine.memory.sequence_state import HybridStore
+from localllm.engine.memory.sequence_state import HybridState
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
@@ -255,7 +255,7 @@ def test_first_tokens_whose_windows_are_lost_stay_lost_when_others_follow_them(c
 def test_a_store_with_states_gives_all_pages_back(cache: KVCache):
     """Forks share pages until the last of them is closed; one that was closed begins anew."""
     pages = Pages(cache.pages)
-    store = HybridStore(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
+    store = HybridState(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
     for _ in range(2):
         store.prepare(0, 3 * PAGE)
         fork = store.fork(3 * PAGE)
@@ -279,7 +279,7 @@ class Heard(list):
 
 def test_a_store_with_states_asks_both():
     pages, states = Heard(addresses=(7, 0, 0), table="table"), Heard(addresses=(8, 9), knows=lambda last: last == 5)
-    store = HybridStore(pages, states)
+    store = HybridState(pages, states)
     assert (store.addresses, store.table) == ((7, 8, 9), "table")
     store.prepare(5, 2)
     assert pages == states == [("prepare", 5, 2)]
@@ -373,8 +373,8 @@ def test_layers_of_a_run_share_memory(inputs, pages_of_layers):
 
 def test_room_for_sequences(cache: KVCache):
     """With what recurrent layers keep, if there are some; places are whole pages."""
-    room, layout = Room(cache, None), StateLayout([Recurrent(2, ((4,),))])
-    assert isinstance(room.store(), PageTable) and isinstance(Room(cache, layout).store(), HybridStore)
+    room, layout = CachePool(cache, None), StateLayout([Recurrent(2, ((4,),))])
+    assert isinstance(room.store(), PageTable) and isinstance(CachePool(cache, layout).store(), HybridState)
     assert (room.place_bytes, room.places()) == (cache.place_bytes, (0, 9 * PAGE))
     one, other = room.store(), room.store()
     one.prepare(0, PAGE + 1)

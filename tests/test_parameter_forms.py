@@ -10,8 +10,8 @@ import tiny_model
 from test_calls import CODER, LFM2, read
 
 from localllm import api
-from localllm.generation.tools.tool_call_format import CallFormat
-from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
+from localllm.generation.tools.tool_call_format import ToolCallFormat
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def coder(*given: tuple[str, str]) -> str:
     return f"<tool_call>\n<function=f>\n{inside}</function>\n</tool_call>"
 
 
-def arguments(tool: Tool, text: str, tokenizer, format: CallFormat = CODER, **use: Any) -> dict | None:
+def arguments(tool: Tool, text: str, tokenizer, format: ToolCallFormat = CODER, **use: Any) -> dict | None:
     """What a call says; None if the model could not write it."""
-    calls = Calls(ToolUse([tool], "required", **use), format, tokenizer)
+    calls = ToolGrammar(ToolUse([tool], "required", **use), format, tokenizer)
     matcher = calls.matcher(tokenizer.vocab_size)
     if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed()[[*tokenizer.end_ids]].any()):
         return None

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import download as partial
-from localllm.files.download import Partial, partials, sha256_of
+from localllm.files.download import Download, partials, sha256_of
 
 CONTENT = bytes(range(250))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -25,8 +25,8 @@ def chunks(monkeypatch) -> None:
     monkeypatch.setattr(partial, "CHUNK", 100)
 
 
-def begun(target: Path, told: list[int] | None = None) -> Partial:
-    return Partial(target, len(CONTENT), SHA256, *([told.append] if told is not None else []))
+def begun(target: Path, told: list[int] | None = None) -> Download:
+    return Download(target, len(CONTENT), SHA256, *([told.append] if told is not None else []))
 
 
 def test_a_later_process_goes_on(target):

@@ -12,7 +12,7 @@ from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.clip_encoder import PairReader, rows_of
-from localllm.engine.vision_encoder import PictureProgram, PictureReader, said_by, said_parts
+from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, said_by, said_parts
 from localllm.errors import ModelError
 
 H = SimpleNamespace(
@@ -87,14 +87,14 @@ made = list[Program]()
 @pytest.fixture
 def programs(monkeypatch) -> list[Program]:
     made.clear()
-    monkeypatch.setattr(pictures, "PictureProgram", Program)
-    monkeypatch.setattr(pairs, "PictureProgram", Program)
+    monkeypatch.setattr(pictures, "VisionProgram", Program)
+    monkeypatch.setattr(pairs, "VisionProgram", Program)
     return made
 
 
 def test_a_picture_is_read_by_both_programs(programs):
     """Which are made for the first one."""
-    reader = PictureReader.__new__(PictureReader)
+    reader = VisionEncoder.__new__(VisionEncoder)
     reader.hyperparameters = h = SimpleNamespace(
         path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", turns=lambda grid: f"turns of {grid}",
         rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
@@ -133,7 +133,7 @@ def test_a_program_gives_back_what_it_took(fails):
             raise ModelError("not numbers")
         return "found"
 
-    program = PictureProgram.__new__(PictureProgram)
+    program = VisionProgram.__new__(VisionProgram)
     program._rows, program._pages = np.full((6, 8), 9, np.float32), np.arange(3)
     program._angles = [SimpleNamespace(fill=filled.append)]
     program._program = SimpleNamespace(rows=rows, give_back=lambda: asked.append(("program",)))
@@ -158,12 +158,12 @@ def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
     program = SimpleNamespace(close="close")
     monkeypatch.setattr(pictures, "compiled", lambda *given, **named: heard.append((given, named)) or program)
     options = SimpleNamespace(thread_count=3, progress="progress")
-    made = PictureProgram(part, H, options, True)
+    made = VisionProgram(part, H, options, True)
     cache, ((operations, places, threads, progress), named) = heard
     assert cache == ((), pages, pictures.KEPT, part.recorder.operations) and operations is part.recorder.operations
     assert (places.cache, places.layout, len(places.header.ids)) == ("cache", None, rows)
     assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "passes": True}, "close")
-    PictureProgram(part, H, options)
+    VisionProgram(part, H, options)
     assert heard[-1][1] == {"keeps": False, "passes": False}
 
 

@@ -21,10 +21,10 @@ from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
 from localllm.engine.cpu import streaming_run as passing
-from localllm.engine.image_tokens import Seen
+from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.page_release import forget, map_of
@@ -41,13 +41,13 @@ def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
     return Image.fromarray(np.kron(blocks, np.ones((8, 8, 1), np.uint8))[:rows, :columns])
 
 
-def twin(file: GGUFFile, reader: PictureReader, shown: Image.Image) -> np.ndarray:
+def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarray:
     """What the reference makes of a picture."""
     h, family, weights = reader.hyperparameters, reader.family, Weights(file.tensors)
     grid = h.grid(shown)
 
     def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> Reference:
-        seen = Seen(b"", rows, turns)
+        seen = ImageEmbedding(b"", rows, turns)
         ids = np.array(seen.ids)
         return Reference([Span(Remembered(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
 
@@ -58,9 +58,9 @@ def twin(file: GGUFFile, reader: PictureReader, shown: Image.Image) -> np.ndarra
     return h.with_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
-def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, PictureReader]:
+def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, VisionEncoder]:
     file = GGUFFile.open(write_projector(projector(name, **changed), tmp_path / "mmproj.gguf"))
-    return file, PictureReader(file, EngineOptions(threads=2))
+    return file, VisionEncoder(file, EngineOptions(threads=2))
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
@@ -107,7 +107,7 @@ def test_weights_are_given_back_behind_their_use(tmp_path, monkeypatch):
     rows = reader.read(picture((64, 64)))
     reader.close()
     monkeypatch.setattr(passing, "AT_ONCE", 1)
-    reader = PictureReader(file, EngineOptions(threads=2))
+    reader = VisionEncoder(file, EngineOptions(threads=2))
     assert np.array_equal(reader.read(picture((64, 64))), rows)
     assert np.array_equal(reader.read(picture((64, 64))), rows)
     reader.close()
@@ -142,7 +142,7 @@ def test_other_formats(tmp_path, format):
     file = GGUFFile.open(path)
     kinds = {tensor.format.name for tensor in file.tensors.values()}
     assert format in kinds
-    reader = PictureReader(file, EngineOptions(threads=2))
+    reader = VisionEncoder(file, EngineOptions(threads=2))
     shown = picture((64, 64))
     assert nmse(reader.read(shown), twin(file, reader, shown)) < {"Q8_0": 1e-4}.get(format, 1e-5)
     reader.close()
@@ -244,7 +244,7 @@ def test_tiles_one_behind_the_other(tmp_path):
     """Where the file does not say that they are put together."""
     flat = {"vision.mm_patch_merge_type": "flat"}
     write_projector(projector("llava16", metadata=flat), tmp_path / "flat.gguf")
-    reader = PictureReader(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
+    reader = VisionEncoder(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
     pictures = reader.family.prepared(reader.hyperparameters, picture((500, 100))).pictures
     (rows,) = reader.read_all(pictures, (500, 100))
     assert np.array_equal(rows, np.concatenate([reader.read(each) for each in pictures]))
@@ -336,7 +336,7 @@ def test_a_table_that_is_for_no_square(tmp_path):
     made.tensors["v.position_embd.weight"] = made.tensors["v.position_embd.weight"][:35]
     path = write_projector(made, tmp_path / "mmproj.gguf")
     with pytest.raises(ModelError, match=r"v\.position_embd\.weight should be for a square"):
-        PictureReader(GGUFFile.open(path), EngineOptions(threads=1))
+        VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1))
 
 
 def test_tables_of_positions():
@@ -464,12 +464,12 @@ def test_tensors_that_are_missing_or_too_many(tmp_path, name):
         if tensor.endswith(".bias"):
             continue
         with pytest.raises(ModelError) as error:
-            PictureReader(GGUFFile.open(path), EngineOptions(threads=1)).close()
+            VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1)).close()
         assert "\n" not in str(error.value)
     more = {**made.tensors, "v.blk.0.extra.weight": np.zeros(4, np.float32)}
     path = write_projector(type(made)(made.arch, made.metadata, more), tmp_path / "mmproj.gguf")
     with pytest.raises(ModelError, match="extra"):
-        PictureReader(GGUFFile.open(path), EngineOptions(threads=1))
+        VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1))
 
 
 def test_broken_numbers(tmp_path):
@@ -477,7 +477,7 @@ def test_broken_numbers(tmp_path):
     made = projector("gemma3")
     made.tensors["v.blk.1.ffn_up.weight"][3, 5] = np.nan
     file = GGUFFile.open(write_projector(made, tmp_path / "mmproj.gguf"))
-    reader = PictureReader(file, EngineOptions(threads=1))
+    reader = VisionEncoder(file, EngineOptions(threads=1))
     with pytest.raises(ModelError, match="not numbers"):
         reader.read(picture((56, 56)))
     reader.close()

@@ -26,7 +26,7 @@ from localllm.arch.vision import anyres, internvl, llava
 from localllm.arch.vision.hyperparameters import pixels_of
 from localllm.arch.vision.vit import numbers_of, table_of
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.files.gguf.file import GGUFFile
 
 
@@ -106,7 +106,7 @@ def test_what_transformers_says(tmp_path, name):
 def test_what_transformers_sees(tmp_path, name):
     """The rows of the same pictures."""
     path = write_projector(projector(name), tmp_path / "mmproj.gguf")
-    reader = PictureReader(GGUFFile.open(path), EngineOptions(threads=2))
+    reader = VisionEncoder(GGUFFile.open(path), EngineOptions(threads=2))
     images = [reader.family.prepared(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
     rows = np.concatenate([reader.read(picture) for image in images for picture in image.pictures])
     reader.close()

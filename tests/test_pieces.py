@@ -12,7 +12,7 @@ from conftest import ROOT
 from engines import open_engine
 
 from localllm.engine.cpu import lowering
-from localllm.engine.cpu.kernel_variants import EVERY, Pieces
+from localllm.engine.cpu.kernel_variants import EVERY, VariantTable
 from localllm.engine.trace.operations import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
@@ -33,7 +33,7 @@ def called(format: str, columns: int, counts: range, most_precise: int) -> set[s
 
 def needed(format: str, columns: int, rows: Rows, tokens: int, most_precise: int) -> set[str]:
     """What a run is said to need: of so many tokens, with one row of logits."""
-    pieces = Pieces()
+    pieces = VariantTable()
     pieces.arguments(format, columns, rows, 512, False)
     names = pieces.names(tokens, 1, most_precise)
     assert set(names) <= set(pieces.all_names())
@@ -53,7 +53,7 @@ def test_a_run_has_what_its_products_call(format, columns, most_precise):
 
 
 def test_another_kernel_for_more_tokens():
-    pieces = Pieces()
+    pieces = VariantTable()
     pieces.arguments("Q4_K", 512, ALL, 8, False)
     assert pieces.names(9, 1, 128) == []
     assert pieces.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]

@@ -27,7 +27,7 @@ from localllm.arch.layer_state import SLACK
 from localllm.engine.memory import fingerprint
 from localllm.engine.memory import prefix_cache as prefixes
 from localllm.engine.memory.fingerprint import described, plain, sample
-from localllm.engine.memory.prefix_cache import Prefixes
+from localllm.engine.memory.prefix_cache import PrefixCache
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
 from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
@@ -36,7 +36,7 @@ from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
 from localllm.generation.prefill import read_prompt
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.kernels.arguments import PAGE
 from localllm.quant.cache import cache_folder
 
@@ -439,7 +439,7 @@ def test_where_runs_end(later: int):
 def test_what_is_read_of_long_prompts():
     """By an engine that tells: runs begin at multiples of 512, unless a turn goes on or all is read in 16 bits."""
     fake = FakeEngine(300, lambda tokens: 1, 5000)
-    sequences = Sequences(fake)
+    sequences = SequencePool(fake)
 
     def calls(ids: list[int]) -> list[tuple[int, int]]:
         fake.calls.clear()
@@ -585,7 +585,7 @@ def test_find_is_for_everyone(tiny: Path):
     ids = tokens(1100)
     in_new_process(tiny, ids)
     with open_model(tiny) as model:
-        assert isinstance(model.prefixes, Prefixes)
+        assert isinstance(model.prefixes, PrefixCache)
         assert model.prefixes.find(tokens(1100, seed=9)) is None
         assert model.prefixes.find(ids, known=1100) is None
         sequence, logits = model.prefixes.find(ids)
@@ -596,19 +596,19 @@ def test_find_is_for_everyone(tiny: Path):
 
 
 class Written:
-    """What a Prefixes would write, where it waits to be told; and how often a sequence was closed."""
+    """What a PrefixCache would write, where it waits to be told; and how often a sequence was closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.begun, self.go_on, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.closed, self.pruned, self.error = list[str](), 0, None
-        self.kept = prefixes.Prefixes(
+        self.kept = prefixes.PrefixCache(
             SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
             SimpleNamespace(path="name.gguf", parts=[__file__]),  # type: ignore[arg-type]
         )
         monkeypatch.setattr(self.kept, "_write_pieces", self.write)
         monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))
 
-    def write(self, read: prefixes.Waiting) -> None:
+    def write(self, read: prefixes.PendingWrite) -> None:
         self.begun.release()
         assert self.go_on.acquire(timeout=60)
         if self.error:

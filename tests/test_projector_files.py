@@ -13,7 +13,7 @@ from models import write
 from models.projectors import PROJECTORS, projector, seeing, shown, write_projector
 from test_goldens import nmse
 
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.files.gguf.file import GGUFFile
 
 WIDE = {"width": 256, "hidden": 512, "heads": 4, "out": 256}
@@ -36,7 +36,7 @@ def rows_of(path: Path, name: str) -> np.ndarray:
     from PIL import Image
 
     with GGUFFile.open(path) as file:
-        reader = PictureReader(file)
+        reader = VisionEncoder(file)
         family, h = reader.family, reader.hyperparameters
         pictures = [picture for image in shown(name) for picture in family.prepared(h, Image.fromarray(image)).pictures]
         rows = np.concatenate([reader.read(picture) for picture in pictures])

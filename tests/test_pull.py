@@ -27,7 +27,7 @@ from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.render import size
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import download as partial_file
-from localllm.files.download import Partial
+from localllm.files.download import Download
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.projectors import projector_among, projector_beside
@@ -92,7 +92,7 @@ def there() -> dict[str, bytes]:
 def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
     """What a killed process has left of a file: its first bytes."""
     target = models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
-    path = Partial(target, len(data), hashlib.sha256(data).hexdigest()).path
+    path = Download(target, len(data), hashlib.sha256(data).hexdigest()).path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data[:length])
     return path
@@ -261,7 +261,7 @@ def test_what_was_left_of_another_version_goes(hub, models):
 def test_only_one_process_pulls_a_file(hub, models):
     path = partial_of(models[0], 1000)
     with (
-        Partial(
+        Download(
             models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
         ),
         pytest.raises(UsageError, match="another localllm is pulling this file"),
@@ -274,7 +274,7 @@ def test_only_one_process_pulls_a_file(hub, models):
 def test_a_file_that_another_process_finishes_while_it_is_opened(tmp_path, monkeypatch, models, is_begun_again):
     """It has its name then: what this one writes goes to a new file. Perhaps somebody has begun that already."""
     target, lock = tmp_path / "model.gguf", partial_file.lock
-    begun = Partial(target, len(models[0]), hashlib.sha256(models[0]).hexdigest())
+    begun = Download(target, len(models[0]), hashlib.sha256(models[0]).hexdigest())
     begun.path.write_bytes(models[0])
 
     def late(descriptor: int) -> bool:

@@ -31,7 +31,7 @@ from localllm.cli.commands import quantize as quantize_command
 from localllm.cli.main import main
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf import tensor_source as source
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.tensor_source import GGUFTensor, map_under, row_count
@@ -244,7 +244,7 @@ def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, mo
         for name, job in known.items()
     }
     assert all(len(list(job.ranges())) > 1 for job in known.values())
-    with RecordFile(tmp_path / "records", "key") as done:
+    with ArrayLog(tmp_path / "records", "key") as done:
         for name, data in kept.items():
             done.add(name, data)
         service.write(plan, [str(tmp_path / "x.gguf")], 2, lambda count, name: told.append((count, name)), None, done)

@@ -328,7 +328,7 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     hears = lambda *told: heard.append(told)  # noqa: E731
     monkeypatch.setattr(calibrate, "Calibration", Calibration)
     monkeypatch.setattr(folding, "folded", folded)
-    monkeypatch.setattr(quantize, "RecordFile", lambda path, key: Lock(steps, f"{path} {key}"))
+    monkeypatch.setattr(quantize, "ArrayLog", lambda path, key: Lock(steps, f"{path} {key}"))
     monkeypatch.setattr(quantize, "make_plan", lambda source, request: f"plan of {source}")
     monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")
     monkeypatch.setattr(quantize, "write", write)

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import array_log as record_file
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 
 RECORDS = {"a": np.arange(7, dtype=np.uint8), "bé": np.arange(6, dtype=np.float32), "c": np.zeros(0, np.uint8)}
 
@@ -28,13 +28,13 @@ def layout(records: dict[str, np.ndarray], key: str = "key") -> list[bytes]:
 
 def contents(path: Path, key: str = "key") -> dict[str, bytes]:
     """All records that a file has."""
-    with RecordFile(path, key) as file:
+    with ArrayLog(path, key) as file:
         return {name: file.read(name, 0, array.nbytes).tobytes() for name, array in RECORDS.items() if name in file}
 
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    with RecordFile(tmp_path / "x", "key") as file:
+    with ArrayLog(tmp_path / "x", "key") as file:
         for name, array in RECORDS.items():
             file.add(name, array)
     return tmp_path / "x"
@@ -54,7 +54,7 @@ def test_what_is_whole_before_a_damage_stays(path: Path, harm: str, monkeypatch)
     for place in range(ends[0], len(data)):
         path.write_bytes(data[:place] if harm == "cut" else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         whole = int(np.searchsorted(ends, place, side="right")) - 1
-        with RecordFile(path, "key") as file:
+        with ArrayLog(path, "key") as file:
             names = list(RECORDS)
             assert [name in file for name in names] == [number < whole for number in range(3)], place
             assert path.read_bytes() == data[: ends[whole]], "the rest is cut off"
@@ -75,12 +75,12 @@ def test_a_head_that_was_cut_is_begun_anew(tmp_path):
 def test_a_file_of_another_kind_stays(tmp_path, data: bytes):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(UsageError, match="x: this file is something else, and its name is needed"):
-        RecordFile(tmp_path / "x", "key").__enter__()
+        ArrayLog(tmp_path / "x", "key").__enter__()
     assert (tmp_path / "x").read_bytes() == data
 
 
 def test_what_is_read_of_a_record(path: Path):
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         for first, end in ((0, 0), (0, 7), (2, 5), (6, 7), (7, 7)):
             assert list(file.read("a", first, end)) == list(range(first, end))
         for first, end in ((-1, 3), (3, 2), (0, 8), (8, 8)):
@@ -108,12 +108,12 @@ def test_threads_take_turns(path: Path):
             events.append("read")
             return super().read(*count)
 
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         real, file._file, file._lock = file._file, Noted(path.read_bytes()), Turn()
         assert list(file.read("a", 1, 3)) == [1, 2] and events == ["begin", "seek", "read", "end"]
         file._file = real
     assert real.closed
-    with RecordFile(path, "another"):
+    with ArrayLog(path, "another"):
         assert path.read_bytes() == layout({}, "another")[0], "it is there at once"
 
 
@@ -121,7 +121,7 @@ def test_a_record_is_on_the_disk_when_it_was_added(tmp_path, monkeypatch):
     """All of it, before the disk is asked to keep it."""
     held = list[bytes]()
     monkeypatch.setattr(record_file, "sync", lambda descriptor: held.append((tmp_path / "x").read_bytes()))
-    with RecordFile(tmp_path / "x", "key") as file:
+    with ArrayLog(tmp_path / "x", "key") as file:
         for name, array in RECORDS.items():
             file.add(name, array)
             assert len(held) == list(RECORDS).index(name) + 1
@@ -136,24 +136,24 @@ def test_a_disk_that_refuses(path: Path, monkeypatch):
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         with monkeypatch.context() as context, pytest.raises(LocalllmError) as failure:
             context.setattr(record_file, "sync", refuse)
             file.add("d", np.ones(1000, np.uint8))
         assert str(failure.value) == f"{path}: cannot be written: No space left on device"
         assert "d" not in file and list(file.read("a", 0, 7)) == list(range(7))
         file.add("e", np.ones(1, np.uint8))
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         assert "d" not in file and list(file.read("e", 0, 1)) == [1]
     assert path.read_bytes() == before + layout({"e": np.ones(1, np.uint8)})[1]
     path.unlink()
     path.mkdir()
     with pytest.raises(LocalllmError, match="x: cannot be written: "):
-        RecordFile(path, "key").__enter__()
+        ArrayLog(path, "key").__enter__()
 
 
 def test_a_file_that_is_not_needed_any_more(path: Path):
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         pass
     for _ in range(2):
         file.remove()
@@ -161,7 +161,7 @@ def test_a_file_that_is_not_needed_any_more(path: Path):
 
 
 def test_a_disk_that_reads_no_more(path: Path, monkeypatch):
-    with RecordFile(path, "key") as file:
+    with ArrayLog(path, "key") as file:
         for first, end in ((-1, 2), (2, 1), (0, 8)):
             with pytest.raises(IndexError, match=f"^a: bytes {first} to {end} of 7$"):
                 file.read("a", first, end)

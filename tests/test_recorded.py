@@ -13,7 +13,7 @@ from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.memory.fingerprint import described
 from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
-from localllm.engine.trace.recorder import Recorder, Shown, recorded
+from localllm.engine.trace.recorder import HiddenStateTap, Recorder, recorded
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.files.oddities import Oddities
@@ -535,7 +535,7 @@ def test_hashes_of_as_many_tokens_as_a_float_can_tell_apart():
 def test_what_goes_into_layers_is_shown(layers, entered, columns):
     """Joined in the order in which it was asked for, once all is there."""
     memory = np.zeros((1, 16), np.float32)
-    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT, Shown(memory, layers))
+    recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT, HiddenStateTap(memory, layers))
     assert recorder.reveals == (not layers)
     went_in = {layer: x(4) for layer in entered}
     for layer, activation in went_in.items():

@@ -11,9 +11,9 @@ from fake_sequences import FakeSequences
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
-from localllm.generation.context_overflow import Rolling
-from localllm.generation.prefix_match import Candidate, Reuse, TurnEnds, best_reuse
-from localllm.generation.sequence_pool import HELD, BegunSequence, Sequences
+from localllm.generation.context_overflow import ShiftedSequence
+from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, best_reuse
+from localllm.generation.sequence_pool import HELD, PooledSequence, SequencePool
 
 RUNS = Runs()
 LONG = list(range(2 * FIRST + 100))
@@ -22,52 +22,54 @@ SHORT = list(range(50))
 
 def test_nobody_has_read_anything():
     assert best_reuse([], LONG, RUNS) is None
-    assert best_reuse([Candidate("a", [9, 9], aligned=0)], LONG, RUNS) is None
+    assert best_reuse([ReuseCandidate("a", [9, 9], aligned=0)], LONG, RUNS) is None
 
 
 def test_the_last_token_of_a_prompt_is_always_read():
     """Its logits are wanted."""
-    assert best_reuse([Candidate("rolling", SHORT)], SHORT, RUNS) == Reuse("rolling", len(SHORT) - 1)
+    assert best_reuse([ReuseCandidate("rolling", SHORT)], SHORT, RUNS) == PrefixMatch("rolling", len(SHORT) - 1)
 
 
 @pytest.mark.parametrize(("aligned", "expected"), [(0, None), (FIRST, FIRST), (2 * FIRST, 2 * FIRST)])
 def test_other_prompts_go_on_where_a_whole_run_ended(aligned, expected):
     read = [*LONG[:-50], 7, 7, 7]
-    found = best_reuse([Candidate("a", read, aligned=aligned)], LONG, RUNS)
-    assert found == (Reuse("a", expected, is_run=True) if expected else None)
+    found = best_reuse([ReuseCandidate("a", read, aligned=aligned)], LONG, RUNS)
+    assert found == (PrefixMatch("a", expected, is_run=True) if expected else None)
 
 
 def test_a_conversation_goes_on_where_a_turn_ended():
-    turns = [TurnEnds(600, 650), TurnEnds(800, 900)]
+    turns = [TurnBoundary(600, 650), TurnBoundary(800, 900)]
     read = LONG[:900]
-    assert best_reuse([Candidate("a", read, turns, FIRST)], LONG, RUNS) == Reuse("a", 900)
-    assert best_reuse([Candidate("a", read, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == Reuse("a", 650)
-    going_on = [TurnEnds(600)]
-    assert best_reuse([Candidate("a", read, going_on, FIRST)], LONG, RUNS) == Reuse("a", 900)
+    assert best_reuse([ReuseCandidate("a", read, turns, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
+    assert best_reuse([ReuseCandidate("a", read, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == PrefixMatch("a", 650)
+    going_on = [TurnBoundary(600)]
+    assert best_reuse([ReuseCandidate("a", read, going_on, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
 
 
 def test_behind_short_prompts_one_goes_on_anywhere():
     read = [*SHORT[:30], 99]
-    assert best_reuse([Candidate("a", read, [TurnEnds(31)], 0)], SHORT, RUNS) == Reuse("a", 30)
-    assert best_reuse([Candidate("a", read, [TurnEnds(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) is None
+    assert best_reuse([ReuseCandidate("a", read, [TurnBoundary(31)], 0)], SHORT, RUNS) == PrefixMatch("a", 30)
+    assert best_reuse([ReuseCandidate("a", read, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) is None
 
 
 def test_who_has_read_most_and_of_equal_ones_the_first():
-    some, more = Candidate("some", LONG[:600], (), FIRST), Candidate("more", LONG[:1100], (), 2 * FIRST)
-    assert best_reuse([some, more, more._replace(source="also")], LONG, RUNS) == Reuse("more", 2 * FIRST, is_run=True)
+    some, more = ReuseCandidate("some", LONG[:600], (), FIRST), ReuseCandidate("more", LONG[:1100], (), 2 * FIRST)
+    assert best_reuse([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
+        "more", 2 * FIRST, is_run=True
+    )
 
 
 def test_the_same_prompt_is_not_read_at_all():
     """Where what comes after it is known; of another that goes on, as of anybody who has read it."""
-    known = Candidate("end", LONG[:900], aligned=FIRST, has_logits=True)
-    assert best_reuse([Candidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == Reuse("end", 900)
+    known = ReuseCandidate("end", LONG[:900], aligned=FIRST, has_logits=True)
+    assert best_reuse([ReuseCandidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == PrefixMatch("end", 900)
     assert best_reuse([known], LONG, RUNS) == best_reuse([known._replace(has_logits=False)], LONG, RUNS)
-    assert best_reuse([known], [*LONG[:899], -1], RUNS) == Reuse("end", FIRST, is_run=True)
+    assert best_reuse([known], [*LONG[:899], -1], RUNS) == PrefixMatch("end", FIRST, is_run=True)
 
 
 def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
     """Where a sequence went back to behind a short prompt is none for a long one, which is read in other runs."""
-    sequences = Sequences(FakeSequences(9, lambda tokens: np.zeros(9)))
+    sequences = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9)))
     begun = []
     for ids in ([2] * 60, [2] * 50 + [3] * (PRECISE_TOKENS - 50), [2] * 50 + [3] * 50 + [4] * 100):
         with sequences.beginning_with(ids) as one:
@@ -87,7 +89,7 @@ class TakenLock:
 
 def test_threads_wait_for_each_other():
     """Whoever begins, ends, puts aside or writes."""
-    sequences, ids = Sequences(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
+    sequences, ids = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
     waited = False
     with pytest.raises(BlockingIOError), sequences.beginning_with(ids) as one:  # as it is given back
         one.sequence.append(ids[:FIRST])
@@ -112,7 +114,7 @@ def test_threads_wait_for_each_other():
 def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_known: bool):
     """Of the latest that was read in whole runs; its logits are its own."""
     engine = FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)
-    sequences, sequence, logits = Sequences(engine), engine.sequence(), np.ones((1, 9))
+    sequences, sequence, logits = SequencePool(engine), engine.sequence(), np.ones((1, 9))
     for place in range(0, length, FIRST):
         sequence.append([2] * min(FIRST, length - place))
     sequence.aligned = aligned
@@ -123,11 +125,11 @@ def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_
     logits[:] = 5
     if sequences._end:
         assert sequences._end.logits.tolist() == [[1] * 9] and sequences._end.sequence.tokens == [2] * length
-    sequences.was_read(Rolling(sequence, 5), begin, logits)
+    sequences.was_read(ShiftedSequence(sequence, 5), begin, logits)
     assert len(engine.made) == 1 + 2 * is_known
 
 
-def read(sequences: Sequences, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
+def read(sequences: SequencePool, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
     """Read a prompt: how much of it was there, and the logits if all was."""
     with sequences.beginning_with(ids, **how) as (sequence, logits):
         held = len(sequence.tokens)
@@ -147,7 +149,7 @@ def test_who_was_left_may_come_back():
     """As many as are held, as long as a whole one more has room."""
     engine = engine_of(100)
     engine.places = lambda: (50, 150)
-    sequences = Sequences(engine)
+    sequences = SequencePool(engine)
     sequences.hold()
     assert not engine.made
     for number in range(HELD + 2):
@@ -167,7 +169,7 @@ def test_who_was_left_may_come_back():
 
 def test_an_end_is_for_those_that_do_not_roll():
     engine = engine_of()
-    sequences, ids = Sequences(engine), [2] * (FIRST + 2)
+    sequences, ids = SequencePool(engine), [2] * (FIRST + 2)
     assert read(sequences, ids, is_told=True) == (0, None)
     assert read(sequences, ids, keep=5) == (FIRST + 1, None)
     held, logits = read(sequences, ids)
@@ -202,9 +204,9 @@ class Files:
 )
 def test_what_files_are_asked_for(earlier: int | None, conversations: list[int]):
     files, how = Files(), {} if earlier is None else {"earlier": earlier}
-    read(Sequences(engine_of(), files), [2] * 20, **how)
+    read(SequencePool(engine_of(), files), [2] * 20, **how)
     assert files.asked == [(20, sys.maxsize, False), *((length, sys.maxsize, True) for length in conversations)]
-    read(Sequences(engine_of(), files), [2] * 20, keep=4, **how)
+    read(SequencePool(engine_of(), files), [2] * 20, keep=4, **how)
     assert len(files.asked) == 1 + len(conversations)
 
 
@@ -213,27 +215,27 @@ def test_what_files_have_goes_on():
     engine, ids = engine_of(), [2] * 20
     engine.runs = Runs(4, 4)
     prompt, talk = StoredPrefix(ids[:8], (), False, False), StoredPrefix(ids[:9], (), False, True)
-    for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 9, [TurnEnds(9, 9)])):
+    for found, there, turns in (({(20, False): prompt}, 8, []), ({(11, True): talk}, 9, [TurnBoundary(9, 9)])):
         loaded = engine.sequence()
         loaded.append(ids[:there])
-        files = Files(found, BegunSequence(loaded))
-        sequences = Sequences(engine, files)
+        files = Files(found, PooledSequence(loaded))
+        sequences = SequencePool(engine, files)
         with sequences.beginning_with(ids, earlier=11) as begun:
             assert begun == (loaded, None)
-            assert sequences._turns[loaded] == [*turns, TurnEnds(20)]
+            assert sequences._turns[loaded] == [*turns, TurnBoundary(20)]
         sequences.write_conversation()
         assert sequences._kept is loaded and not files.kept
-    files = Files({(20, False): prompt, (11, True): talk}, None, None, BegunSequence(loaded))
-    assert read(Sequences(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
+    files = Files({(20, False): prompt, (11, True): talk}, None, None, PooledSequence(loaded))
+    assert read(SequencePool(engine, files), ids + [3], earlier=11) == (0, None) and len(files.loads) == 2
     loaded.truncate(8)
-    assert read(Sequences(engine, files), ids, earlier=11) == (8, None)
+    assert read(SequencePool(engine, files), ids, earlier=11) == (8, None)
 
 
 def test_what_goes_to_files():
     """Prompts that were read anew, once; conversations when that is asked. Only what takes long to read again."""
     engine, files, texts = engine_of(), Files(), []
     written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)), collect=lambda: None)
-    sequences, ids = Sequences(engine, files, written), [2] * (FIRST + 1)
+    sequences, ids = SequencePool(engine, files, written), [2] * (FIRST + 1)
     sequences.write_conversation()
     assert (files.kept, texts) == ([], [])
     for _ in range(2):
@@ -256,7 +258,7 @@ def test_what_goes_to_files():
 
 
 def test_a_closed_sequence_is_not_kept():
-    sequences = Sequences(engine_of())
+    sequences = SequencePool(engine_of())
     read(sequences, [2] * 9)
     kept = sequences._kept
     with sequences.beginning_with([2] * 9) as one, sequences.beginning_with([3] * 9) as other:
@@ -267,8 +269,8 @@ def test_a_closed_sequence_is_not_kept():
 
 def test_no_turn_ends_behind_what_is_held():
     engine = engine_of()
-    sequences, sequence = Sequences(engine), engine.sequence()
+    sequences, sequence = SequencePool(engine), engine.sequence()
     assert sequences._ended(sequence) == []
     sequence.append([2] * 12)
-    sequences._turns[sequence] = [TurnEnds(3, 5), TurnEnds(6, 20), TurnEnds(9)]
-    assert sequences._ended(sequence) == [TurnEnds(3, 5), TurnEnds(6, 12), TurnEnds(9, 12)]
+    sequences._turns[sequence] = [TurnBoundary(3, 5), TurnBoundary(6, 20), TurnBoundary(9)]
+    assert sequences._ended(sequence) == [TurnBoundary(3, 5), TurnBoundary(6, 12), TurnBoundary(9, 12)]

@@ -20,8 +20,8 @@ BIAS = {token: 12.0 for token in range(40, 46)}  # few tokens come, so that they
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch):
-    monkeypatch.setattr(speculation, "StepCosts", Free)
-    monkeypatch.setattr(leaps, "StepCosts", Free)
+    monkeypatch.setattr(speculation, "StepCostModel", Free)
+    monkeypatch.setattr(leaps, "StepCostModel", Free)
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)

@@ -22,7 +22,7 @@ from localllm.generation.sampling.history import Breakers, History
 from localllm.generation.sampling.model_defaults import OPTIONS, recommended
 from localllm.generation.sampling.options import DEFAULTS, LETTERS, SamplingOptions, steps_lettered
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.speculation.acceptance import StepCosts
+from localllm.generation.speculation.acceptance import StepCostModel
 
 PLENTY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 PIECES = [b"a", b"b", b"ab", b"c", b"\n", b'x"', b"ba", b"d"]
@@ -483,9 +483,9 @@ def model():
 @pytest.mark.parametrize("options", LEARNING, ids=str)
 @pytest.mark.parametrize("how", ["ngram", "itself"])
 def test_guesses_change_no_text(model, how: str, options: dict, monkeypatch: pytest.MonkeyPatch):
-    took = StepCosts.took
+    took = StepCostModel.took
     monkeypatch.setattr(
-        StepCosts, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
+        StepCostModel, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
     )  # whatever the machine does
     expected = model.generate(PROMPT, 40, speculate="off", seed=3, **options)
     text = "".join(expected)

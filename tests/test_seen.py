@@ -10,7 +10,7 @@ from localllm.engine.engine import batches
 from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
-    Seen,
+    ImageEmbedding,
     ahead_of,
     has_images,
     images_between,
@@ -50,7 +50,7 @@ def opened(tmp_path, request):
         engine.close()
 
 
-def read(engine, seen: Seen, pieces=(40,)) -> np.ndarray:
+def read(engine, seen: ImageEmbedding, pieces=(40,)) -> np.ndarray:
     """Logits behind IDS, some of them an image."""
     engine.see(seen)
     ids, sequence, rows, first = [*IDS[:FIRST], *seen.ids, *IDS[LAST:]], engine.sequence(), [], 0
@@ -66,7 +66,7 @@ def test_rows_of_tokens(opened, name, backend):
     """All at once, and with pieces that end before, in and behind the image."""
     engine, embedded = opened(name, backend)
     expected = engine.sequence().append(IDS, "all")
-    seen = Seen(b"image", embedded[FIRST:LAST])
+    seen = ImageEmbedding(b"image", embedded[FIRST:LAST])
     for pieces in ((40,), (10, 15, 15), (4, 9, 20, 7)):
         assert nmse(read(engine, seen, pieces), expected) < bound(1e-10, 1e-6)
 
@@ -78,7 +78,11 @@ def test_rows_that_see_each_other_and_turn_by_axes(opened, name):
     for backend in ("cpu", "reference"):
         engine, embedded = opened(name, backend)
         rows = embedded[FIRST:LAST]
-        images = Seen(b"whole", rows, is_whole=True), Seen(b"grid", rows, GRID), Seen(b"row", rows)
+        images = (
+            ImageEmbedding(b"whole", rows, is_whole=True),
+            ImageEmbedding(b"grid", rows, GRID),
+            ImageEmbedding(b"row", rows),
+        )
         found[backend] = [read(engine, seen) for seen in images]
     for ours, theirs in zip(*found.values(), strict=True):
         assert nmse(ours, theirs) < bound(1e-10, 1e-6)
@@ -91,7 +95,7 @@ def test_rows_that_see_each_other_and_turn_by_axes(opened, name):
 def test_positions_behind_an_image(opened):
     """A grid of 3 x 5 rows takes 5 positions, so that text behind it turns as if 10 rows were missing."""
     engine, embedded = opened("qwen2vl", "reference")
-    seen = Seen(b"grid", embedded[FIRST:LAST], GRID)
+    seen = ImageEmbedding(b"grid", embedded[FIRST:LAST], GRID)
     assert seen.places == 5
     engine.see(seen)
     sequence = engine.sequence()
@@ -118,7 +122,7 @@ def test_forgetting_around_an_image(tmp_path, name, backend):
     engine = open_engine(write(made, tmp_path / "one.gguf"), backend=backend, kv_type="f32")
     ids = np.random.default_rng(3).integers(3, 250, 300).tolist()
     rows = made.tensors["token_embd.weight"][ids[100:115]] * np.float32(SCALED.get(name, 1))
-    seen = Seen(b"image", rows, GRID if name == "qwen2vl" else None, is_whole=name == "gemma3")
+    seen = ImageEmbedding(b"image", rows, GRID if name == "qwen2vl" else None, is_whole=name == "gemma3")
     engine.see(seen)
     tokens = [*ids[:100], *seen.ids, *ids[115:]]
     for keep, count in ((4, 64), (4, 128), (0, 128), (120, 64)):
@@ -146,7 +150,7 @@ def test_many_rows(opened, tmp_path):
     for backend in ("cpu", "reference"):
         engine = open_engine(path, backend=backend, kv_type="f32")
         rows = made.tensors["token_embd.weight"][ids]
-        images = [Seen(b"one", rows[:700]), Seen(b"two", rows[700:1250])]
+        images = [ImageEmbedding(b"one", rows[:700]), ImageEmbedding(b"two", rows[700:1250])]
         for seen in images:
             engine.see(seen)
         shown = [*images[0].ids, *images[1].ids, *ids[1250:].tolist()]
@@ -159,7 +163,7 @@ def test_many_rows(opened, tmp_path):
 def test_ids_of_nothing(opened):
     """An image that nobody has shown, or one that is forgotten, is refused; and so are rows of another width."""
     engine, embedded = opened("llama", "cpu")
-    seen = Seen(b"gone", embedded[:4])
+    seen = ImageEmbedding(b"gone", embedded[:4])
     ids = seen.ids
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
@@ -174,14 +178,14 @@ def test_ids_of_nothing(opened):
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
     with pytest.raises(UsageError, match="numbers"):
-        engine.see(Seen(b"wide", np.zeros((1, 7), np.float32)))
+        engine.see(ImageEmbedding(b"wide", np.zeros((1, 7), np.float32)))
     with pytest.raises(UsageError, match="rows"):
-        engine.see(Seen(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
+        engine.see(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
 
 
 def test_pieces():
     """Images are read alone, and not cut where they need not be."""
-    one, two = Seen(b"1", np.zeros((3, 1), np.float32)), Seen(b"2", np.zeros((600, 1), np.float32))
+    one, two = ImageEmbedding(b"1", np.zeros((3, 1), np.float32)), ImageEmbedding(b"2", np.zeros((600, 1), np.float32))
     ids = [5, *one.ids, *one.ids, 6, *two.ids]
     assert [(first, end, key is None) for first, end, key in passages(np.array(ids))] == [
         (0, 1, True), (1, 4, False), (4, 7, False), (7, 8, True), (8, 608, False),
@@ -191,13 +195,13 @@ def test_pieces():
     ]  # fmt: skip
     assert [whole_end(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
     assert has_images(ids) and list(texts_only(ids)) == [5, 6]
-    assert Seen(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
+    assert ImageEmbedding(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
 
 
 def test_what_is_seen_of_an_image():
     """Ids below 0 of 47 bits for the image and 15 for the row; positions by rows, or as far as a grid reaches."""
     rows, grid = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([[0, i // 3, i % 3] for i in range(6)])
-    plain, turned = Seen(b"x", rows), Seen(b"x", rows, grid, True)
+    plain, turned = ImageEmbedding(b"x", rows), ImageEmbedding(b"x", rows, grid, True)
     assert (plain.is_whole, plain.axes, plain.places, turned.is_whole, turned.places) == (False, None, 6, True, 3)
     # The first 8 bytes of sha256(b"x") are 2d711642b726b044: without 17 bits of the last ones.
     assert plain.key == turned.key == int.from_bytes(bytes.fromhex("2d711642b726b044"), "little") >> 17
@@ -207,15 +211,15 @@ def test_what_is_seen_of_an_image():
     assert plain.rows_of(some).tolist() == rows[2:5].tolist()
     assert plain.turns_of(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
     assert turned.turns_of(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
-    assert len(Seen(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
+    assert len(ImageEmbedding(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
     with pytest.raises(UsageError, match=r"^an image of 32769 rows, 32768 are the most$"):
-        Seen(b"", np.zeros((MOST_ROWS + 1, 1)))
+        ImageEmbedding(b"", np.zeros((MOST_ROWS + 1, 1)))
 
 
 def test_places_and_positions():
     """Behind an image that takes fewer positions than rows, from its last row on."""
-    grid = Seen(b"x", np.zeros((15, 1)), GRID)
-    images = [(10, grid), (30, Seen(b"y", np.zeros((4, 1)))), (40, grid)]
+    grid = ImageEmbedding(b"x", np.zeros((15, 1)), GRID)
+    images = [(10, grid), (30, ImageEmbedding(b"y", np.zeros((4, 1)))), (40, grid)]
     assert [ahead_of(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
     assert [images_between(images, *ends) for ends in ((0, 10), (10, 30), (10, 31), (11, 99))] == [
         [], images[:1], images[:2], images[1:],

@@ -26,9 +26,9 @@ from localllm.generation.chunked_prefill import HEARD
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.scheduler import Batch
+from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation.acceptance import Guesses
-from localllm.server.response_stream import Hearer
+from localllm.server.response_stream import Subscriber
 
 GUIDE = str(builtin_model())
 QUESTIONS = ["What is a GGUF file?", "How do I stop an answer?", "Which commands are there?", "What is Q4_K_M?"]
@@ -149,15 +149,15 @@ def test_logprobs(guide: Served):
 
 def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
     """Several tokens come of a step then, each with what the model says behind the one before."""
-    leaps, leap = list[int](), Batch._leap
+    leaps, leap = list[int](), Scheduler._leap
 
-    def counted(batch: Batch, answers: list) -> bool:
+    def counted(batch: Scheduler, answers: list) -> bool:
         before = batch.written
         done = leap(batch, answers)
         leaps.append(batch.written - before)
         return done
 
-    monkeypatch.setattr(Batch, "_leap", counted)
+    monkeypatch.setattr(Scheduler, "_leap", counted)
     prompt = "one two three four five six seven eight " * 6
     asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "logprobs": 1, "ignore_eos": True}
     reply = guide.post("/v1/completions", asked).json["choices"][0]
@@ -561,13 +561,13 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
     from localllm.generation.generate import GenerationOptions
     from localllm.server.http import EventStream
     from localllm.server.openai_chat import streamed
-    from localllm.server.service import Question
+    from localllm.server.service import GenerateRequest
 
     told.chat("x")
     told.model().engine.gate.clear()
 
     async def gone() -> None:
-        question = Question(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
+        question = GenerateRequest(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
         exchange = await told.service.exchange(question)
         stream = EventStream(streamed(exchange, question, False), told.service.limits, {}, exchange.close)
 
@@ -593,7 +593,9 @@ def test_what_has_ended_leaves_nothing_behind(told: Served):
         for text in ("long", "json", "stop"):
             told.chat(text)
         until(lambda: told.service.shelf.counts() == (0, 0))
-        until(lambda: not any(issubclass(type(one), Hearer | Guesses) for one in gc.get_objects()))  # no proxy is asked
+        until(
+            lambda: not any(issubclass(type(one), Subscriber | Guesses) for one in gc.get_objects())
+        )  # no proxy is asked
     finally:
         gc.enable()
 

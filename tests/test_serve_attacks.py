@@ -15,7 +15,7 @@ from tiny_model import write_tiny_model
 from localllm.errors import UsageError
 from localllm.server.guard import Rules, origin_of
 from localllm.server.http import Limits, nesting, parsed
-from localllm.server.listener import HEAD_BYTES, Patient
+from localllm.server.listener import HEAD_BYTES, IdleTimeoutProtocol
 
 ASKED = {"messages": [{"role": "user", "content": "hello"}]}
 KEY = "correct horse battery"
@@ -201,7 +201,7 @@ def test_slow_bodies(told: Served):
 @pytest.mark.slow
 def test_silent_clients(told: Served, monkeypatch):
     """Who sends no request, or half of one, or half of a second one, is gone after a while."""
-    monkeypatch.setattr(Patient, "seconds", 0.3)
+    monkeypatch.setattr(IdleTimeoutProtocol, "seconds", 0.3)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for data in (b"", b"GET /health HTT", whole + b"GET /health HTTP/1.1\r\nHo"):
         assert raw(told, data, patience=8).count(b"HTTP/1.1 200") == data.count(b"localhost")

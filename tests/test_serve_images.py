@@ -17,7 +17,7 @@ from test_pictures import picture
 from tiny_model import write_tiny_model
 
 from localllm import api
-from localllm.cli.interactive.conversation import Conversation
+from localllm.cli.interactive.conversation import TerminalConversation
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
@@ -285,7 +285,7 @@ def test_in_a_chat_with_a_server(served: Served, folder, capfd):
     """/image goes along with the next question; what is no image is refused here."""
     path = str(folder / "shown" / "one.png")
     options = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
-    conversation = Conversation(RemoteModel(Endpoint.of(served.url, None), "gemma3"), options, ProgressLine())
+    conversation = TerminalConversation(RemoteModel(Endpoint.of(served.url, None), "gemma3"), options, ProgressLine())
     conversation.look(path)
     conversation.ask("What?")
     with api.open_model(folder / "gemma3" / "tiny.gguf", 2, cache=False) as model:

@@ -22,7 +22,7 @@ from localllm import builtin_model
 from localllm.errors import LocalllmError
 from localllm.server import http as wire
 from localllm.server import listener as listening
-from localllm.server.listener import Patient, tcp_socket, twin
+from localllm.server.listener import IdleTimeoutProtocol, tcp_socket, twin
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ def told(path: str):
 def test_pieces_leave_at_once(told: Served, monkeypatch: pytest.MonkeyPatch):
     """Without TCP_NODELAY, a second request on a connection waits for the client's delayed acknowledgement."""
     accepted = list[Any]()
-    made = Patient.connection_made
-    monkeypatch.setattr(Patient, "connection_made", lambda self, place: accepted.append(place) or made(self, place))
+    made = IdleTimeoutProtocol.connection_made
+    monkeypatch.setattr(
+        IdleTimeoutProtocol, "connection_made", lambda self, place: accepted.append(place) or made(self, place)
+    )
     connection = HTTPConnection("127.0.0.1", told.port, timeout=30)
     for _ in range(3):
         connection.request("GET", "/health")

@@ -38,11 +38,11 @@ from localllm.server.embeddings import MOST, in_turn, texts_of
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.http import (
+    ClientDisconnectedError,
     EventStream,
-    LeftError,
     Limits,
-    RefusedError,
-    TimeUpError,
+    RejectedRequestError,
+    RequestTimeoutError,
     anthropic_error,
     event,
     failed,
@@ -54,10 +54,10 @@ from localllm.server.http import (
     unless_gone,
 )
 from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listener import Ending, Patient, listener, tcp_socket, unix_socket
+from localllm.server.listener import Ending, IdleTimeoutProtocol, listener, tcp_socket, unix_socket
 from localllm.server.messages import conversation
 from localllm.server.metrics import Histogram, Metrics
-from localllm.server.model_pool import Book, Shelf, UnknownModelError
+from localllm.server.model_pool import ModelEntry, ModelPool, UnknownModelError
 from localllm.server.openai_chat import IGNORED, chat_question, ignored
 from localllm.server.openai_chat import streamed as streamed_chat
 from localllm.server.openai_completions import MOST_PROMPTS, completion_question, prompts_of
@@ -761,18 +761,18 @@ def test_how_many_texts():
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code", "claude"),
     [
-        (RefusedError(401, "x"), 401, "authentication_error", "invalid_api_key", "authentication_error"),
-        (RefusedError(403, "x"), 403, "permission_error", None, "permission_error"),
-        (RefusedError(413, "x"), 413, "invalid_request_error", None, "request_too_large"),
+        (RejectedRequestError(401, "x"), 401, "authentication_error", "invalid_api_key", "authentication_error"),
+        (RejectedRequestError(403, "x"), 403, "permission_error", None, "permission_error"),
+        (RejectedRequestError(413, "x"), 413, "invalid_request_error", None, "request_too_large"),
         (UnknownModelError("x"), 404, "not_found_error", "model_not_found", "not_found_error"),
-        (TimeUpError("x"), 504, "server_error", None, "api_error"),
+        (RequestTimeoutError("x"), 504, "server_error", None, "api_error"),
         (StoppedError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
         (MemoryLimitError("x"), 503, "overloaded_error", "overloaded", "overloaded_error"),
         (UsageError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
         (ContextError("x"), 400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
         (ModelError("x"), 400, "invalid_request_error", None, "invalid_request_error"),
         (LocalllmError("x"), 500, "server_error", None, "api_error"),
-        (RefusedError(500, "x"), 500, "server_error", None, "api_error"),
+        (RejectedRequestError(500, "x"), 500, "server_error", None, "api_error"),
     ],
 )
 def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str | None, claude: str):
@@ -817,26 +817,26 @@ def test_bodies_at_their_limits():
     assert read(b'{"a"', b":12}") == {"a": 12} == read(b'{"a":12}', length="8") == read(b'{"a":12}', length="x")
     assert read(b"{}", kind=" Application/JSON ") == {}
     for status, more in ((413, {"length": "9"}), (415, {"kind": "text/json"}), (415, {"kind": ""})):
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(RejectedRequestError) as refused:
             read(b"{}", **more)
         assert refused.value.status == status
-    with pytest.raises(RefusedError, match="more than 8 bytes") as refused:
+    with pytest.raises(RejectedRequestError, match="more than 8 bytes") as refused:
         read(b'{"a":1', b"23}")
     assert refused.value.status == 413
-    with pytest.raises(RefusedError, match=r"did not arrive within 0\.01 seconds") as refused:
+    with pytest.raises(RejectedRequestError, match=r"did not arrive within 0\.01 seconds") as refused:
         read(b"{}", limits=Limits(seconds=0.01), wait=5)
     assert refused.value.status == 408
 
 
 def test_json_that_is_none():
     assert parsed(b'{"a":[[]]}', 3) == {"a": [[]]}
-    with pytest.raises(RefusedError, match="nested more than 2 deep"):
+    with pytest.raises(RejectedRequestError, match="nested more than 2 deep"):
         parsed(b'{"a":[[]]}', 2)
     for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
-        with pytest.raises(RefusedError, match="is no JSON"):
+        with pytest.raises(RejectedRequestError, match="is no JSON"):
             parsed(body, 9)
     for body in (b"[]", b"5", b"null"):
-        with pytest.raises(RefusedError, match="should be a JSON object"):
+        with pytest.raises(RejectedRequestError, match="should be a JSON object"):
             parsed(body, 9)
 
 
@@ -849,7 +849,7 @@ def may(path: str = "/v1/models", method: str = "GET", rules: Rules | None = Non
         (rules or Rules()).require(
             method, path, {"host": "localhost:80", **{k.replace("_", "-"): v for k, v in headers.items()}}
         )
-    except RefusedError as error:
+    except RejectedRequestError as error:
         return error.status
     return 200
 
@@ -881,7 +881,7 @@ def passed(rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]) -> 
         asked.append(1)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
         if scope["path"] == "/left":
-            raise LeftError
+            raise ClientDisconnectedError
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -982,7 +982,7 @@ def test_who_waits_hears_something(monkeypatch):
 
 def test_streams_that_nobody_reads_are_closed():
     made = Pieces(b"a", b"b", wait=0.05)
-    with pytest.raises(LeftError):
+    with pytest.raises(ClientDisconnectedError):
         sent_by(made.stream(), leaves=True)
     assert made.closed == 1
     slow = Pieces(b"a")
@@ -1013,7 +1013,7 @@ def test_work_ends_when_nobody_waits():
 
         try:
             return await unless_gone(receive, working()), bool(ended)
-        except LeftError:
+        except ClientDisconnectedError:
             return None, bool(ended)
 
     assert asyncio.run(asked(0, 60)) == ("done", True) and asyncio.run(asked(60, 0.01)) == (None, True)
@@ -1062,7 +1062,7 @@ def test_addresses_where_nobody_can_listen():
 def test_how_much_a_server_takes_of_one_client():
     found = listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
     told = {
-        "http": Patient, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
+        "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
         "h11_max_incomplete_event_size": 65536,
     }  # fmt: skip
@@ -1112,12 +1112,12 @@ def test_patience_with_a_connection(monkeypatch, state: bool | None, idle: bool)
             calls.append(seconds)
             self.call, self.cancel = call, lambda: calls.append("cancel")
 
-    connection: Any = Patient.__new__(Patient)
+    connection: Any = IdleTimeoutProtocol.__new__(IdleTimeoutProtocol)
     connection._timer, connection.loop = None, SimpleNamespace(call_later=Timer)
     connection.conn, connection.transport = SimpleNamespace(), SimpleNamespace(abort=lambda: calls.append("abort"))
     connection.cycle = None if state is None else SimpleNamespace(response_complete=state)
     for name in ("connection_made", "connection_lost", "on_response_complete"):
-        monkeypatch.setattr(Patient.__base__, name, lambda *given, name=name: calls.append(name))
+        monkeypatch.setattr(IdleTimeoutProtocol.__base__, name, lambda *given, name=name: calls.append(name))
     connection.connection_made(None)
     for connection.conn.their_state in (h11.DONE, h11.SEND_BODY):
         connection.on_response_complete()
@@ -1250,11 +1250,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         end = lambda: happened.append(f"end {model.path}")  # noqa: E731
         return SimpleNamespace(model=model, close=end, running=2, waiting=3)
 
-    def make(memory: int | None, parallel: int | None = None) -> tuple[Shelf, list[Any]]:
-        return Shelf({name: name for name in TAKES}, opened, Metrics(), memory, parallel), happened
+    def make(memory: int | None, parallel: int | None = None) -> tuple[ModelPool, list[Any]]:
+        return ModelPool({name: name for name in TAKES}, opened, Metrics(), memory, parallel), happened
 
     monkeypatch.setattr(shelf, "Worker", working)
-    monkeypatch.setattr(Book, "needed_bytes", property(lambda book: TAKES[book.path] * shelf.WORKING))
+    monkeypatch.setattr(ModelEntry, "needed_bytes", property(lambda book: TAKES[book.path] * shelf.WORKING))
     return make
 
 
@@ -1307,7 +1307,7 @@ def test_a_model_waits_until_nobody_reads_another_one(library):
 
 
 def test_models_have_names_and_files(library):
-    books = Shelf({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).books
+    books = ModelPool({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).books
     assert [(name, book.name, book.path) for name, book in books.items()] == [
         ("small", "small", "s.gguf"), ("large", "large", "l.gguf")
     ]  # fmt: skip
@@ -1325,8 +1325,8 @@ def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(GGUFFile, "open", opened)
     monkeypatch.setattr(projectors, "projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
-    assert Book("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
-    assert Book("n", "n.gguf").needed_bytes == 300_001_000
+    assert ModelEntry("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
+    assert ModelEntry("n", "n.gguf").needed_bytes == 300_001_000
 
 
 def test_a_shelf_without_a_limit(library, tmp_path):
@@ -1343,7 +1343,8 @@ def test_a_shelf_without_a_limit(library, tmp_path):
     (tmp_path / "m").write_bytes(b"")
     os.utime(tmp_path / "m", (5, 77.9))
     assert (
-        Book("m", str(tmp_path / "m")).created == 77 and abs(Book("n", str(tmp_path / "n")).created - time.time()) < 99
+        ModelEntry("m", str(tmp_path / "m")).created == 77
+        and abs(ModelEntry("n", str(tmp_path / "n")).created - time.time()) < 99
     )
 
 
@@ -1519,7 +1520,7 @@ def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **l
     left: list[Any] = []
     working: Any = SimpleNamespace(model=model, leave=left.append, left=left)
     asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, most_likely=None)
-    return service.Exchange("m", working, asked, Limits(**limits), AsyncExitStack())
+    return service.ResponseStream("m", working, asked, Limits(**limits), AsyncExitStack())
 
 
 def say(*texts: str) -> list[dict[str, str]]:
@@ -1592,6 +1593,6 @@ def test_what_is_told_of_several_prompts():
     assert it.stop_string() == ""
     late = exchange(answer_seconds=0.01)
     late._hearers = [of(0, wait=60)]
-    with pytest.raises(TimeUpError, match=r"^the answer took more than 0\.01 seconds$"):
+    with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds$"):
         asyncio.run(told(late))
     assert late.usage == service.Usage() and late._worker.left == late._hearers

@@ -14,19 +14,19 @@ from fake_engine import FakeEngine, saying
 from tiny_model import damage, write_tiny_model
 
 import localllm
-from localllm.engine.image_tokens import Seen
+from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.generation.beam_search import Answer
 from localllm.generation.constraints.constraint import Constraint
-from localllm.generation.conversation import SoFar, Turns
+from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Prompt, Session, blind, has_calls
 from localllm.generation.vision import image_encoder as eye
-from localllm.generation.vision.adapter import Sight
-from localllm.generation.vision.image_encoder import Eye
+from localllm.generation.vision.adapter import VisionAdapter
+from localllm.generation.vision.image_encoder import ImageEncoder
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -44,7 +44,7 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tuple[FakeEngine, Session]:
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers), context)
-    return fake, Session(Sequences(fake), tokenizer)
+    return fake, Session(SequencePool(fake), tokenizer)
 
 
 def test_a_turn_costs_only_its_own_tokens(tokenizer: Tokenizer):
@@ -307,7 +307,7 @@ def test_in_plain_conversations_a_model_does_not_speak_for_the_user(tokenizer: T
         read.append(len(tokens))
         return said[min(len(tokens) - read[0], len(said) - 1)]
 
-    session = Session(Sequences(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
+    session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, go_on, 512)), tokenizer, template)
     assert "".join(session.ask("Are you?", replace(GREEDY, stop=stop))) == expected
 
 
@@ -321,7 +321,7 @@ def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
     session.leave()
     assert heard == ["hold", "write"]
     assert session.count("Hello") == len(tokenizer.encode("Hello")) > 0
-    other = Turns()
+    other = Conversation()
     assert (other.hold(), other.leave(), other.warning, other.answers_one_text, other.count("a b")) == (
         None, None, None, False, 0,
     )  # fmt: skip
@@ -347,13 +347,13 @@ def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
      "an answer with a regex cannot go on where it was cut"),
 ])  # fmt: skip
 def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str):
-    session = Session(Sequences(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
+    session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)
     session._history = [] if latest is None else [{"role": "user", "content": "Hi"}, latest]
     with pytest.raises(UsageError, match=f"^{problem}"):
         session.resume(GenerationOptions(**options))
 
 
-class Scripted(Turns):
+class Scripted(Conversation):
     """A conversation of so many messages whose answers are known; `heard` has what they were asked for."""
 
     most = 4
@@ -403,14 +403,14 @@ def test_turns_that_are_taken_back_and_set():
     turns.go_on([RESULT])
     assert turns.undo() == "more", "with all that came of it"
     assert turns.messages == [{"role": "system", "content": "S"}, ASKED]
-    turns._begun, turns.earlier = SoFar("x", "y"), 5
-    assert turns.undo() == "Hi" and turns._begun == SoFar()
+    turns._begun, turns.earlier = PartialAnswer("x", "y"), 5
+    assert turns.undo() == "Hi" and turns._begun == PartialAnswer()
     assert (turns.undo(), turns.messages, turns.earlier) == (None, [{"role": "system", "content": "S"}], 5)
     turns.clear()
     assert (turns.system, turns.earlier) == ("S", 0)
     turns.messages = [ASKED]
     assert (turns.system, turns.messages) == (None, [ASKED])
-    turns._answer, turns._begun = answered("a", "b"), SoFar("x", "y")
+    turns._answer, turns._begun = answered("a", "b"), PartialAnswer("x", "y")
     assert turns.messages[1:] == [{"role": "assistant", "x": 1, "content": "xa", "reasoning_content": "yb"}]
     turns.messages = []
     assert turns.messages == []
@@ -425,10 +425,10 @@ def test_who_sees(monkeypatch):
         made[-1].close = lambda eye=made[-1]: setattr(eye, "closed", eye.closed + 1)
         return made[-1]
 
-    monkeypatch.setattr("localllm.generation.vision.image_encoder.Eye", opening)
+    monkeypatch.setattr("localllm.generation.vision.image_encoder.ImageEncoder", opening)
     monkeypatch.setattr("localllm.files.gguf.projectors.projector_beside", lambda path: f"beside {path}")
     monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
-    sight = Sight("m.gguf", "engine", "tokenizer", 3, True)
+    sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()
     assert (sight.eye, sight.nbytes, made) == (None, 6, [])
     assert (sight.look("a"), sight.look("b")) == ((1, "a"), (1, "b"))
@@ -438,7 +438,14 @@ def test_who_sees(monkeypatch):
     assert sight.nbytes == Path(__file__).stat().st_size and made[1].closed == 0
     sight.close()
     assert (sight.eye, made[1].closed) == (None, 1)
-    assert Sight("m", "e", "t", None).use("p") and made[2].told == ("p", "e", "t", EngineOptions(None), False, False)
+    assert VisionAdapter("m", "e", "t", None).use("p") and made[2].told == (
+        "p",
+        "e",
+        "t",
+        EngineOptions(None),
+        False,
+        False,
+    )
 
 
 def by_length(context: int = 64, start: int | None = None) -> Any:
@@ -580,9 +587,9 @@ class Kept(dict):
         return True
 
 
-def seeing(monkeypatch, is_gone: bool = False) -> tuple[Eye, list[Any]]:
+def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
     """An eye whose projector makes three rows of two pictures, and what the engine is told to see."""
-    sees, told = Eye.__new__(Eye), []
+    sees, told = ImageEncoder.__new__(ImageEncoder), []
     hyperparameters = SimpleNamespace(axes=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
     sees._reader = SimpleNamespace(hyperparameters=hyperparameters, operations=(), read_all=lambda pictures, size: rows)
@@ -612,7 +619,7 @@ def test_what_is_seen_of_an_image(monkeypatch, is_gone: bool):
     sees, told = seeing(monkeypatch, is_gone)
     look = sees.look(picture(b"a"))
     (digest,) = sees._known
-    expected = [Seen(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
+    expected = [ImageEmbedding(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
     assert look.ids == ["<", True, *expected[1].ids, ">", True, *expected[0].ids]
     assert told == look.seen and [one.ids for one in told] == [one.ids for one in expected] and told[0].is_whole
     assert told[0].rows.all() and sees.encoded == 1 and sees._root == (b"p.gguf" if is_gone else b"f")

@@ -18,7 +18,7 @@ from localllm.files import logits_file, settings, text_file
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.metadata_reader import Checked, is_number, is_text, number_of_strings
 from localllm.files.gguf.writer import Output, write_gguf
-from localllm.files.jsonl_file import LineFile
+from localllm.files.jsonl_file import JsonlFile
 from localllm.files.settings import line_of, names_in, parse
 from localllm.files.text_file import require_encoding, without_line_break
 from localllm.system import files
@@ -139,7 +139,7 @@ def test_lines_that_go(tmp_path, monkeypatch, can_replace):
     monkeypatch.setattr("localllm.files.jsonl_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"id": "a"}\n{"id": "b"}\n{"id": "c')
-    with LineFile(path, keep=lambda record: record["id"] != "a") as file:
+    with JsonlFile(path, keep=lambda record: record["id"] != "a") as file:
         assert file.records == [{"id": "b"}]
         assert path.read_bytes() == b'{"id": "b"}\n'
     assert path.read_bytes() == b'{"id": "b"}\n'
@@ -159,11 +159,11 @@ def test_lines_that_are_there(tmp_path, data, records, wrong):
     path.write_bytes(data)
     if wrong:
         with pytest.raises(UsageError) as error:
-            LineFile(path).__enter__()
+            JsonlFile(path).__enter__()
         told = f"{path}: line {wrong} is no record of an earlier start; give another name"
         assert (str(error.value), path.read_bytes()) == (told, data)
     else:
-        with LineFile(path) as file:
+        with JsonlFile(path) as file:
             assert [record["id"] for record in file.records] == records
             file.write(b'{"id": "new"}\n')
         lines = path.read_bytes().splitlines()
@@ -173,7 +173,7 @@ def test_lines_that_are_there(tmp_path, data, records, wrong):
 def test_lines_that_are_written(tmp_path, monkeypatch):
     """Also piece by piece; a file in which nothing came to be, for an error, is gone."""
     path, write = tmp_path / "x.jsonl", os.write
-    with LineFile(path) as file, monkeypatch.context() as slow:
+    with JsonlFile(path) as file, monkeypatch.context() as slow:
         slow.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
         file.write(b'{"id": "new"}\n')
     assert path.read_bytes() == b'{"id": "new"}\n'
@@ -181,13 +181,13 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
     def refuse(descriptor, data):
         raise OSError(28, "No space")
 
-    with LineFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
+    with JsonlFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
         full.setattr(os, "write", refuse)
         file.write(b"x")
     told = f"{path}: cannot be written: No space; what is there stays, and a later start goes on"
     assert str(error.value) == told
     for name, fails in (("empty", False), ("gone", True), ("kept", True)):
-        with suppress(ZeroDivisionError), LineFile(tmp_path / name) as file:
+        with suppress(ZeroDivisionError), JsonlFile(tmp_path / name) as file:
             if name == "kept":
                 file.write(b'{"id": 1}\n')
             assert not fails or 1 // 0
@@ -221,7 +221,7 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
     one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
     for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is no record")):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=told), line_file.LineFile(path):
+        with pytest.raises(UsageError, match=told), line_file.JsonlFile(path):
             pass
         assert closed == [(opened.pop(), content)] and not opened
         closed.clear()
@@ -229,9 +229,9 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
     for can, first in ((True, two), (False, one + two)):
         path.write_bytes(one + two)
         monkeypatch.setattr(line_file, "can_replace_open_files", lambda can=can: can)
-        with line_file.LineFile(path, keep=lambda record: record["id"] > 1) as file:
+        with line_file.JsonlFile(path, keep=lambda record: record["id"] > 1) as file:
             assert file.records == [{"id": 2}] and [content for _, content in closed] == [first]
-            with pytest.raises(UsageError, match="another process"), line_file.LineFile(path):
+            with pytest.raises(UsageError, match="another process"), line_file.JsonlFile(path):
                 pass
             closed.pop()
             opened.pop()

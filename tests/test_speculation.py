@@ -19,7 +19,7 @@ import localllm
 from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation import acceptance as speculation
 from localllm.generation.speculation import eagle as heads
 from localllm.generation.speculation.acceptance import (
@@ -29,11 +29,11 @@ from localllm.generation.speculation.acceptance import (
     START,
     SURE,
     TRIALS,
-    Account,
     Guess,
     Guesser,
     Guesses,
-    StepCosts,
+    SpeculationBudget,
+    StepCostModel,
 )
 from localllm.generation.speculation.draft_model import PADDING, Drafter
 from localllm.generation.speculation.ngram import NGrams, from_text
@@ -158,9 +158,9 @@ def test_copies_guess_what_is_in_the_text(prompt, pushes):
 # ---- pace -----------------------------------------------------------------------------------------------------------
 
 
-def costs_of(*seconds: float) -> StepCosts:
+def costs_of(*seconds: float) -> StepCostModel:
     """Of 1, 2, 4, 8 and 16 tokens."""
-    costs = StepCosts()
+    costs = StepCostModel()
     for tokens, taken in zip((1, 2, 4, 8, 16), seconds, strict=True):
         costs.took(tokens, taken)
     return costs
@@ -225,7 +225,7 @@ def test_between_measured_lengths_costs_are_on_lines():
 
 def test_what_steps_cost_to_the_number():
     """By what is usual as long as little was measured; longer steps than drafts have say nothing."""
-    costs = StepCosts()
+    costs = StepCostModel()
     costs.took(MOST + 2, 5.0)
     assert not costs.are_known and [costs.of(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
     costs.took(4, 3.6)
@@ -244,7 +244,7 @@ def test_what_steps_cost_to_the_number():
 
 
 def test_what_is_learned_of_guesses_to_the_number():
-    experience = speculation.Experience()
+    experience = speculation.AcceptanceHistory()
     assert experience.chances[:3] == [0, 1 / 3, 1 / 2] and experience.chances[15:] == [15 / 17, 0.95]
     experience.learn(4, True)
     assert (experience.chances[4], experience.usual) == pytest.approx(((1 + 4 / 3) / 3, 0.715))
@@ -252,7 +252,7 @@ def test_what_is_learned_of_guesses_to_the_number():
     assert (experience.chances[4], experience.usual) == pytest.approx(((0.95 + 4 / 3) / 3.95, 0.715 * 0.95))
     experience.forget()
     assert experience.usual == pytest.approx(0.715 * 0.95 * 0.995 + 0.005) and experience.chances[5] == 5 / 7
-    account = Account()
+    account = SpeculationBudget()
     account.took(2.0)
     account.took(9.0)
     assert (account.seconds, account.trials) == (pytest.approx(3.4), TRIALS - 2)
@@ -328,7 +328,7 @@ def test_who_has_gained_may_lose_more():
 
 
 def test_what_is_known_of_guesses_stays_for_the_next_answer():
-    usual, account = costs_of(1, 1.3, 1.8, 3.2, 5.5), Account()
+    usual, account = costs_of(1, 1.3, 1.8, 3.2, 5.5), SpeculationBudget()
     scripts = [Script(SURELY, 0.2) for _ in range(3)]
     for script in scripts:
         script.account = account
@@ -351,7 +351,7 @@ def test_the_first_step_is_the_measure():
 def test_what_a_draft_promises_to_the_number():
     """And what is lost by it, by its guesses, and won."""
     costs, script = costs_of(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
-    script.account = Account()
+    script.account = SpeculationBudget()
     source, lost = Guesser(script), []
     script.account.lose = lost.append
     first, second = 0.8, 0.8 * 0.8
@@ -451,9 +451,9 @@ def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "repeat_penalty": 1.3}], ids=str)
 @pytest.mark.parametrize("speculate", ["itself", "file"])
 def test_a_draft_model_changes_no_text(model, speculate, sampling, monkeypatch):
-    took = StepCosts.took
+    took = StepCostModel.took
     monkeypatch.setattr(
-        StepCosts, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
+        StepCostModel, "took", lambda costs, tokens, _: took(costs, tokens, 1.0)
     )  # whatever the machine does
     how = model if speculate == "itself" else f"draft:{localllm.builtin_model()}"
     expected = model.generate(PROMPTS[0], 40, speculate="off", **sampling)
@@ -484,7 +484,7 @@ class Words:
 
 @pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
 def test_a_vocabulary_may_be_padded(count):
-    Drafter(Sequences(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
+    Drafter(SequencePool(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_a_vocabulary_may_be_padded(count):
 )
 def test_another_vocabulary_is_refused(words, problem):
     with pytest.raises(UsageError, match=f"another vocabulary.*{problem}"):
-        Drafter(Sequences(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
+        Drafter(SequencePool(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
 
 
 def counting(tokens: list[int]) -> int:
@@ -510,7 +510,7 @@ SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
 
 def test_a_draft_model_writes_ahead():
     engine = FakeEngine(50, counting)
-    drafter = Drafter(Sequences(engine), Words(50))
+    drafter = Drafter(SequencePool(engine), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
         assert engine.calls == [(0, 2)], "what was there before is read before anybody waits for guesses"
         assert first(proposer, 3) == [4, 5, 6]
@@ -531,7 +531,7 @@ def test_a_draft_model_writes_ahead():
 
 def test_a_draft_model_reads_only_what_it_knows():
     engine = FakeEngine(40, counting, context=8)
-    drafter = Drafter(Sequences(engine), Words(40))
+    drafter = Drafter(SequencePool(engine), Words(40))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
         assert first(proposer, 9) == [4, 5, 6, 7, 8, 9], "its context is full"
         proposer.push([40])
@@ -542,7 +542,7 @@ def test_a_draft_model_reads_only_what_it_knows():
 
 def test_a_draft_model_that_may_say_nothing_is_silent():
     """A bias forbids all tokens that it has; the other model has more."""
-    drafter = Drafter(Sequences(FakeEngine(40, counting)), Words(40))
+    drafter = Drafter(SequencePool(FakeEngine(40, counting)), Words(40))
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
     with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
@@ -569,7 +569,7 @@ def test_a_draft_model_follows_a_guide():
             return self.said == 2
 
     guide = Guiding()
-    drafter = Drafter(Sequences(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
+    drafter = Drafter(SequencePool(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
     with drafter.proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
         assert first(proposer, 9) == [6, 9] and guide.said == 0
 
@@ -592,7 +592,7 @@ class Opened:
 ])  # fmt: skip
 def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
     used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
-    sequences = Sequences(FakeEngine(50, counting))
+    sequences = SequencePool(FakeEngine(50, counting))
     sequences.engine.head_path, sequences.engine.use_head = "known", lambda file: used.append(1)
 
     def words(metadata: dict) -> Words:

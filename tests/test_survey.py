@@ -11,9 +11,16 @@ from localllm.quant.activation_rounding import rounded
 from localllm.quant.formats import BY_NAME
 from localllm.quant.hessian import mean_moments
 from localllm.quantizing.calibrate import EMBEDDING
-from localllm.quantizing.layerwise_runner import FinishedError, Inputs, Parts
+from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, StopCalibrationError
 from localllm.quantizing.mixed_precision import measure as survey
-from localllm.quantizing.mixed_precision.measure import MatrixBlocks, Meeting, Surveyed, blocks_of, divergence, is_free
+from localllm.quantizing.mixed_precision.measure import (
+    ActivationCollector,
+    MatrixBlocks,
+    SensitivityCollector,
+    blocks_of,
+    divergence,
+    is_free,
+)
 from localllm.quantizing.mixed_precision.sensitivity import Need, candidates
 from localllm.quantizing.plan import TensorJob
 
@@ -32,7 +39,7 @@ class Rounding:
         return np.rint(rows / step) * step
 
 
-def rows_of(meeting: Meeting, tensor: Any, first: int, end: int) -> np.ndarray:
+def rows_of(meeting: ActivationCollector, tensor: Any, first: int, end: int) -> np.ndarray:
     """Of a tensor that is an array."""
     assert 0 <= first < end <= len(tensor.data)
     return tensor.data[first:end].copy()
@@ -43,7 +50,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is encoded, and tensors are arrays."""
     monkeypatch.setattr(survey, "Feedback", Rounding)
     monkeypatch.setattr(survey, "decoded", lambda format, blocks: blocks)
-    monkeypatch.setattr(Meeting, "widened", rows_of)
+    monkeypatch.setattr(ActivationCollector, "widened", rows_of)
 
 
 def job_of(name: str, *shape: int, format: str = "Q4_K", before: str = "F32") -> Any:
@@ -66,12 +73,12 @@ def inputs(shared: Any = None) -> Inputs:
     return Inputs(lambda n: iter(texts(n)), shared)
 
 
-def looking(kind: type[Meeting], *jobs: Any, told: Any = lambda name: None) -> Any:
+def looking(kind: type[ActivationCollector], *jobs: Any, told: Any = lambda name: None) -> Any:
     return kind({job.tensor.name: job for job in jobs}, None, 2, told)  # type: ignore[arg-type]
 
 
 def test_every_second_text_encodes_and_the_others_judge():
-    meeting, pieces = looking(Surveyed), texts(3)
+    meeting, pieces = looking(SensitivityCollector), texts(3)
     known = meeting.known(inputs(), 3, "x")
     np.testing.assert_array_equal(known.moments, mean_moments(pieces[::2], COLUMNS))
     assert known.given == (0.3, 2)
@@ -83,19 +90,22 @@ def test_every_second_text_encodes_and_the_others_judge():
 @pytest.mark.parametrize(("most", "step"), [(3, 7), (11, 2), (12, 1), (22, 1), (100, 1)])
 def test_so_many_inputs_tell_what_rounding_costs(monkeypatch: pytest.MonkeyPatch, most: int, step: int):
     monkeypatch.setattr(survey, "INPUTS", most)
-    met = looking(Surveyed)._others(inputs(), 0, "x")[1]
+    met = looking(SensitivityCollector)._others(inputs(), 0, "x")[1]
     np.testing.assert_array_equal(met, np.concatenate(texts(0)[1::2])[::step])
 
 
 def test_errors_in_an_embedding_count_in_themselves():
-    plain, found = mean_moments(texts(0)[::2], COLUMNS), looking(Meeting).known(inputs(), 0, EMBEDDING).moments
+    plain, found = (
+        mean_moments(texts(0)[::2], COLUMNS),
+        looking(ActivationCollector).known(inputs(), 0, EMBEDDING).moments,
+    )
     np.testing.assert_allclose(found - plain, np.eye(COLUMNS) * np.diagonal(plain).mean(), atol=1e-5)
 
 
 @pytest.mark.parametrize("of", ["known", "_others"])
 def test_what_several_matrices_meet_is_summed_once(of: str):
     """While it is the same activation; what is nobody's but this matrix's, is summed for each."""
-    meeting, shared, other = looking(Surveyed), Parts([1]), Parts([1])
+    meeting, shared, other = looking(SensitivityCollector), BatchedActivations([1]), BatchedActivations([1])
 
     def found(shared: Any, n: int) -> Any:
         return getattr(meeting, of)(inputs(shared), n, "x")
@@ -131,7 +141,7 @@ def test_what_the_formats_of_a_matrix_cost(
     """Relative to what it makes; a few of a stack and a few of their rows stand for all, and all of it is encoded."""
     monkeypatch.setattr(survey, "SAMPLE", 4)
     job = job_of("x", *shape)
-    surveyed = looking(Surveyed, job)
+    surveyed = looking(SensitivityCollector, job)
     surveyed.look(job, inputs())
     whole, *costs = np.sum([expected(job, n, [0, 1, 3, 5]) for n in looked_at], axis=0)
     need = surveyed.needs["x"]
@@ -147,14 +157,14 @@ def test_what_the_formats_of_a_matrix_cost(
 def test_a_matrix_that_makes_nothing_costs_nothing():
     job = job_of("x", 4, COLUMNS)
     job.tensor.data[:] = 0
-    surveyed = looking(Surveyed, job)
+    surveyed = looking(SensitivityCollector, job)
     surveyed.look(job, inputs())
     assert not any(surveyed.needs["x"].errors.values()) and not any(surveyed.needs["x"].rounding.values())
 
 
 def test_rows_that_are_too_short_for_super_blocks_are_coarse_in_blocks():
     job = job_of("x", 4, 32)
-    surveyed = looking(Surveyed, job)
+    surveyed = looking(SensitivityCollector, job)
     surveyed.look(job, Inputs(lambda n: (piece[:, :32] for piece in texts(n))))
     assert surveyed.coarse["x"].format == "Q4_0" and list(surveyed.needs["x"].rounding) == [32]
     assert list(surveyed.needs["x"].errors) == ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -168,7 +178,7 @@ def test_which_matrices_are_looked_at():
     assert [is_free(job) for job in jobs] == [True, False, False, True]
     looked, told = list[Any](), list[str]()
 
-    class Looking(Meeting):
+    class Looking(ActivationCollector):
         def look(self, job: TensorJob, inputs: Inputs) -> None:
             looked.append((job.tensor.name, inputs))
 
@@ -179,7 +189,7 @@ def test_which_matrices_are_looked_at():
     for job in (*jobs[:3], jobs[0]):
         weight: Any = SimpleNamespace(name=job.tensor.name, shape=job.tensor.shape, first_row=0)
         np.testing.assert_array_equal(meeting.met(weight, met).of(0, 1, 3), job.tensor.data[1:3])
-    with pytest.raises(FinishedError):
+    with pytest.raises(StopCalibrationError):
         meeting.met(SimpleNamespace(name="output.weight", shape=(4, COLUMNS), first_row=0), met)
     assert looked == [("a", met), ("output.weight", met)] and told == ["a", "output.weight"]
     assert meeting.seen == {"a", "output.weight"}
@@ -246,8 +256,8 @@ def test_a_divergence_is_the_mean_of_all_tokens_and_never_below_0():
 
 def test_by_whom_matrices_are_looked_at():
     jobs, told = {"a": job_of("a", 4, COLUMNS)}, list[str]()
-    for kind in (Meeting, Surveyed):
+    for kind in (ActivationCollector, SensitivityCollector):
         made: Any = kind(jobs, "widener", 3, told.append)
         made._on_matrix(kind.__name__)
         assert (made.jobs, made._widener, made._threads, made.seen) == (jobs, "widener", 3, set())
-    assert told == ["Meeting", "Surveyed"]
+    assert told == ["ActivationCollector", "SensitivityCollector"]

@@ -16,17 +16,19 @@ from test_reuse import TakenLock
 from localllm.arch import verbs
 from localllm.arch.pooling import KINDS
 from localllm.engine import embedding_runner as engine_texts
-from localllm.engine.embedding_runner import TextReader, by_reference, runs
+from localllm.engine.embedding_runner import EmbeddingRunner, by_reference, runs
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import Text
+from localllm.engine.run import TextSpan
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 
 
-def opened(path: Path, name: str, backend: str, **options) -> TextReader:
+def opened(path: Path, name: str, backend: str, **options) -> EmbeddingRunner:
     made = model(name)
     pooling = KINDS[made.metadata[f"{made.arch}.pooling_type"]]
-    return TextReader(GGUFFile.open(path), pooling, EngineOptions(threads=2, kv_type="f32", backend=backend, **options))
+    return EmbeddingRunner(
+        GGUFFile.open(path), pooling, EngineOptions(threads=2, kv_type="f32", backend=backend, **options)
+    )
 
 
 def rows(path: Path, name: str, backend: str, read=None) -> np.ndarray:
@@ -112,7 +114,7 @@ def test_kinds_that_the_model_does_not_have(tmp_path):
     made = model("bert")
     made.tensors["token_types.weight"] = made.tensors["token_types.weight"][:1]
     path, text = write(made, tmp_path / "model.gguf"), np.arange(30)
-    reader = TextReader(GGUFFile.open(path), "mean", EngineOptions(threads=1))
+    reader = EmbeddingRunner(GGUFFile.open(path), "mean", EngineOptions(threads=1))
     found = reader.read([text, text], seconds=[12, 30])
     reader.close()
     np.testing.assert_array_equal(found[0], found[1])
@@ -139,7 +141,9 @@ def test_what_is_refused(model_path):
 
 def test_all_poolings_differ(model_path):
     file = GGUFFile.open(model_path("bert"))
-    found = [TextReader(file, kind, EngineOptions(backend="reference")).read([[5, 6, 7]])[0] for kind in KINDS[1:4]]
+    found = [
+        EmbeddingRunner(file, kind, EngineOptions(backend="reference")).read([[5, 6, 7]])[0] for kind in KINDS[1:4]
+    ]
     assert nmse(found[0], found[1]) > 1e-3 < nmse(found[1], found[2])
 
 
@@ -159,7 +163,7 @@ def test_which_texts_are_read_together(monkeypatch, lengths, together):
     assert [numbers.tolist() for numbers in runs(lengths)] == together
 
 
-class Bare(TextReader):
+class Bare(EmbeddingRunner):
     """As if it had been opened: of each text the first id, its tokens, and where the second one begins."""
 
     def __init__(self, has_kinds: bool = True):
@@ -212,7 +216,7 @@ def test_models_that_write_answers_make_no_vectors(monkeypatch):
     written = SimpleNamespace(arch="t5", start_token=0)
     monkeypatch.setattr(engine_texts, "architecture", lambda file: (None, written))
     with pytest.raises(UnsupportedError) as error:
-        TextReader(SimpleNamespace(path="m.gguf"), "mean")
+        EmbeddingRunner(SimpleNamespace(path="m.gguf"), "mean")
     assert str(error.value) == "m.gguf: t5 models write answers, and make no vectors: use localllm run"
 
 
@@ -266,7 +270,7 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     assert (given["threads"], given["keeps"]) == (3, False)
     assert (reader._close, reader.prepare_all, reader.warning) == ("close", "all", "slow")
     for lengths, is_precise in (((32, 1), True), ((1, 33), long_is_precise)):
-        read(texts := [Text(np.zeros(length, np.int64), length) for length in lengths])
+        read(texts := [TextSpan(np.zeros(length, np.int64), length) for length in lengths])
         told, table, precise = asked.pop()
         assert (told, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)
 
@@ -276,7 +280,7 @@ def test_the_reference_is_told_of_kinds(monkeypatch):
     backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
     options = EngineOptions()
-    by_reference("forward", options, 64)([Text(np.array([5, 6, 7]), 2), Text(np.array([8]), 1)])
+    by_reference("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
     made, (spans, precise) = ran
     assert (made, precise) == (("forward", options.kept_as, 64, None), True)
     found = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]

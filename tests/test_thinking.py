@@ -18,14 +18,14 @@ from tiny_model import write_tiny_model
 
 from localllm.cli.terminal.output import printable
 from localllm.errors import UsageError
-from localllm.generation.constraints.token_mask import Guide
+from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.reasoning import (
     ANSWER,
     FORMATS,
     SIGN,
     THOUGHT,
-    Splitter,
+    ReasoningParser,
     Tags,
     TextPart,
     Thinking,
@@ -33,7 +33,7 @@ from localllm.generation.reasoning import (
     template_variables,
 )
 from localllm.generation.sampling.sampler import SamplingOptions
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.templates import ChatTemplate
@@ -50,7 +50,7 @@ ASKING = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% end
 
 def parted(format, *pieces: str, is_open: bool = False) -> tuple[str, str]:
     """The thought and the answer."""
-    splitter = Splitter(Thinking(format, is_open))
+    splitter = ReasoningParser(Thinking(format, is_open))
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
     assert all(part.text for part in parts)
     return tuple("".join(part.text for part in parts if part.kind == kind) for kind in (THOUGHT, ANSWER))
@@ -93,7 +93,7 @@ def test_it_does_not_matter_how_the_text_is_cut(said: tuple, data):
 
 
 def test_text_comes_as_soon_as_it_is_certain():
-    splitter = Splitter(Thinking(THINK))
+    splitter = ReasoningParser(Thinking(THINK))
     said = [splitter.push(piece) for piece in ("<thi", "nk>", "Hm", " a <", "b", "\n</think", ">", "\n\n", "Yes")]
     assert said == [[], [], [(THOUGHT, "Hm")], [(THOUGHT, " a")], [(THOUGHT, " <b")], [], [], [], [(ANSWER, "Yes")]]
 
@@ -156,7 +156,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
-    return Session(Sequences(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
+    return Session(SequencePool(FakeEngine(tokenizer.vocab_size, saying(tokenizer, *answers))), tokenizer, template)
 
 
 def test_elements_close_what_they_open():
@@ -278,7 +278,7 @@ def test_marks_that_are_control_tokens(tmp_path: Path, monkeypatch):
     script = [*tokenizer.encode("[THINK]Hm[/THINK]Yes", special=True), tokenizer.eos_id]
     assert len(script) == 8
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(max(0, len(tokens) - start), 7)])
-    session = Session(Sequences(fake), tokenizer, TURNS)
+    session = Session(SequencePool(fake), tokenizer, TURNS)
     start = len(session.encode_chat([{"role": "user", "content": "Hi"}]))
     answer = session.ask("Hi", GREEDY)
     assert ("".join(answer), answer.thinking) == ("Yes", "Hm")
@@ -318,14 +318,14 @@ PIECES = [b"", b"a", b"b", b"<think>", b"</think>", b"\n", b"<|channel|>x", b"<|
 
 def guided(
     format, matcher: Follower | None = None, is_whole: bool = False, calls: Any = None, **thinking: Any
-) -> Guide:
+) -> AnswerState:
     """Of an answer whose tokens have the pieces above."""
     decoder = StreamDecoder(SimpleNamespace(token_bytes=lambda token, special: PIECES[token]), False, False)
     known = Thinking(format, **thinking)
-    return Guide(Transcript(decoder, (), known), known, matcher, calls, *[True] * is_whole)
+    return AnswerState(Transcript(decoder, (), known), known, matcher, calls, *[True] * is_whole)
 
 
-def may_come(guide: Guide) -> list[int] | None:
+def may_come(guide: AnswerState) -> list[int] | None:
     allowed = guide.allowed(8)
     assert allowed is None or allowed.shape == (8,)
     return None if allowed is None else np.flatnonzero(allowed).tolist()

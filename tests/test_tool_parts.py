@@ -15,7 +15,7 @@ import pytest
 from test_tools import ALL, home, perform
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import commands, files, folders, mcp
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
@@ -213,7 +213,7 @@ def test_results_are_cut():
         assert perform(Toolbox([offered("a")], most), "a") == (text, False)
     broken = Toolbox([offered("a", lambda arguments: "x\ud800")])
     perform(broken, "a").text.encode()
-    assert Toolbox([offered("a")]).perform(SaidCall("a", ["[1]"])) == ("error: the arguments are no JSON object", True)
+    assert Toolbox([offered("a")]).perform(ToolCall("a", ["[1]"])) == ("error: the arguments are no JSON object", True)
 
 
 @pytest.mark.parametrize(

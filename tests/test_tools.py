@@ -19,7 +19,7 @@ from tiny_model import write_tiny_model
 from tool_talker import QWEN
 
 from localllm.errors import UsageError
-from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
 from localllm.services.tools.commands import performed
@@ -52,7 +52,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def perform(box, name: str, **arguments: object):
-    return box.perform(SaidCall(name, [json.dumps(arguments)]))
+    return box.perform(ToolCall(name, [json.dumps(arguments)]))
 
 
 # ---- what tools do
@@ -74,7 +74,7 @@ def test_reading(home: Path):
     assert perform(box, "search", text="ilk", files="*.md").text == deep
     assert perform(box, "search", text="nowhere").text == "[nothing in 4 files]"
     assert perform(box, "write_file", path="x").text == "error: there is no tool 'write_file'"
-    assert box.perform(SaidCall("list", ['{"path": '])).failed
+    assert box.perform(ToolCall("list", ['{"path": '])).failed
     box.most = 5
     assert perform(box, "read_file", path="notes.txt").text.startswith("Buy m\n[cut: these are the first 5 of 27")
 

@@ -11,12 +11,12 @@ from localllm.files.cache import ngram_cache_file as written_file
 from localllm.generation.speculation import ngram_cache as written
 from localllm.generation.speculation.acceptance import SURE
 from localllm.generation.speculation.ngram import NGrams, from_text
-from localllm.generation.speculation.ngram_cache import GAP, GRAM, LEAST, NOTHING, Earlier, WrittenBefore
+from localllm.generation.speculation.ngram_cache import GAP, GRAM, LEAST, NOTHING, NgramCache, TokenCorpus
 
 
-def of(*texts: list[int]) -> Earlier:
+def of(*texts: list[int]) -> TokenCorpus:
     """These texts, however short."""
-    return Earlier.of(np.array([token for text in texts for token in (*text, GAP)], np.int32))
+    return TokenCorpus.of(np.array([token for text in texts for token in (*text, GAP)], np.int32))
 
 
 def found_by_trying(tokens: list[int], ending: list[int]) -> tuple[int, int]:
@@ -52,7 +52,7 @@ def test_an_index_that_grows_is_the_one_made_anew(texts):
     grown = NOTHING
     for text in texts:
         grown = grown.and_text(np.array(text, np.int32))
-    np.testing.assert_array_equal(grown.places, Earlier.of(grown.tokens).places)
+    np.testing.assert_array_equal(grown.places, TokenCorpus.of(grown.tokens).places)
 
 
 def numbers(seed: int, count: int) -> list[int]:
@@ -83,7 +83,7 @@ def test_the_oldest_goes(monkeypatch):
 
 def test_an_earlier_text_is_guessed_from():
     """Also behind a change, and nothing behind its end."""
-    text, before = numbers(1, 60), WrittenBefore(1000, None)
+    text, before = numbers(1, 60), NgramCache(1000, None)
     before.add(text)
     grams, copies = from_text(text[:20], before)
     assert [guess.token for guess in grams.propose()] == text[20:]
@@ -118,7 +118,7 @@ def alone(tokens: list[int]) -> int:
 def test_what_nobody_reads_does_not_pile_up(monkeypatch):
     """With many callers nobody guesses, so that texts only wait."""
     monkeypatch.setattr("localllm.generation.speculation.ngram_cache.MOST", 1000)
-    before = WrittenBefore(5000, "v")
+    before = NgramCache(5000, "v")
     for seed in range(40):
         before.add(numbers(seed, 100), is_kept=True)
         before.collect()
@@ -136,23 +136,23 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_later_process_knows_it(cache):
-    first, other = WrittenBefore(1000, "v"), WrittenBefore(1000, "v")
+    first, other = NgramCache(1000, "v"), NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     other.add(numbers(2, 100), is_kept=True)
     other.add(numbers(3, 100))
     assert other.earlier().find(numbers(3, 100)[:SURE]).agreed == SURE
     first.save()
     other.save()  # both wrote
-    later = WrittenBefore(1000, "v").earlier()
+    later = NgramCache(1000, "v").earlier()
     assert [later.find(numbers(seed, 100)[:SURE]).agreed for seed in (1, 2, 3)] == [SURE, SURE, 0]
-    assert WrittenBefore(1000, "w").earlier() is NOTHING
+    assert NgramCache(1000, "w").earlier() is NOTHING
     assert [tokens for tokens, _, _ in written_file.sizes()] == [202]
     assert written_file.clear() > 0 and written_file.sizes() == [] and written_file.clear() == 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
 def test_a_damaged_file_was_never_there(cache, damage):
-    first = WrittenBefore(1000, "v")
+    first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
     path = cache / "v"
@@ -165,23 +165,23 @@ def test_a_damaged_file_was_never_there(cache, damage):
         data = bytearray()
     vocab = 10 if damage == "others" else 1000  # tokens that this vocabulary does not have
     path.write_bytes(data)
-    assert WrittenBefore(vocab, "v").earlier() is NOTHING
+    assert NgramCache(vocab, "v").earlier() is NOTHING
 
 
 def test_a_folder_that_refuses(cache):
     cache.write_text("no folder")
-    first = WrittenBefore(1000, "v")
+    first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
-    assert WrittenBefore(1000, "v").earlier() is NOTHING
+    assert NgramCache(1000, "v").earlier() is NOTHING
 
 
 def test_without_a_file_it_is_known_here_only(cache):
-    first = WrittenBefore(1000, None)
+    first = NgramCache(1000, None)
     first.add(numbers(1, 100), is_kept=True)
     first.save()
     assert not cache.exists()
-    again = WrittenBefore(1000, None)
+    again = NgramCache(1000, None)
     again.add(numbers(1, 100))
     assert again.earlier().find(numbers(1, 100)[:SURE]).agreed == SURE
 
@@ -193,7 +193,7 @@ def test_texts_are_the_same(model, seed):
     sequences, found = model.session.sequences, list[list[int]]()
     prompt = [token % model.engine.vocab_size for token in numbers(1, 30)]
     for how in ("off", "ngram"):
-        sequences.written = WrittenBefore(model.engine.vocab_size, None)
+        sequences.written = NgramCache(model.engine.vocab_size, None)
         sequences.written.add([token % model.engine.vocab_size for token in numbers(7, 300)])
         if found and seed != 3:
             sequences.written.add([*prompt, *found[0]])

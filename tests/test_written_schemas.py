@@ -18,7 +18,7 @@ from test_closed_schemas import takes
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import Constraint
 from localllm.generation.tools.tool_call_format import GENERIC
-from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 
 LONG = 10**30
 STRING = {"type": "string"}
@@ -122,11 +122,11 @@ def test_what_is_refused_is_refused_by_its_name(schema: object, reason: str):
 
 def test_tools_are_held_as_far_as_it_goes_and_fall_over_no_number(tokenizer):
     odd = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "contains": {}}}}
-    matcher = Calls(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
+    matcher = ToolGrammar(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
     assert matcher.accept_text('{"name": "f", "arguments": {"a": ["x"]}}')
     worst = {"type": "object", "properties": {"a": {"not": {}, "const": -(2**63)}}}
     with pytest.raises(UsageError, match="const has a number that is not exact"):
-        Calls(ToolUse([Tool("f", "", worst)], "f"), GENERIC, tokenizer)
+        ToolGrammar(ToolUse([Tool("f", "", worst)], "f"), GENERIC, tokenizer)
 
 
 def test_run(tiny_path: Path, cli):

@@ -15,7 +15,7 @@ from localllm.arch.weights import Weight, Weights
 Norm = Callable[[Activation, Weight], Activation]
 
 
-class Guessed(NamedTuple):
+class MtpOutput(NamedTuple):
     """What a layer makes of all tokens, as what the model makes of them, and then the logits of the wanted ones."""
 
     made: Activation
@@ -24,7 +24,7 @@ class Guessed(NamedTuple):
 
 def guessed(
     b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
-) -> Guessed:
+) -> MtpOutput:
     """What the first layer behind the others says.
 
     made: what the model made of the token before each one, behind its last norm, float32 [tokens, width]; block: as of
@@ -38,7 +38,7 @@ def guessed(
     x = block(b, own, h, guessing_state(h), x)
     x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)
     head = own.get("nextn.shared_head_head") or w.get("output") or w.token_embd
-    return Guessed(x, b.linear(b.select(x, b.wanted), head))
+    return MtpOutput(x, b.linear(b.select(x, b.wanted), head))
 
 
 def guessing_state(h: Any) -> State:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.cli.compat import SAME, Foreign, is_foreign, is_switch, left_out, refusal, value_here
+from localllm.cli.compat import SAME, IgnoredOption, is_foreign, is_switch, left_out, refusal, value_here
 from localllm.cli.parameters import Parameter
 from localllm.errors import UsageError
 
@@ -13,7 +13,7 @@ COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made o
 
 
 @dataclass
-class Words:
+class ParsedArgs:
     """The words behind a command, sorted.
 
     texts: values by the parameter's name: a text, a list of them if the parameter takes several, True or False of a
@@ -38,10 +38,10 @@ class Words:
             self.texts[param.name] = value
 
 
-def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> Words:
+def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
     """Sort what was typed behind `command`, which has these parameters. Raises UsageError."""
     known = {name: param for param in params for name in param.names}
-    found, rest, arguments = Words(), list(words), list[str]()
+    found, rest, arguments = ParsedArgs(), list(words), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
@@ -77,7 +77,7 @@ def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
     return other if name.startswith("--") and (other in known or is_foreign(other)) else name
 
 
-def place(arguments: list[str], params: Sequence[Parameter], found: Words) -> None:
+def place(arguments: list[str], params: Sequence[Parameter], found: ParsedArgs) -> None:
     """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many."""
     for param in params:
         if param.is_argument and arguments and (param.many or not found.given(param.name)):
@@ -93,7 +93,7 @@ def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
     return not param.metavar.startswith("[") or (bool(rest) and not rest[0].startswith("-"))
 
 
-def takes_word(foreign: Foreign, rest: Sequence[str]) -> bool:
+def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
     """Whether the next word is the value of an option that is left out."""
     return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
 
@@ -150,7 +150,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def as_typed(message: str, params: Sequence[Parameter], words: Words, elsewhere: Mapping[str, Any]) -> str:
+def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Any]) -> str:
     """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
     begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
     source of its value. What stands in the message because it is a value, a file called "keys" say, stays.

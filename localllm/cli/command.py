@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from localllm.cli.argv import Words, as_typed, read_words
+from localllm.cli.argv import ParsedArgs, as_typed, read_words
 from localllm.cli.compat import left_out_line
 from localllm.cli.defaults import Chosen, chosen_before, strange
 from localllm.cli.help_text import columns, command_help, finished
@@ -72,7 +72,7 @@ class Command(TyperCommand):
             raise UsageError(as_typed(str(error), self.parameters, ctx.meta[WORDS], ctx.default_map)) from error
 
 
-def value_of(param: Parameter, words: Words, chosen: Chosen | None) -> Any:
+def value_of(param: Parameter, words: ParsedArgs, chosen: Chosen | None) -> Any:
     """A parameter's value: what was typed, or what was chosen before, or the default. Raises UsageError."""
     if words.given(param.name):
         try:

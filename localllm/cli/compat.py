@@ -152,22 +152,22 @@ SAME_VALUES = {
 SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 
 
-class Foreign(NamedTuple):
+class IgnoredOption(NamedTuple):
     """An option that has no effect here.  values: how many words it takes, -1 for one that may be left out."""
 
     reason: str
     values: int
 
 
-def _by_name(groups: Mapping[str, str], values: int) -> dict[str, Foreign]:
-    return {name: Foreign(reason, values) for reason, names in groups.items() for name in names.split()}
+def _by_name(groups: Mapping[str, str], values: int) -> dict[str, IgnoredOption]:
+    return {name: IgnoredOption(reason, values) for reason, names in groups.items() for name in names.split()}
 
 
 _LEFT_OUT = _by_name(FLAGS, 0) | _by_name(SWITCHES, -1) | _by_name(VALUED, 1)
 _REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.split()}
 
 
-def left_out(name: str, command: str) -> Foreign | None:
+def left_out(name: str, command: str) -> IgnoredOption | None:
     """What is known of an option that means nothing in this command; None if it is no such option."""
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
@@ -193,7 +193,7 @@ def is_foreign(name: str) -> bool:
     return name in _LEFT_OUT or name in _REFUSED or name in SAME
 
 
-class Elsewhere(NamedTuple):
+class CommandAlias(NamedTuple):
     """A command of another program: how it is typed there, and here; what differs."""
 
     there: str
@@ -202,29 +202,35 @@ class Elsewhere(NamedTuple):
 
 
 LLAMA_CPP = (
-    Elsewhere("llama-cli -m FILE", "localllm chat FILE", "a conversation; commands begin with a slash: /help"),
-    Elsewhere("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout is the answer only"),
-    Elsewhere("llama-completion -m FILE -p TEXT", "localllm run FILE -p TEXT --raw", "without the chat template"),
-    Elsewhere("llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` fetches it before"),
-    Elsewhere("llama-quantize IN OUT TYPE", "localllm quantize IN OUT TYPE", "also from a checkpoint's folder"),
-    Elsewhere("llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "goes on where it stopped"),
-    Elsewhere("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
-    Elsewhere("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
-    Elsewhere("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
-    Elsewhere("llama-gguf-split", "localllm quantize IN OUT COPY", "joins; --keep-split keeps the parts"),
-    Elsewhere("gguf-dump FILE", "localllm inspect FILE --json"),
-    Elsewhere("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
+    CommandAlias("llama-cli -m FILE", "localllm chat FILE", "a conversation; commands begin with a slash: /help"),
+    CommandAlias("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout is the answer only"),
+    CommandAlias("llama-completion -m FILE -p TEXT", "localllm run FILE -p TEXT --raw", "without the chat template"),
+    CommandAlias(
+        "llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` fetches it before"
+    ),
+    CommandAlias("llama-quantize IN OUT TYPE", "localllm quantize IN OUT TYPE", "also from a checkpoint's folder"),
+    CommandAlias(
+        "llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "goes on where it stopped"
+    ),
+    CommandAlias("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
+    CommandAlias("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
+    CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
+    CommandAlias("llama-gguf-split", "localllm quantize IN OUT COPY", "joins; --keep-split keeps the parts"),
+    CommandAlias("gguf-dump FILE", "localllm inspect FILE --json"),
+    CommandAlias("llama-server -m FILE", "localllm serve FILE", "port 11435; needs `pip install localllm[serve]`"),
 )
 OLLAMA = (
-    Elsewhere("ollama run MODEL", "localllm chat MODEL", "MODEL is a file or a name"),
-    Elsewhere("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
-    Elsewhere("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
-    Elsewhere("ollama list", "localllm list"),
-    Elsewhere("ollama show MODEL", "localllm inspect MODEL"),
-    Elsewhere("ollama rm MODEL", "localllm rm MODEL"),
-    Elsewhere("ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"),
-    Elsewhere("ollama ps", "", "nothing runs in the background"),
-    Elsewhere("ollama serve", "localllm serve", "OpenAI's interface, port 11435"),
+    CommandAlias("ollama run MODEL", "localllm chat MODEL", "MODEL is a file or a name"),
+    CommandAlias("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
+    CommandAlias("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
+    CommandAlias("ollama list", "localllm list"),
+    CommandAlias("ollama show MODEL", "localllm inspect MODEL"),
+    CommandAlias("ollama rm MODEL", "localllm rm MODEL"),
+    CommandAlias(
+        "ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"
+    ),
+    CommandAlias("ollama ps", "", "nothing runs in the background"),
+    CommandAlias("ollama serve", "localllm serve", "OpenAI's interface, port 11435"),
 )
 
 # Words for commands, by which somebody may call them.

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from localllm.arch.layer_state import State
-from localllm.engine.memory.sequence_state import Store
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import Span
-from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.rope_shift import RopeShift
 
 
 class Backend(Protocol):
@@ -18,7 +18,7 @@ class Backend(Protocol):
     warning: str | None  # what the user should know about it
     place_bytes: int  # of memory for one token of a sequence
 
-    def store(self) -> Store:
+    def store(self) -> SequenceState:
         """What is kept for a new sequence."""
         ...
 
@@ -41,7 +41,7 @@ class Backend(Protocol):
         """Wait for kernels that are compiled behind the first runs. Raises LocalllmError."""
         ...
 
-    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
         ...
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localllm.engine.cuda.devices import Placed
 
 
-class Said(NamedTuple):
+class TracedModel(NamedTuple):
     """What an architecture has said of a model.
 
     forward: says it once more, to another builder; context: the most tokens of a sequence; encoding: what an encoder
@@ -39,7 +39,7 @@ class Said(NamedTuple):
         return list(self.hyperparameters.states())
 
 
-class Opened(NamedTuple):
+class SelectedBackend(NamedTuple):
     """What computes, for people what that is, and what they should know, in one line.
 
     limits: of a card that computes all, bytes per second of its memory, and operations per second; None otherwise.
@@ -68,22 +68,22 @@ def chosen(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendCho
     return BackendChoice("card")
 
 
-def opened(said: Said, options: EngineOptions) -> Opened:
+def opened(said: TracedModel, options: EngineOptions) -> SelectedBackend:
     """What computes a model. Raises LocalllmError."""
     kind, note = chosen(options, has_driver)
     if kind == "reference":
-        return Opened(reference(said, options))
+        return SelectedBackend(reference(said, options))
     if kind == "card":
         found = on_card(said, options)
-        if isinstance(found, Opened):
+        if isinstance(found, SelectedBackend):
             return found
         note = found
     operations = options.observer.watch(said.operations) if options.observer else said.operations
     backend = CpuBackend(operations, said.states, said.context, options, said.encoding, said.rows)
-    return Opened(backend, note=note)
+    return SelectedBackend(backend, note=note)
 
 
-def reference(said: Said, options: EngineOptions) -> Backend:
+def reference(said: TracedModel, options: EngineOptions) -> Backend:
     """Plain NumPy."""
     from localllm.engine.reference import ReferenceBackend  # seldom needed
 
@@ -93,7 +93,7 @@ def reference(said: Said, options: EngineOptions) -> Backend:
     return ReferenceBackend(forward, options.kept_as, said.context, options.observer, encoding)
 
 
-def on_card(said: Said, options: EngineOptions) -> Opened | str | None:
+def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
     """What computes with a card; if none gets layers, why, should that surprise. Raises LocalllmError."""
     if said.encoding:
         if options.backend != "auto":
@@ -114,10 +114,10 @@ def on_card(said: Said, options: EngineOptions) -> Opened | str | None:
             raise
         return f"the CPU computes: {error}"
     limits = (found.card.bandwidth, found.card.peak) if found.layers == layers else None
-    return Opened(backend, f"{found.card.name}, {found.layers} of {layers} layers", found.warning, limits)
+    return SelectedBackend(backend, f"{found.card.name}, {found.layers} of {layers} layers", found.warning, limits)
 
 
-def card_backend(said: Said, options: EngineOptions, found: "Placed") -> Backend:
+def card_backend(said: TracedModel, options: EngineOptions, found: "Placed") -> Backend:
     """Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 

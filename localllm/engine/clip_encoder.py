@@ -10,7 +10,7 @@ from localllm.arch.vision import clip
 from localllm.arch.weights import Weights
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import PictureProgram, SaidPart, said_by
+from localllm.engine.vision_encoder import SaidPart, VisionProgram, said_by
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
@@ -32,7 +32,7 @@ class PairReader:
         self._said = said_parts(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
         self.vocab_size = self._weights.part("t.").token_embd.shape[0]
-        self._programs: dict[int, PictureProgram] = {}
+        self._programs: dict[int, VisionProgram] = {}
 
     def picture(self, picture: Any) -> np.ndarray:
         """The vector of a picture in RGB, float32 [width]. Raises ModelError if it is not of numbers."""
@@ -53,7 +53,7 @@ class PairReader:
         """One of the four programs, made when it is needed."""
         if number not in self._programs:
             h = self._pair[number // 2]
-            self._programs[number] = PictureProgram(self._said[number], h, self._options)
+            self._programs[number] = VisionProgram(self._said[number], h, self._options)
         try:
             return self._programs[number].run(rows)
         except ModelError as error:

@@ -6,16 +6,16 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.draft_head_source import GuessSource
+from localllm.engine.draft_head_source import DraftHeadSource
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.tape import row_bytes
-from localllm.engine.memory.sequence_state import Store
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import LATER, Runs
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.operations import Operation
-from localllm.engine.trace.recorder import Recorder, Shown
+from localllm.engine.trace.recorder import HiddenStateTap, Recorder
 from localllm.errors import ModelError
 from localllm.kernels.arguments import PAGE
 
@@ -27,22 +27,22 @@ def rows_for(width: int) -> np.ndarray:
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
-def shown_to(guesser: GuessSource | None) -> Shown | None:
+def shown_to(guesser: DraftHeadSource | None) -> HiddenStateTap | None:
     """What a model has to show it, and memory for that."""
-    return Shown(rows_for(guesser.columns), guesser.layers) if guesser else None
+    return HiddenStateTap(rows_for(guesser.columns), guesser.layers) if guesser else None
 
 
-class GuessHead:
-    """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class Follower.
+class DraftHead:
+    """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class DraftSequence.
 
     It reads any number of them, but one in a run. Threads that call it wait for each other.
     """
 
-    def __init__(self, guesser: GuessSource, context: int, options: EngineOptions):
+    def __init__(self, guesser: DraftHeadSource, context: int, options: EngineOptions):
         """Raises ModelError, MemoryLimitError, LocalllmError."""
         h, self.context = guesser.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
-        self.runs, self.lock, self.abandoned = Runs(LATER), lock_for(self), list[Store]()
+        self.runs, self.lock, self.abandoned = Runs(LATER), lock_for(self), list[SequenceState]()
         self._before, self._made = rows_for(self.width), rows_for(self.width)
         self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
         if isinstance(guesser.state, Recurrent):
@@ -51,10 +51,10 @@ class GuessHead:
         self._backend = CpuBackend(operations, [guesser.state], context, options)
         self._fuse = self._backend.beside(fusing) if fusing else None
 
-    def _recorded(self, g: GuessSource) -> tuple[list[Operation], list[Operation]]:
+    def _recorded(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
         """What it computes, and before that of what the model shows, if anything. Raises ModelError."""
         h = g.hyperparameters
-        recorder, fusing = Recorder(h, self.context, Shown(self._made)), Recorder(h, self.context)
+        recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
         try:
             if g.fuse:
                 rows = g.fuse(fusing, g.weights, h, fusing.given(self._shown, g.columns))
@@ -72,14 +72,14 @@ class GuessHead:
         *others, logits, shown = recorder.operations
         return [*others, shown, logits], fusing.operations  # logits come last
 
-    def follower(self, place: int) -> "Follower":
+    def follower(self, place: int) -> "DraftSequence":
         """A text that it reads behind the model, from this place of the model's sequence on."""
-        return Follower(self, self._backend.store(), place)
+        return DraftSequence(self, self._backend.store(), place)
 
     def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
         """Read the tokens of one follower; the logits asked for, of the "last" token or "none"."""
         ((follower, ids),) = requests
-        assert isinstance(follower, Follower)
+        assert isinstance(follower, DraftSequence)
         with self.lock:
             while self.abandoned:
                 self.abandoned.pop().close()
@@ -103,7 +103,7 @@ class GuessHead:
         self._shown[: len(shown), : self._columns] = shown
         return self._fuse.rows(len(shown), np.zeros(-(-BATCH // PAGE), np.int64))
 
-    def _read(self, follower: "Follower", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
+    def _read(self, follower: "DraftSequence", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
         position, store = len(follower.tokens), follower.store
         follower.fill(self._before[: len(ids), : self.width])
         store.prepare(position, len(ids))
@@ -121,16 +121,16 @@ class GuessHead:
             self._backend.close()
 
 
-class Follower(Sequence):
+class DraftSequence(Sequence):
     """A text as the layer reads it: behind the model, and beyond what the model has read.
 
     Attributes:
         begin: the place in the model's sequence of the first token here; the layer does not know those before.
     """
 
-    engine: GuessHead
+    engine: DraftHead
 
-    def __init__(self, head: GuessHead, store: Store, place: int):
+    def __init__(self, head: DraftHead, store: SequenceState, place: int):
         super().__init__(head, store)
         # Places in the model's sequence, from the first token here to the last it has read.
         self.begin = self._end = place

@@ -12,7 +12,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import Fields
 from localllm.arch.metadata_types import require_kinds
-from localllm.arch.mtp import Guessed, guessing_state
+from localllm.arch.mtp import MtpOutput, guessing_state
 from localllm.arch.unsupported_keys import require_asked
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
@@ -23,7 +23,7 @@ HEADS = ("eagle3",)  # architectures that guess for others
 TOKENS = "d2t"
 
 
-class GuessSource(NamedTuple):
+class DraftHeadSource(NamedTuple):
     """Attributes:
     path: of its file.  hyperparameters: of what guesses.  state: what it keeps of tokens.
     columns: numbers that the model shows of a token.  layers: of the model, that go into; as of Shown.
@@ -40,17 +40,17 @@ class GuessSource(NamedTuple):
     columns: int
     layers: tuple[int, ...]
     weights: Any
-    guess: Callable[[Any, Any, Any, Activation], Guessed]
+    guess: Callable[[Any, Any, Any, Activation], MtpOutput]
     fuse: Callable[[Any, Any, Any, Activation], Activation] | None
     names: Collection[str]
     tokens: np.ndarray | None = None
 
 
-def own_layer(file: GGUFFile, model: ModuleType, h: Any) -> GuessSource:
+def own_layer(file: GGUFFile, model: ModuleType, h: Any) -> DraftHeadSource:
     """The first layer behind the others, of a file that has it."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]
-    return GuessSource(file.path, h, guessing_state(h), h.width, (), weights, model.guess, None, names)
+    return DraftHeadSource(file.path, h, guessing_state(h), h.width, (), weights, model.guess, None, names)
 
 
 def is_head(file: GGUFFile) -> bool:
@@ -58,7 +58,7 @@ def is_head(file: GGUFFile) -> bool:
     return file.metadata.get("general.architecture") in HEADS
 
 
-def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> GuessSource:
+def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
     """What the file has, for that model. Raises ModelError, UsageError if it is for another one."""
     require_general(file)
     fields = Fields.of(file)
@@ -75,7 +75,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> GuessSou
     weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
     names, tokens = [name for name in file.tensors if name != TOKENS], tokens_of(file, h.vocab_size)
     layers, (state,) = h.target_layers, h.states()
-    return GuessSource(file.path, h, state, columns, layers, weights, eagle3.guess, eagle3.fuse, names, tokens)
+    return DraftHeadSource(file.path, h, state, columns, layers, weights, eagle3.guess, eagle3.fuse, names, tokens)
 
 
 def tokens_of(file: GGUFFile, vocab_size: int) -> np.ndarray | None:

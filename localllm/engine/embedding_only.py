@@ -8,7 +8,7 @@ from localllm.engine.runs import Runs
 from localllm.errors import UnsupportedError
 
 
-class EngineWithoutText:
+class EmbeddingOnlyEngine:
     """Knows the model, and computes nothing. Attributes: as of Engine."""
 
     device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None

@@ -21,7 +21,7 @@ from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, Text
+from localllm.engine.run import BATCH, Header, Span, TextSpan
 from localllm.engine.trace.operations import PRODUCTS, Operation
 from localllm.engine.trace.recorder import recorded
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
@@ -31,10 +31,10 @@ from localllm.kernels.arguments import PAGE
 Ids = Sequence[int] | np.ndarray
 SHORT = 32  # tokens of a text, up to which activations keep 16 bits
 MOST_TEXTS = 256  # of a run; each begins a page of the cache
-Read = Callable[[Sequence[Text]], np.ndarray]  # texts of one run: float32 [texts, width]
+Read = Callable[[Sequence[TextSpan]], np.ndarray]  # texts of one run: float32 [texts, width]
 
 
-class TextReader:
+class EmbeddingRunner:
     """A model that makes a row of numbers of each text. Threads that call it wait for each other.
 
     Attributes:
@@ -122,7 +122,7 @@ class TextReader:
         rows, done = np.empty((len(ids), self.width), np.float32), 0
         with self.lock:
             for numbers in runs(lengths):
-                some = [Text(ids[number], ends[number]) for number in numbers.tolist()]
+                some = [TextSpan(ids[number], ends[number]) for number in numbers.tolist()]
                 try:
                     rows[numbers] = self._read(some)
                 except ModelError as error:
@@ -152,7 +152,7 @@ def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, con
 
     backend = ReferenceBackend(forward, options.kept_as, context, None)
 
-    def span(text: Text) -> Span:
+    def span(text: TextSpan) -> Span:
         return Span(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
 
     return lambda texts: backend.run([span(text) for text in texts], True)

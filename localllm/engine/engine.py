@@ -13,13 +13,13 @@ from localllm.arch import architecture
 from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
-from localllm.engine.backend_selection import Said, opened
+from localllm.engine.backend_selection import TracedModel, opened
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.draft_head import Follower, GuessHead, shown_to
-from localllm.engine.draft_head_source import GuessSource, head, own_layer
+from localllm.engine.draft_head import DraftHead, DraftSequence, shown_to
+from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
-from localllm.engine.image_tokens import Seen, ahead_of, images_between, is_within, key_of, passages, row_of
-from localllm.engine.memory.sequence_state import Store
+from localllm.engine.image_tokens import ImageEmbedding, ahead_of, images_between, is_within, key_of, passages, row_of
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
@@ -74,19 +74,19 @@ class Engine:
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock = lock_for(self)
-        self.abandoned, self._path = list[Store](), file.path
+        self.abandoned, self._path = list[SequenceState](), file.path
         weights = Weights(file.tensors)
         self._record = partial(recorded, file, model.forward, weights, self.hyperparameters, self.context)
-        self._guesser: GuessSource | None = None
+        self._guesser: DraftHeadSource | None = None
         if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
             self._guesser = own_layer(file, model, self.hyperparameters)
         self._shown = shown_to(self._guesser)
         recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
-        self._images, self._takes_rows = WeakValueDictionary[int, Seen](), recorder.begins
+        self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type = recorder.operations, options.kept_as
         self._file, self._options = file, options
-        self._head: GuessHead | None = None  # made when it is first asked for
+        self._head: DraftHead | None = None  # made when it is first asked for
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
         self._start = self.hyperparameters.start_token
@@ -96,7 +96,9 @@ class Engine:
             else Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
         )
         self.thread_count = options.thread_count
-        said = Said(file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows)
+        said = TracedModel(
+            file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
+        )
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
         self._turns = partial(turns, self.operations, said.states)
@@ -172,7 +174,7 @@ class Engine:
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
-    def listen(self, sequence: Sequence) -> Follower:
+    def listen(self, sequence: Sequence) -> DraftSequence:
         """Have the layer that guesses read what this sequence reads from now on.
 
         Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
@@ -181,9 +183,9 @@ class Engine:
             if self._guesser is None:
                 raise UsageError(f"{self._path} has no layer that guesses, or not for {self.device}")
             if self._head is None:
-                self._head = GuessHead(self._guesser, self.context, self._options)
+                self._head = DraftHead(self._guesser, self.context, self._options)
             follower = sequence.listener
-            if not isinstance(follower, Follower) or follower.engine is not self._head:
+            if not isinstance(follower, DraftSequence) or follower.engine is not self._head:
                 sequence.listener = follower = self._head.follower(len(sequence.tokens))
             return follower
 
@@ -213,7 +215,7 @@ class Engine:
             if not any(operation.verb == "show" for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not show what goes into their layers"
                 raise UnsupportedError(f"{self._path}: {kind}: nobody can guess by it")
-            made = GuessHead(guesser, self.context, self._options)
+            made = DraftHead(guesser, self.context, self._options)
             backend.become(operations)
             before, self._head, self._guesser, self._shown = self._head, made, guesser, shown
         if before:
@@ -274,7 +276,7 @@ class Engine:
         seen = self._images.get(key_of(token)) if token < 0 else None
         return seen is not None and row_of(token) < len(seen.rows)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: ImageEmbedding) -> None:
         """Know the ids of an image's rows, as long as somebody has it, and longer where a sequence has read it.
 
         Raises UnsupportedError for a model that images cannot be read by, UsageError for rows of another one.
@@ -288,7 +290,7 @@ class Engine:
             raise UsageError(f"an image of {len(seen.rows)} rows that see each other; {BATCH} are the most")
         self._images[seen.key] = seen
 
-    def images_among(self, tokens: Ids[int]) -> list[tuple[int, Seen]]:
+    def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
         """The images of which tokens are all rows, and where they begin."""
         found = passages(np.asarray(tokens, np.int64))
         return [(one.first, self._images[one.key]) for one in found if one.key is not None]

@@ -22,7 +22,7 @@ KEY_BITS = 47  # the rest of an int64's, without its sign
 NEAR = 64  # tokens between images that are most often parts of one
 
 
-class Seen:
+class ImageEmbedding:
     """What is seen of an image, or of a part of it.
 
     Attributes:
@@ -68,13 +68,13 @@ def row_of(token: int) -> int:
     return (-1 - token) & (MOST_ROWS - 1)
 
 
-def ahead_of(images: Ids[tuple[int, Seen]], place: int) -> int:
+def ahead_of(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
     """By how much a place is ahead of its position, behind images that begin at places and take fewer positions than
     rows."""
     return sum(len(seen.rows) - seen.places for begin, seen in images if begin + len(seen.rows) <= place)
 
 
-def images_between(images: Ids[tuple[int, Seen]], first: int, end: int) -> list[tuple[int, Seen]]:
+def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
     """Those that begin there."""
     return [(begin, seen) for begin, seen in images if first <= begin < end]
 

@@ -3,7 +3,7 @@
 import re
 
 from localllm.arch.kv_cache_types import KVType
-from localllm.engine.trace.imatrix_collector import SquareSums
+from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
@@ -36,7 +36,7 @@ class EngineOptions:
     gpu_layers: int | str = "auto"
     progress: Progress | None = None
     uploading: Progress | None = None
-    observer: SquareSums | None = None
+    observer: ImatrixCollector | None = None
 
     @property
     def kept_as(self) -> KVType:

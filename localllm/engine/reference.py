@@ -9,8 +9,8 @@ import numpy as np
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import State
 from localllm.engine.run import Span
-from localllm.engine.trace.imatrix_collector import SquareSums
-from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.imatrix_collector import ImatrixCollector
+from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
@@ -27,7 +27,7 @@ class ReferenceBackend:
         forward: Callable[[Reference], np.ndarray],
         kv_type: KVType,
         context: int,
-        observer: SquareSums | None,
+        observer: ImatrixCollector | None,
         encoding: Callable[[Reference], np.ndarray] | None = None,
     ):
         """forward, encoding: say the architecture's verbs to a builder; context: the most tokens of a sequence."""
@@ -59,7 +59,7 @@ class ReferenceBackend:
 
     def prepare_all(self) -> None: ...
 
-    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         """Have something to turn keys by."""
         self._turns = turns
 

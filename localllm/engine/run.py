@@ -24,13 +24,11 @@ class Span(NamedTuple):
     wanted: int  # of how many tokens, the last ones, logits are returned
     kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
     encoded: int = 0  # the sequence's first tokens, which an encoder has read
-    seen: Any = (
-        None  # localllm.engine.image_tokens.Seen: the image that the ids are rows of; then the only span of its run
-    )
+    seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
     ahead: int = 0  # by how much places are ahead of the positions by which keys turn: behind images
 
 
-class Text(NamedTuple):
+class TextSpan(NamedTuple):
     """A text, or a pair of them, to be read whole."""
 
     ids: np.ndarray  # int64
@@ -76,7 +74,7 @@ class Header:
         self.numbers[:] = first, wanted, len(spans), PRECISE_TOKENS if precise else 1, logits.ctypes.data, 0
         self._note_few(first, wanted)
 
-    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
+    def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that reads whole texts. pages: those of the cache, int64; rows: float32 [texts, width], which
         it will write; precise: activations keep 16 bits, however many tokens there are."""
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)

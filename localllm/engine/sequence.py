@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.engine.image_tokens import Seen, last_end, row_of
-from localllm.engine.memory.sequence_state import Store
+from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
+from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.run import BATCH
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, UsageError
@@ -26,7 +26,7 @@ class Reader(Protocol):
     vocab_size: int
     runs: Runs
     lock: Any
-    abandoned: list[Store]
+    abandoned: list[SequenceState]
 
     def run(self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool) -> list[np.ndarray]:
         """Read the tokens of all requests; of each the logits asked for, float32 [wanted, vocab]."""
@@ -69,9 +69,9 @@ class Sequence:
 
     listener: ReadListener | None = None
 
-    def __init__(self, engine: Reader, store: Store, tokens: Ids[int] = ()):
+    def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
-        self.images = list[tuple[int, Seen]]()
+        self.images = list[tuple[int, ImageEmbedding]]()
         self._begun = 0  # up to where what is behind the aligned ones was read so, too, if an image or its rest follows
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
@@ -92,7 +92,7 @@ class Sequence:
         return not self._forgotten.alive
 
     @property
-    def store(self) -> Store:
+    def store(self) -> SequenceState:
         """What the engine's backend keeps for it. Raises LocalllmError if it is closed."""
         if self.closed:
             raise LocalllmError("this sequence is closed")
@@ -162,7 +162,7 @@ class Sequence:
     def _last_end(self, length: int) -> int:
         return last_end(self.tokens, length, self.engine.runs)
 
-    def now_holds(self, place: int, ids: np.ndarray, seen: Seen | None) -> None:
+    def now_holds(self, place: int, ids: np.ndarray, seen: ImageEmbedding | None) -> None:
         """A run has read ids, of an image or of none, from this place on, instead of what was there."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
@@ -170,7 +170,7 @@ class Sequence:
             self.images.append((begin, seen))
         self._align(place, end, seen)
 
-    def _align(self, place: int, end: int, seen: Seen | None) -> None:
+    def _align(self, place: int, end: int, seen: ImageEmbedding | None) -> None:
         """See whether what was read from one place to another was so as by any sequence that begins alike."""
         if place < self.aligned:
             self.aligned = self._last_end(place)

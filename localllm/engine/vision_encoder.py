@@ -42,7 +42,7 @@ class SaidPart(NamedTuple):
         return self.recorder.operations[-1].output.columns
 
 
-class PictureReader:
+class VisionEncoder:
     """A vision encoder. Threads that call it wait for each other.
 
     Attributes:
@@ -55,7 +55,7 @@ class PictureReader:
         self.family, self.hyperparameters = projector(file)
         self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
         self._said = said_parts(file, self.family, self.hyperparameters)
-        self._programs: list[PictureProgram] = []  # for the transformer and the projector
+        self._programs: list[VisionProgram] = []  # for the transformer and the projector
 
     @property
     def operations(self) -> list[Operation]:
@@ -70,7 +70,7 @@ class PictureReader:
         h = self.hyperparameters
         with self.lock:
             grid = h.grid(picture)
-            self._programs = self._programs or [PictureProgram(part, h, self._options, True) for part in self._said]
+            self._programs = self._programs or [VisionProgram(part, h, self._options, True) for part in self._said]
             tower, project = self._programs
             try:
                 seen = tower.run(h.rows(picture, self._weights), h.turns(grid), h.windows(grid))
@@ -116,7 +116,7 @@ def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, colum
     return SaidPart(recorder, rows)
 
 
-class PictureProgram:
+class VisionProgram:
     """A part of an encoder, as a program that reads rows all of which see each other."""
 
     def __init__(self, said: SaidPart, h: Vision, options: EngineOptions, passes: bool = False):

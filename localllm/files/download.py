@@ -21,7 +21,7 @@ from localllm.system.files import lock, open_own, read_at, replace, sync, sync_f
 CHUNK = 1 << 22  # bytes that are read at once
 
 
-class Partial:
+class Download:
     """What has come of a file, open for more in a `with` block; nobody else can open it in the meantime.
 
     Attributes:

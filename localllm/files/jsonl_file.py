@@ -24,7 +24,7 @@ def json_line(record: dict[str, Any]) -> bytes:
         return json.dumps(record).encode() + b"\n"
 
 
-class LineFile:
+class JsonlFile:
     """Open for appending, in a `with` block. Nobody else can have it open so at the same time.
 
     Attributes:

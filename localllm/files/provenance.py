@@ -16,7 +16,7 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 
 @frozen
-class Origin:
+class Provenance:
     """An input.
 
     Attributes:
@@ -29,7 +29,7 @@ class Origin:
     beginning: str
 
     @classmethod
-    def of(cls, data: bytes, path: str) -> "Origin":
+    def of(cls, data: bytes, path: str) -> "Provenance":
         """path: "" for stdin."""
         return cls(os.path.abspath(path) if path else "", len(data), digest(data))
 
@@ -43,7 +43,7 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
 
 
-def goes_on_from(before: Origin, data: bytes, now: Origin) -> bool:
+def goes_on_from(before: Provenance, data: bytes, now: Provenance) -> bool:
     """Whether an input is the one that was remembered: under its name it may have grown, under another it may not."""
     same_beginning = len(data) >= before.size and digest(data[: before.size]) == before.beginning
     return same_beginning and (now.path == before.path or now.size == before.size)
@@ -54,23 +54,23 @@ def mark_of(output: str) -> str:
     return os.path.join(folder, f".{name}.localllm")
 
 
-def remembered(output: str) -> Origin | None:
+def remembered(output: str) -> Provenance | None:
     """What an output is made of; None if it holds nothing yet, or if that was forgotten."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
             with open(mark_of(output), "rb") as file:
-                return Origin(**json.load(file))
+                return Provenance(**json.load(file))
     return None
 
 
-def require_same(output: str, data: bytes, now: Origin) -> None:
+def require_same(output: str, data: bytes, now: Provenance) -> None:
     """Raises UsageError for an output of another input."""
     before = remembered(output)
     if before and not goes_on_from(before, data, now):
         raise UsageError(f"{output}: its answers are those of {before}, which {now} does not go on; give another name")
 
 
-def remember(output: str, now: Origin) -> None:
+def remember(output: str, now: Provenance) -> None:
     """Raises LocalllmError if the disk refuses."""
     if remembered(output) != now:
         with SafeFile(mark_of(output)) as file:

@@ -14,7 +14,7 @@ import numpy as np
 from localllm.engine.image_tokens import is_worth_keeping
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.token_mask import Guide
+from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import Task
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling.candidates import Candidates
@@ -26,7 +26,7 @@ from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import Prefixes
+    from localllm.engine.memory.prefix_cache import PrefixCache
     from localllm.engine.sequence import Sequence
 
 
@@ -56,7 +56,7 @@ class Hypothesis:
 
     sequence: "Sequence"  # holds the prompt and all tokens but the last, until Search.advance
     logits: np.ndarray  # float32 [vocab], after what the sequence holds; good until the engine runs again
-    guide: Guide
+    guide: AnswerState
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
     length: int = 0
@@ -87,7 +87,7 @@ class Hypothesis:
         return Answer(said.text, self.tokens, self.logprob, reason, seed, said.thinking)
 
 
-class AnswerSearch:
+class BeamSearch:
     """The forks of one prompt. Use it as `with AnswerSearch(...) as search, search:`; at its end they are all closed.
 
     Twice, because Ctrl-C may strike just before or in the middle of the first `__exit__`: then the second has the rest.
@@ -103,7 +103,7 @@ class AnswerSearch:
         engine: "Engine",
         tokenizer: Tokenizer,
         task: Task,
-        prefixes: "Prefixes | None" = None,
+        prefixes: "PrefixCache | None" = None,
     ):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         task.require_room(engine.context)
@@ -175,7 +175,7 @@ def answers(
     task: Task,
     n: int = 1,
     beams: int = 0,
-    prefixes: "Prefixes | None" = None,
+    prefixes: "PrefixCache | None" = None,
 ) -> list[Answer]:
     """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
@@ -186,7 +186,7 @@ def answers(
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
             raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
-    with AnswerSearch(engine, tokenizer, task, prefixes) as search, search:
+    with BeamSearch(engine, tokenizer, task, prefixes) as search, search:
         return beam_search(search, beams)[:n] if beams else n_best(search, n)
 
 
@@ -198,7 +198,7 @@ def distinct(answers: list[Answer]) -> list[Answer]:
     return [*found.values()]
 
 
-def n_best(search: AnswerSearch, n: int) -> list[Answer]:
+def n_best(search: BeamSearch, n: int) -> list[Answer]:
     """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
     samplers = seeded(search.task.options.sampling, search.task.prompt, search.vocab, n, search.tokenizer)
     hypotheses = [search.read()] * n
@@ -233,7 +233,7 @@ def seeded(
     return [first, *others]
 
 
-def beam_search(search: AnswerSearch, beams: int) -> list[Answer]:
+def beam_search(search: BeamSearch, beams: int) -> list[Answer]:
     """At most `beams` answers, best first: those that a search of this width finds. Nothing is drawn.
 
     From token to token the likeliest continuations stay, by the sum of log probabilities. Finished ones are compared by

@@ -7,7 +7,7 @@ from localllm.generation.reasoning import format_of
 
 if TYPE_CHECKING:
     from localllm.generation.reasoning import ThinkingFormat
-    from localllm.generation.tools.tool_call_format import CallFormat
+    from localllm.generation.tools.tool_call_format import ToolCallFormat
     from localllm.text.templates import ChatTemplate
     from localllm.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ class ChatFormat:
         return format_of(self.template.source, self._tokenizer)
 
     @cached_property
-    def calls(self) -> "CallFormat":
+    def calls(self) -> "ToolCallFormat":
         """How the model writes calls of tools."""
         from localllm.generation.tools.tool_messages import format_of_template
 

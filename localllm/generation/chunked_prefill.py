@@ -30,7 +30,7 @@ OPERATIONS = 3.4e11
 HEARD = 80 if has_tiles() else 48
 
 
-class Stretch(NamedTuple):
+class PrefillSegment(NamedTuple):
     """Tokens of a prompt that are read with the same arithmetic.
 
     Attributes:
@@ -44,24 +44,24 @@ class Stretch(NamedTuple):
     is_image: bool = False
 
 
-class Stretches:
+class PrefillSegments:
     """Those of a prompt, as they are when it is read alone."""
 
     def __init__(self, prompt: Ids[int], runs: Runs):
         self._length, self._runs = len(prompt), runs
         self._listed = [*around_images(prompt, runs)] if has_images(prompt) else []
 
-    def at(self, place: int) -> Stretch:
+    def at(self, place: int) -> PrefillSegment:
         """That of the token at a place in the prompt or behind it."""
         if place >= self._length:
-            return Stretch(place, place + PRECISE_TOKENS, True)
+            return PrefillSegment(place, place + PRECISE_TOKENS, True)
         if self._listed:
             return self._listed[bisect_right(self._listed, place, key=lambda stretch: stretch.begin) - 1]
         begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
-        return Stretch(begin, end, end - begin <= PRECISE_TOKENS)
+        return PrefillSegment(begin, end, end - begin <= PRECISE_TOKENS)
 
 
-def around_images(prompt: Ids[int], runs: Runs) -> Iterator[Stretch]:
+def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
     """All stretches of a prompt with images, as localllm.generation.prefill and the engine cut it."""
     start = 0
     while start < len(prompt):
@@ -69,7 +69,7 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[Stretch]:
         for first, last, key in passages(np.array(prompt[start:end], np.int64)):
             for begin in range(start + first, start + last, BATCH):
                 stop = min(begin + BATCH, start + last)
-                yield Stretch(begin, stop, stop - begin <= PRECISE_TOKENS, key is not None)
+                yield PrefillSegment(begin, stop, stop - begin <= PRECISE_TOKENS, key is not None)
         start = end
 
 
@@ -81,7 +81,7 @@ def most_between_steps(parameters: int) -> int:
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
-def piece(place: int, stretch: Stretch, room: int) -> int:
+def piece(place: int, stretch: PrefillSegment, room: int) -> int:
     """How many tokens of a stretch to read next in a run that has room for so many more; 0 if it is not worth it."""
     left = stretch.end - place
     if left <= room:
@@ -92,7 +92,7 @@ def piece(place: int, stretch: Stretch, room: int) -> int:
     return max(0, (place + most) // step * step - place)
 
 
-def shareable(same: int, ours: Stretches, theirs: Stretches) -> int:
+def shareable(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
     """How many of `same` equal first tokens a prompt can take over from another that has read them."""
     place = 0
     while place < same:

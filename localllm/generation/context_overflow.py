@@ -39,7 +39,7 @@ def require_shift(keep: int, context: int) -> None:
         raise ContextError(f"a context of {context} is too small to shift behind {keep} tokens: {keep + 2 * PAGE} do")
 
 
-class Rolling:
+class ShiftedSequence:
     """A sequence that never gets full, and looks from outside as if it held all that it has read.
 
     When it is full, half of the tokens that are not among the first `keep` are forgotten, in whole pages. So a key
@@ -100,9 +100,9 @@ class Rolling:
             self._gone = []
         return self._sequence.truncate(length - len(self._gone)) + len(self._gone)
 
-    def fork(self) -> "Rolling":
+    def fork(self) -> "ShiftedSequence":
         """Another one with the same tokens."""
-        twin = Rolling(self._sequence.fork(), self.keep)
+        twin = ShiftedSequence(self._sequence.fork(), self.keep)
         twin._gone = list(self._gone)
         return twin
 
@@ -125,10 +125,10 @@ def unneeded(held: Ids[int], keep: int) -> int:
     return rest
 
 
-def rolling(sequence: "Sequence | Rolling", keep: int | None) -> "Sequence | Rolling":
+def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
     """A sequence that keeps so many of its first tokens when it is full; None: a plain one."""
-    if isinstance(sequence, Rolling):
+    if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence
         sequence = sequence.plain()
-    return sequence if keep is None else Rolling(sequence, keep)
+    return sequence if keep is None else ShiftedSequence(sequence, keep)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError, UsageError
-from localllm.generation.conversation import SoFar
+from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import Tags
 from localllm.text.marker_escaping import BREAK, Message
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, behind the content and in front of the thought
 
 
-def begun_answer(messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None") -> SoFar | None:
+def begun_answer(
+    messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
+) -> PartialAnswer | None:
     """Return what a conversation's last message has said and thought, if the answer is to go on with it.
 
     choice: of who asks; None for whenever that message is an answer without calls. A thought may stand in the content,
@@ -37,11 +39,11 @@ def begun_answer(messages: Sequence[Message], choice: bool | None, format: "Thin
     if isinstance(format, Tags) and text.lstrip().startswith(format.opens):
         inner, closing, behind = text.lstrip()[len(format.opens) :].partition(format.closes)
         thought, text = inner.strip() if closing else inner.lstrip(), behind.lstrip()
-    return SoFar(text if text.strip() else "", thought if format else "")
+    return PartialAnswer(text if text.strip() else "", thought if format else "")
 
 
 def render_up_to(
-    render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: SoFar
+    render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
 ) -> tuple[str, bool] | None:
     """Return a conversation's text up to the end of the answer that its last message has begun.
 

@@ -8,17 +8,17 @@ from localllm.images.parts import texts_of
 from localllm.text.marker_escaping import Message
 
 
-class SoFar(NamedTuple):
+class PartialAnswer(NamedTuple):
     """What was said and thought of an answer before."""
 
     text: str = ""
     thinking: str = ""
 
 
-NOTHING = SoFar()
+NOTHING = PartialAnswer()
 
 
-class Turns:
+class Conversation:
     """One conversation. Who makes answers is said by `_answered`.
 
     Attributes:

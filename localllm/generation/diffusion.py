@@ -18,7 +18,7 @@ Read = Callable[[Sequence[int]], np.ndarray]  # logits for the place of each tok
 
 
 @frozen
-class FillingOptions:
+class DiffusionOptions:
     """How places are filled.
 
     Attributes:
@@ -59,7 +59,7 @@ class FillingOptions:
             )
 
 
-class FillingModel(NamedTuple):
+class DiffusionModel(NamedTuple):
     """What a model is for this. is_shifted: whether its logits are for the place behind a token."""
 
     read: Read
@@ -67,7 +67,7 @@ class FillingModel(NamedTuple):
     is_shifted: bool
 
 
-def filled(model: FillingModel, prompt: Sequence[int], options: FillingOptions) -> Iterator[list[int]]:
+def filled(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
     """The places behind the prompt after each step; what is not filled yet is the mask. Raises UsageError,
     ContextError."""
     options.require_valid()
@@ -84,7 +84,7 @@ def filled(model: FillingModel, prompt: Sequence[int], options: FillingOptions) 
         yield tokens[first:].tolist()
 
 
-def plan(options: FillingOptions) -> Iterator[tuple[int, int, int, int]]:
+def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
     """Of each step the first place and the last + 1 that it may fill, its number among those of the block, and how many
     the block has."""
     length = options.block_length or options.length
@@ -94,7 +94,7 @@ def plan(options: FillingOptions) -> Iterator[tuple[int, int, int, int]]:
             yield block * length, (block + 1) * length, step, options.steps // blocks
 
 
-def how_many(options: FillingOptions, step: int, steps: int, masked: int, length: int) -> int:
+def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
     """Places that a step fills."""
     if options.block_length:
         return length // steps + (step < length % steps)
@@ -102,7 +102,7 @@ def how_many(options: FillingOptions, step: int, steps: int, masked: int, length
     return int(masked * (1 - then / now)) if step < steps - 1 else masked
 
 
-def logits_for(model: FillingModel, tokens: np.ndarray, first: int, options: FillingOptions) -> np.ndarray:
+def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
     """What is expected in each place, float64 [tokens, vocab]; away from what is expected without the prompt."""
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
@@ -118,7 +118,7 @@ def fill(
     places: np.ndarray,
     rows: np.ndarray,
     count: int,
-    options: FillingOptions,
+    options: DiffusionOptions,
     random: np.random.Generator,
 ) -> None:
     """Draw tokens for some of the places, in `tokens`."""
@@ -136,7 +136,7 @@ def fill(
     tokens[places[best]] = chosen[best]
 
 
-def draw(rows: np.ndarray, options: FillingOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A token for each row, int64, and how sure the model is of it, float64."""
     chances = probabilities(rows, options)
     if options.temperature > 0:
@@ -154,7 +154,7 @@ def draw(rows: np.ndarray, options: FillingOptions, random: np.random.Generator)
     return chosen, np.take_along_axis(chances, chosen[:, None], axis=1)[:, 0]
 
 
-def probabilities(rows: np.ndarray, options: FillingOptions) -> np.ndarray:
+def probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
     """Of the tokens that may be drawn, float64 [rows, vocab]: the top_k likeliest, of these the top_p, warmed."""
     if 0 < options.top_k < rows.shape[1]:
         least = np.partition(rows, -options.top_k, axis=1)[:, -options.top_k, None]
@@ -174,7 +174,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def filling_model(engine: Any, metadata: Any) -> FillingModel:
+def filling_model(engine: Any, metadata: Any) -> DiffusionModel:
     """That of an engine and a file's metadata. Raises UsageError for a model that writes on, or has no mask."""
     if not engine.hyperparameters.fills:
         raise UsageError(
@@ -183,7 +183,7 @@ def filling_model(engine: Any, metadata: Any) -> FillingModel:
     mask, shifted = metadata.get("tokenizer.ggml.mask_token_id"), metadata.get("diffusion.shift_logits", True)
     if not isinstance(mask, int | np.integer) or not 0 <= mask < engine.vocab_size or not isinstance(shifted, bool):
         raise UsageError("the file has no tokenizer.ggml.mask_token_id, or a diffusion.shift_logits that is no flag")
-    return FillingModel(engine.read_whole, int(mask), shifted)
+    return DiffusionModel(engine.read_whole, int(mask), shifted)
 
 
 def require_room(tokens: int, most: int) -> None:

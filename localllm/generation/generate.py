@@ -13,14 +13,14 @@ from localllm.engine.image_tokens import has_images, texts_only, whole_end
 from localllm.engine.runs import LONG
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.token_mask import Expected, Guide
-from localllm.generation.context_overflow import SINKS, Rolling, require_choice, require_shift
+from localllm.generation.constraints.token_mask import AnswerState, ForcedTokensProposer
+from localllm.generation.context_overflow import SINKS, ShiftedSequence, require_choice, require_shift
 from localllm.generation.prefill import read_prompt
 from localllm.generation.reasoning import ANSWER, TextPart, Thinking
 from localllm.generation.reasoning import require_choice as require_thinking
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.sequence_pool import BegunSequence, Sequences
+from localllm.generation.sequence_pool import PooledSequence, SequencePool
 from localllm.generation.speculation.acceptance import Guesses, Proposer
 from localllm.generation.speculation.draft_model import Drafter, DraftModel, account_of
 from localllm.generation.speculation.ngram import from_text
@@ -29,12 +29,12 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:
-    from localllm.engine.draft_head import Follower
-    from localllm.engine.image_tokens import Seen
+    from localllm.engine.draft_head import DraftSequence
+    from localllm.engine.image_tokens import ImageEmbedding
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.constraints.constraint import Constraint
-    from localllm.generation.tools.tool_call import SaidCall
-    from localllm.generation.tools.tool_grammar import Calls, ToolUse
+    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_grammar import ToolGrammar, ToolUse
 
 SPECULATE = ("auto", "mtp", "ngram", "off")
 
@@ -105,8 +105,8 @@ class Task:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     thinking: Thinking = field(default_factory=Thinking)
     earlier: int = 0
-    calls: "Calls | None" = None
-    seen: "Sequence[Seen]" = ()
+    calls: "ToolGrammar | None" = None
+    seen: "Sequence[ImageEmbedding]" = ()
     begun: str = ""
 
     def require_room(self, context: int) -> None:
@@ -117,7 +117,7 @@ class Task:
             length = len(self.prompt)
             raise ContextError(f"the prompt has {length} tokens, which leaves no room in a context of {context}")
 
-    def guide(self, tokenizer: Tokenizer, vocab: int) -> Guide:
+    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
         """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
         matcher, calls = None, self.calls
         if self.options.constraint:
@@ -131,15 +131,15 @@ class Task:
             transcript.go_on_from(self.begun)
         if calls is None:
             if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
-                return Guide(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
-            return Guide(transcript, self.thinking, matcher)
+                return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
+            return AnswerState(transcript, self.thinking, matcher)
         if calls.must:
-            return Guide(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
+            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
         if matcher is None or calls.have_heads:  # whose heads say what a message is
-            return Guide(transcript, self.thinking, matcher, calls.matcher(vocab))
-        from localllm.generation.constraints.union_matcher import Either
+            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.constraints.union_matcher import UnionMatcher
 
-        return Guide(transcript, self.thinking, Either(matcher, calls.matcher(vocab, whole=True)))
+        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
 
 
 class AnswerStoppedError(Exception):
@@ -153,7 +153,7 @@ class Making:
     Python looks for cycles.
     """
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
+    def __init__(self, sequences: SequencePool, tokenizer: Tokenizer, task: Task):
         """As of Generation."""
         options, self.kept, self.dropped, self.is_full = task.options, None, 0, False
         if options.on_overflow == "shift":
@@ -188,7 +188,7 @@ class Making:
         return len(self.tokens)
 
     @property
-    def calls(self) -> "list[SaidCall]":
+    def calls(self) -> "list[ToolCall]":
         from localllm.generation.tools.tool_call import whole
 
         return whole(self._guide.transcript.calls) if self._guide.transcript.calls else []
@@ -234,10 +234,10 @@ class Making:
         self.is_full = not self._ended and len(self.tokens) != self._options.max_tokens
         yield from self._guide.transcript.flush(self._ended)
 
-    def _follower(self, sequence: "Tokens | Rolling") -> "Follower | None":
+    def _follower(self, sequence: "Tokens | ShiftedSequence") -> "DraftSequence | None":
         """The model's own layer that guesses, which reads what the sequence reads from now on, if that may pay."""
         speculate, engine = self._options.speculate, self._sequences.engine
-        if isinstance(sequence, Rolling) or has_images(self.prompt):
+        if isinstance(sequence, ShiftedSequence) or has_images(self.prompt):
             return None
         is_wanted = speculate == "mtp" or (speculate == "auto" and engine.has_guess_layer)
         if is_wanted and account_of(engine).may_lose:
@@ -246,12 +246,12 @@ class Making:
             sequence.no_listener()
         return None
 
-    def _guesses(self, held: ExitStack, follower: "Follower | None") -> Guesses | None:
+    def _guesses(self, held: ExitStack, follower: "DraftSequence | None") -> Guesses | None:
         """What drafts come from, made when the first token is on its way; held: has what it needs."""
         speculate, tokens = self._options.speculate, texts_only([*self.prompt, *self.tokens])
         if speculate == "off":
             return None
-        proposers: list[Proposer] = [Expected(self._guide)] if self._guide.is_needed else []
+        proposers: list[Proposer] = [ForcedTokensProposer(self._guide)] if self._guide.is_needed else []
         proposers += from_text(tokens, self._sequences.written)
         if isinstance(speculate, Drafter):
             proposers.append(held.enter_context(speculate.proposer(tokens, self._sampler, self._end_ids, self._guide)))
@@ -268,15 +268,15 @@ class Making:
             self._sequences.written.add([*self.prompt, *self.tokens], self.cached_tokens, is_kept)
 
     @contextmanager
-    def _counting(self, sequence: "Tokens | Rolling") -> Iterator[None]:
+    def _counting(self, sequence: "Tokens | ShiftedSequence") -> Iterator[None]:
         """Know how many tokens are forgotten meanwhile."""
-        before = sequence.dropped if isinstance(sequence, Rolling) else 0
+        before = sequence.dropped if isinstance(sequence, ShiftedSequence) else 0
         try:
             yield
         finally:
-            self.dropped = sequence.dropped - before if isinstance(sequence, Rolling) else 0
+            self.dropped = sequence.dropped - before if isinstance(sequence, ShiftedSequence) else 0
 
-    def _step(self, sequence: "Tokens | Rolling", draft: list[int], guesses: Guesses | None) -> np.ndarray:
+    def _step(self, sequence: "Tokens | ShiftedSequence", draft: list[int], guesses: Guesses | None) -> np.ndarray:
         """Read the newest token and a draft behind it; the logits after each, float32 [1 + len(draft), vocab]."""
         started = perf_counter()
         rows = sequence.append([self.tokens[-1], *draft], "all")
@@ -304,7 +304,7 @@ class Making:
             if token != guess or self._ended:
                 return
 
-    def _learn(self, sequence: "Tokens | Rolling", draft: list[int], before: int, guesses: Guesses) -> None:
+    def _learn(self, sequence: "Tokens | ShiftedSequence", draft: list[int], before: int, guesses: Guesses) -> None:
         """Take back what was wrong of the draft, and tell what came instead."""
         drawn = self.tokens[before:]
         right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
@@ -312,7 +312,7 @@ class Making:
             sequence.truncate(len(self.prompt) + before + right)
         guesses.learn(drawn)
 
-    def _prefill(self, begun: BegunSequence) -> np.ndarray:
+    def _prefill(self, begun: PooledSequence) -> np.ndarray:
         """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
         sequence, logits = begun
         self.cached_tokens = len(sequence.tokens)
@@ -353,11 +353,11 @@ class Generation:
     """
 
     prompt: list[int]
-    seen: "Sequence[Seen]"
+    seen: "Sequence[ImageEmbedding]"
     tokens: list[int]
     text: str
     thinking: str
-    calls: "list[SaidCall]"
+    calls: "list[ToolCall]"
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
@@ -373,7 +373,7 @@ class Generation:
     drafted: int
     accepted: int
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, task: Task):
+    def __init__(self, sequences: SequencePool, tokenizer: Tokenizer, task: Task):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         self._making = Making(sequences, tokenizer, task)
         self.parts = self._making.decode()

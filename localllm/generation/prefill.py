@@ -9,11 +9,11 @@ from localllm.engine.image_tokens import whole_end
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
-    from localllm.generation.context_overflow import Rolling
+    from localllm.generation.context_overflow import ShiftedSequence
 
 
 def read_prompt(
-    sequence: "Sequence | Rolling", prompt: list[int], on_progress: Callable[[int, int], None] | None
+    sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
     """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)

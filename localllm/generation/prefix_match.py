@@ -15,14 +15,14 @@ from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import Runs
 
 
-class TurnEnds(NamedTuple):
+class TurnBoundary(NamedTuple):
     """How many tokens a sequence held when a prompt was read, and when its answer had ended (None: not yet)."""
 
     prompt: int
     end: int | None = None
 
 
-class Candidate(NamedTuple):
+class ReuseCandidate(NamedTuple):
     """Who has read some tokens.
 
     Attributes:
@@ -33,12 +33,12 @@ class Candidate(NamedTuple):
 
     source: Any
     tokens: Ids[int]
-    turns: Ids[TurnEnds] = ()
+    turns: Ids[TurnBoundary] = ()
     aligned: int | None = None
     has_logits: bool = False
 
 
-class Reuse(NamedTuple):
+class PrefixMatch(NamedTuple):
     """How many tokens of a source are worth something.
 
     Attributes:
@@ -50,7 +50,7 @@ class Reuse(NamedTuple):
     is_run: bool = False
 
 
-def best_reuse(candidates: Iterable[Candidate], ids: Ids[int], runs: Runs) -> Reuse | None:
+def best_reuse(candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs) -> PrefixMatch | None:
     """The candidate of which a prompt uses most, the first of equal ones; None if nothing is of use."""
     best = max(
         (reuse_of(candidate, ids, runs) for candidate in candidates), key=lambda reuse: reuse.length, default=None
@@ -58,18 +58,18 @@ def best_reuse(candidates: Iterable[Candidate], ids: Ids[int], runs: Runs) -> Re
     return best if best and best.length else None
 
 
-def reuse_of(candidate: Candidate, ids: Ids[int], runs: Runs) -> Reuse:
+def reuse_of(candidate: ReuseCandidate, ids: Ids[int], runs: Runs) -> PrefixMatch:
     """How much of one, which may be nothing."""
     source, tokens, turns, aligned, has_logits = candidate
     same = common(tokens, ids)
     if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
-        return Reuse(source, len(ids))
+        return PrefixMatch(source, len(ids))
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):
-        return Reuse(source, same)
+        return PrefixMatch(source, same)
     ended = max((same if end is None else min(end, same) for prompt, end in turns if prompt <= same), default=0)
     length = max(ended, last_end(ids, min(same, aligned), runs))
     is_run = length < same and length == last_end(ids, min(length, aligned), runs)
-    return Reuse(source, length, is_run)
+    return PrefixMatch(source, length, is_run)
 
 
 def common(tokens: Ids[int], ids: Ids[int]) -> int:

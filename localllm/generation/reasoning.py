@@ -259,7 +259,7 @@ class Thinking:
         return replace(self, is_open=True, has_words=True)
 
 
-class Splitter:
+class ReasoningParser:
     """Parts an answer's text as it comes.
 
     Attributes:
@@ -282,7 +282,7 @@ class Splitter:
         """Whether neither a part has begun nor a head."""
         return self.kind is None and not self._held
 
-    def copy(self) -> "Splitter":
+    def copy(self) -> "ReasoningParser":
         """One that goes on from here by itself."""
         return copy(self)
 

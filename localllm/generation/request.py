@@ -8,23 +8,23 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.generation.beam_search import log_total
-from localllm.generation.constraints.token_mask import Guide
+from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.generate import Task
 from localllm.generation.reasoning import TextPart
 from localllm.generation.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
-    from localllm.generation.chunked_prefill import Stretches
+    from localllm.generation.chunked_prefill import PrefillSegments
     from localllm.generation.speculation.acceptance import Guesses
 
 # Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
 # the logits that it was drawn from, float32 [vocab], good only until the call returns.
-Listener = Callable[["Answering", int | None, list[TextPart], np.ndarray], None]
+Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
 
 
 @dataclass(eq=False)
-class AnswerRequest:
+class Request:
     """A prompt that is to be answered n times.
 
     Attributes:
@@ -37,7 +37,7 @@ class AnswerRequest:
     task: Task
     n: int = 1
     key: Any = None
-    answers: list["Answering"] = field(default_factory=list)
+    answers: list["Completion"] = field(default_factory=list)
     begun: bool = False
     error: LocalllmError | None = None
     listener: Listener | None = None
@@ -52,7 +52,7 @@ class AnswerRequest:
         return self.error is not None or (bool(self.answers) and all(one.finish_reason for one in self.answers))
 
 
-class Answering:
+class Completion:
     """An answer in the making.
 
     Attributes:
@@ -69,11 +69,11 @@ class Answering:
 
     def __init__(
         self,
-        request: AnswerRequest,
+        request: Request,
         sampler: Sampler,
-        guide: Guide,
+        guide: AnswerState,
         context: int,
-        stretches: "Stretches",
+        stretches: "PrefillSegments",
         number: int = 0,
     ):
         self.request, self.seed, self.ids, self.number = request, sampler.seed, list(request.prompt), number
@@ -102,7 +102,7 @@ class Answering:
         return self.ids[len(self.request.prompt) :]
 
     @property
-    def guide(self) -> Guide:
+    def guide(self) -> AnswerState:
         """What follows it."""
         return self._guide
 

@@ -15,10 +15,10 @@ from localllm.engine.runs import LONG
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
 from localllm.generation.beam_search import seeded
-from localllm.generation.chunked_prefill import HEARD, Stretches, piece, shareable
+from localllm.generation.chunked_prefill import HEARD, PrefillSegments, piece, shareable
 from localllm.generation.prefix_match import common
-from localllm.generation.request import Answering, AnswerRequest
-from localllm.generation.speculation.speculative_batch import Leaps
+from localllm.generation.request import Completion, Request
+from localllm.generation.speculation.speculative_batch import BatchSpeculator
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import Prefixes
-    from localllm.generation.speculation.ngram_cache import WrittenBefore
+    from localllm.engine.memory.prefix_cache import PrefixCache
+    from localllm.generation.speculation.ngram_cache import NgramCache
 
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
@@ -36,12 +36,12 @@ PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows,
 class AnswerSpan(NamedTuple):
     """What a run reads for an answer."""
 
-    answering: Answering
+    answering: Completion
     ids: list[int]
 
 
 @frozen
-class Live:
+class LiveBatchOptions:
     """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike.
 
     Attributes:
@@ -49,11 +49,11 @@ class Live:
         written: what was written before, for guesses.
     """
 
-    prefixes: "Prefixes | None" = None
-    written: "WrittenBefore | None" = None
+    prefixes: "PrefixCache | None" = None
+    written: "NgramCache | None" = None
 
 
-class Batch:
+class Scheduler:
     """Answers requests, of which it takes the next when there is room for it. Close it, and its sequences are closed.
 
     Attributes:
@@ -66,12 +66,12 @@ class Batch:
         self,
         engine: "Engine",
         tokenizer: Tokenizer,
-        requests: Iterable[AnswerRequest],
+        requests: Iterable[Request],
         parallel: int = PARALLEL,
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        live: "Live | None" = None,
+        live: "LiveBatchOptions | None" = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
@@ -79,18 +79,18 @@ class Batch:
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
         live: of a batch whose requests come while others are answered.
         """
-        self.running, self.waiting = list[Answering](), deque[Answering]()
+        self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
         self._engine, self._tokenizer, self._end_ids = engine, tokenizer, tokenizer.end_ids
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
-        self._requests, self._finished = iter(requests), list[AnswerRequest]()
+        self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._live = False, live is not None
         self._prefixes, self._written = (live.prefixes, live.written) if live else (None, None)
-        self._leaps = Leaps(engine, self._end_ids, self._written)
-        self._kept = deque[Answering]()  # that have finished, for the next that begin alike; the oldest first
+        self._leaps = BatchSpeculator(engine, self._end_ids, self._written)
+        self._kept = deque[Completion]()  # that have finished, for the next that begin alike; the oldest first
 
-    def __iter__(self) -> Iterator[list[AnswerRequest]]:
+    def __iter__(self) -> Iterator[list[Request]]:
         """Turn by turn, the requests that are finished with it; often none."""
         while self._work_left():
             if self._stopping:
@@ -116,7 +116,7 @@ class Batch:
         self._kept.clear()
         self.waiting.clear()
 
-    def drop(self, request: AnswerRequest) -> None:
+    def drop(self, request: Request) -> None:
         """Nobody waits for this one any more. Not during a turn."""
         for answering in request.answers:
             if answering in self.running and answering.held > PAGE:
@@ -127,13 +127,13 @@ class Batch:
     def _work_left(self) -> bool:
         return bool(self.running) or self._next() is not None
 
-    def _take_finished(self) -> list[AnswerRequest]:
+    def _take_finished(self) -> list[Request]:
         finished, self._finished = self._finished, []
         return finished
 
     # Who may begin.
 
-    def _next(self) -> Answering | None:
+    def _next(self) -> Completion | None:
         """Who waits longest."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
@@ -143,9 +143,12 @@ class Batch:
                 task = request.task
                 task.require_room(self._engine.context)
                 samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
-                guide, stretches = task.guide(self._tokenizer, self._vocab), Stretches(task.prompt, self._engine.runs)
+                guide, stretches = (
+                    task.guide(self._tokenizer, self._vocab),
+                    PrefillSegments(task.prompt, self._engine.runs),
+                )
                 request.answers = [
-                    Answering(request, sampler, guide.copy(), self._engine.context, stretches, number)
+                    Completion(request, sampler, guide.copy(), self._engine.context, stretches, number)
                     for number, sampler in enumerate(samplers)
                 ]
             except LocalllmError as error:
@@ -156,7 +159,7 @@ class Batch:
                 self.waiting.append(request.answers[0])
         return self.waiting[0]
 
-    def _readers(self) -> Iterator[Answering]:
+    def _readers(self) -> Iterator[Completion]:
         """Who has something to read, the oldest first; then those that can join."""
         yield from [one for one in self.running if one.unread]
         while (answering := self._next()) and self._may_join(answering):
@@ -164,7 +167,7 @@ class Batch:
             self._join(answering)
             yield answering
 
-    def _may_join(self, answering: Answering) -> bool:
+    def _may_join(self, answering: Completion) -> bool:
         """Whether there is room for it, also to grow; and nobody is about to read what it begins with."""
         if not self.running:
             return True
@@ -182,7 +185,7 @@ class Batch:
             self._forget()
         return needed <= self._free_places()
 
-    def _join(self, answering: Answering) -> None:
+    def _join(self, answering: Completion) -> None:
         donor, length = self._donor(answering)
         found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
         if found:
@@ -195,7 +198,7 @@ class Batch:
             self._leaps.listen(answering, len(self.running))
         self.running.append(answering)
 
-    def _donor(self, answering: Answering) -> tuple[Answering | None, int]:
+    def _donor(self, answering: Completion) -> tuple[Completion | None, int]:
         """Who has read most of what it begins with, and how much of that."""
         best, most = None, 0
         for one in (*self.running, *self._kept):
@@ -263,7 +266,7 @@ class Batch:
             else:
                 self._begin(answering, row)
 
-    def _leap(self, answers: list[Answering]) -> bool:
+    def _leap(self, answers: list[Completion]) -> bool:
         """A step of the only answers with guesses behind their newest tokens; False if it cannot be made."""
         if not self._leaps.are_possible(answers):
             return False
@@ -280,7 +283,7 @@ class Batch:
             self._land(answering, draft, its[:, : self._vocab])
         return True
 
-    def _land(self, answering: Answering, draft: list[int], rows: "np.ndarray") -> None:
+    def _land(self, answering: Completion, draft: list[int], rows: "np.ndarray") -> None:
         """Take the tokens that are drawn, as far as the draft is right and one beyond."""
         before = len(answering.ids)
         for row, guess in zip(rows, [*draft, None], strict=True):
@@ -294,7 +297,7 @@ class Batch:
         if answering.guesses:
             answering.guesses.learn(drawn)
 
-    def _begin(self, first: Answering, row: "np.ndarray") -> None:
+    def _begin(self, first: Completion, row: "np.ndarray") -> None:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
         request.begun = True
@@ -305,7 +308,7 @@ class Batch:
         for answering in request.answers:
             self._take(answering, row)
 
-    def _take(self, answering: Answering, row: "np.ndarray") -> None:
+    def _take(self, answering: Completion, row: "np.ndarray") -> None:
         """A token for an answer; it may leave then."""
         if answering.request.error:
             return
@@ -334,7 +337,7 @@ class Batch:
 
     # Memory.
 
-    def _run(self, work: list[AnswerSpan], logits: str, precise: bool) -> list[tuple[Answering, "np.ndarray"]]:
+    def _run(self, work: list[AnswerSpan], logits: str, precise: bool) -> list[tuple[Completion, "np.ndarray"]]:
         """Read what there is memory for; the logits asked for, float32 [vocab]. The youngest make room for others."""
         while work := [one for one in work if one.answering.sequence]:
             try:
@@ -371,20 +374,20 @@ class Batch:
         else:
             self._fail(self.running[0].request, error)
 
-    def _fail(self, request: AnswerRequest, error: LocalllmError) -> None:
+    def _fail(self, request: Request, error: LocalllmError) -> None:
         """Nothing comes of a request."""
         self._remove(request)
         request.error = error
         self._finished.append(request)
 
-    def _remove(self, request: AnswerRequest) -> None:
+    def _remove(self, request: Request) -> None:
         for answering in request.answers:
             if answering not in self._kept:
                 self._release(answering)
         self.running = [one for one in self.running if one.request is not request]
         self.waiting = deque(one for one in self.waiting if one.request is not request)
 
-    def _keep(self, answering: Answering) -> None:
+    def _keep(self, answering: Completion) -> None:
         """Have what this one has read for others, instead of what it goes on from and of the oldest."""
         answering.guesses = None
         read = answering.sequence.tokens if answering.sequence else []
@@ -400,13 +403,13 @@ class Batch:
         """Of what is kept, the oldest."""
         self._release(self._kept.popleft())
 
-    def _release(self, answering: Answering) -> None:
+    def _release(self, answering: Completion) -> None:
         sequence, answering.sequence = answering.sequence, None
         if sequence:
             sequence.close()
 
 
-def shared(donor: Answering, read: list[int], answering: Answering) -> int:
+def shared(donor: Completion, read: list[int], answering: Completion) -> int:
     """How many of an answering's first ids it can take over from a donor that has read these."""
     same = common(read, answering.ids)
     return shareable(same, answering.stretches, donor.stretches) if same else 0

@@ -21,33 +21,33 @@ from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import is_worth_keeping, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
-from localllm.generation.context_overflow import Rolling, rolling
-from localllm.generation.prefix_match import Candidate, Reuse, TurnEnds, best_reuse, reuse_of
+from localllm.generation.context_overflow import ShiftedSequence, rolling
+from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, best_reuse, reuse_of
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import Prefixes
+    from localllm.engine.memory.prefix_cache import PrefixCache
     from localllm.engine.sequence import Sequence
-    from localllm.generation.speculation.ngram_cache import WrittenBefore
+    from localllm.generation.speculation.ngram_cache import NgramCache
 
 HELD = 4  # conversations that wait beside the latest
 
 
-class BegunSequence(NamedTuple):
+class PooledSequence(NamedTuple):
     """A sequence that holds the beginning of a prompt, or all of it: then with its logits, float32 [1, vocab]."""
 
-    sequence: "Sequence | Rolling"
+    sequence: "Sequence | ShiftedSequence"
     logits: np.ndarray | None = None
 
 
-class End(NamedTuple):
+class PromptEnd(NamedTuple):
     """A sequence that has read a prompt and nothing else, and what came out of it, float32 [1, vocab]."""
 
     sequence: "Sequence"
     logits: np.ndarray
 
 
-class Sequences:
+class SequencePool:
     """The sequences of one engine. Several generations may go on at the same time, each with its own.
 
     Attributes:
@@ -56,20 +56,20 @@ class Sequences:
         written: what was written before, which guesses come from, or None.
     """
 
-    def __init__(self, engine: "Engine", prefixes: "Prefixes | None" = None, written: "WrittenBefore | None" = None):
+    def __init__(self, engine: "Engine", prefixes: "PrefixCache | None" = None, written: "NgramCache | None" = None):
         self.engine, self.context, self.vocab_size = engine, engine.context, engine.vocab_size
-        self._kept: Sequence | Rolling | None = None  # nobody's, for the next one
-        self._busy: WeakSet[Sequence | Rolling] = WeakSet()
-        self._held: deque[Sequence | Rolling] = deque()  # those that others have left, to come back to them
-        self._turns: WeakKeyDictionary[Sequence | Rolling, list[TurnEnds]] = WeakKeyDictionary()
+        self._kept: Sequence | ShiftedSequence | None = None  # nobody's, for the next one
+        self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
+        self._held: deque[Sequence | ShiftedSequence] = deque()  # those that others have left, to come back to them
+        self._turns: WeakKeyDictionary[Sequence | ShiftedSequence, list[TurnBoundary]] = WeakKeyDictionary()
         self.prefixes, self.written = prefixes, written
-        self._end: End | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
+        self._end: PromptEnd | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
-        self._released: deque[Sequence | Rolling] = deque()  # that answers are done with: see `collect`
+        self._released: deque[Sequence | ShiftedSequence] = deque()  # that answers are done with: see `collect`
         self.lock = lock_for(self)
 
     @contextmanager
-    def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[BegunSequence]:
+    def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[PooledSequence]:
         """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known.
 
         keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context. earlier:
@@ -96,19 +96,19 @@ class Sequences:
         if self.written:
             self.written.collect()
 
-    def was_read(self, sequence: "Sequence | Rolling", begin: int, logits: np.ndarray) -> None:
+    def was_read(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
         tokens, runs = sequence.tokens, self.engine.runs
-        if isinstance(sequence, Rolling) or len(tokens) <= PRECISE_TOKENS:
+        if isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
             return
         if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
             return
         with self.lock:
-            before, self._end, self._is_new = self._end, End(sequence.fork(), logits.copy()), True
+            before, self._end, self._is_new = self._end, PromptEnd(sequence.fork(), logits.copy()), True
         if before:
             before.sequence.close()
 
-    def _take(self, ids: Ids[int], keep: int | None, earlier: int) -> BegunSequence:
+    def _take(self, ids: Ids[int], keep: int | None, earlier: int) -> PooledSequence:
         """One that goes on from what is worth most: of those in memory, or in files if these have still more."""
         with self.lock:
             self._collect()
@@ -116,38 +116,38 @@ class Sequences:
             begun, most = None, sys.maxsize
             while begun is None:
                 stored = self._stored(ids, earlier, most) if keep is None else []
-                best = best_reuse([*self._in_memory(keep), *stored], ids, self.engine.runs) or Reuse(None, 0)
+                best = best_reuse([*self._in_memory(keep), *stored], ids, self.engine.runs) or PrefixMatch(None, 0)
                 begun, most = self._begun(best, ids, keep), best.length - 1
             if self._kept:
                 self._kept.close()
                 self._kept = None
             self._busy.add(begun.sequence)
             turns = [turn for turn in self._ended(begun.sequence) if turn.prompt <= len(begun.sequence.tokens)]
-            self._turns[begun.sequence] = [*turns, TurnEnds(len(ids))]
+            self._turns[begun.sequence] = [*turns, TurnBoundary(len(ids))]
             return begun
 
-    def _in_memory(self, keep: int | None) -> Iterator[Candidate]:
+    def _in_memory(self, keep: int | None) -> Iterator[ReuseCandidate]:
         """Sequences that are kept, in use or waiting, and where the latest prompt ends."""
         if self._end and keep is None:
             yield self._candidate(self._end.sequence)._replace(has_logits=True)
         yield from map(self._candidate, [*([self._kept] if self._kept else []), *self._busy, *self._held])
 
-    def _candidate(self, sequence: "Sequence | Rolling") -> Candidate:
-        aligned = None if isinstance(sequence, Rolling) else sequence.aligned
-        return Candidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
+    def _candidate(self, sequence: "Sequence | ShiftedSequence") -> ReuseCandidate:
+        aligned = None if isinstance(sequence, ShiftedSequence) else sequence.aligned
+        return ReuseCandidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
 
-    def _stored(self, ids: Ids[int], earlier: int, most: int) -> Iterator[Candidate]:
+    def _stored(self, ids: Ids[int], earlier: int, most: int) -> Iterator[ReuseCandidate]:
         """What files have of a prompt and of the conversation that it goes on with, if that is up to `most` tokens."""
         if self.prefixes is None:
             return
         if found := self.prefixes.stored(ids, most):
-            yield Candidate(found, found.ids, (), len(found.ids), found.has_logits)
+            yield ReuseCandidate(found, found.ids, (), len(found.ids), found.has_logits)
         for length in (earlier - 1, earlier):  # the last token of an answer may not have been read
             conversation = ids[: max(length, 0)]
             if length < len(ids) and (found := self.prefixes.stored(conversation, most, is_conversation=True)):
-                yield Candidate(found, found.ids, ended_with(found), 0)
+                yield ReuseCandidate(found, found.ids, ended_with(found), 0)
 
-    def _begun(self, reuse: Reuse, ids: Ids[int], keep: int | None) -> BegunSequence | None:
+    def _begun(self, reuse: PrefixMatch, ids: Ids[int], keep: int | None) -> PooledSequence | None:
         """What goes on there, and nobody else does; None if files do not have it any more."""
         source = reuse.source
         if isinstance(source, StoredPrefix):
@@ -155,9 +155,9 @@ class Sequences:
             read = self.prefixes.load(source)
             if read and source.is_conversation:
                 self._turns[read.sequence] = ended_with(source)
-            return read and BegunSequence(*read)
+            return read and PooledSequence(*read)
         if source is None:
-            return BegunSequence(rolling(self.engine.sequence(), keep))
+            return PooledSequence(rolling(self.engine.sequence(), keep))
         if source is self._kept:
             self._kept = None
         elif source in self._held:
@@ -165,10 +165,10 @@ class Sequences:
         else:
             source = self._forked(source)
         if reuse.length == len(ids):
-            return BegunSequence(source, self._end and self._end.logits)
+            return PooledSequence(source, self._end and self._end.logits)
         sequence = rolling(source, keep)
         self._go_back(sequence, reuse_of(self._candidate(sequence), ids, self.engine.runs))
-        return BegunSequence(sequence)
+        return PooledSequence(sequence)
 
     def _leave_end(self, ids: Ids[int]) -> None:
         """Forget where the latest prompt ended, whose memory is needed, unless this one goes on from there."""
@@ -183,23 +183,24 @@ class Sequences:
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
-    def _go_back(self, sequence: "Sequence | Rolling", reuse: Reuse) -> None:
+    def _go_back(self, sequence: "Sequence | ShiftedSequence", reuse: PrefixMatch) -> None:
         """To the last token that is of use."""
-        if reuse.is_run and not isinstance(sequence, Rolling):
+        if reuse.is_run and not isinstance(sequence, ShiftedSequence):
             sequence.rewind(reuse.length)
         else:
             sequence.truncate(reuse.length)
 
-    def _forked(self, sequence: "Sequence | Rolling") -> "Sequence | Rolling":
+    def _forked(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
         twin = sequence.fork()
         self._turns[twin] = self._ended(sequence)
         return twin
 
-    def _ended(self, sequence: "Sequence | Rolling") -> list[TurnEnds]:
+    def _ended(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
         """Its turns; none ends further than it goes now."""
         held = len(sequence.tokens)
         return [
-            TurnEnds(prompt, held if end is None else min(end, held)) for prompt, end in self._turns.get(sequence, [])
+            TurnBoundary(prompt, held if end is None else min(end, held))
+            for prompt, end in self._turns.get(sequence, [])
         ]
 
     def write_conversation(self) -> None:
@@ -209,7 +210,7 @@ class Sequences:
             if self.written and self._kept:
                 self.written.add(self._kept.tokens, is_kept=True)
             kept = self._kept
-            if self.prefixes and kept and not isinstance(kept, Rolling) and is_worth_keeping(kept.tokens):
+            if self.prefixes and kept and not isinstance(kept, ShiftedSequence) and is_worth_keeping(kept.tokens):
                 self.prefixes.keep(kept.fork(), None, is_conversation=True)
 
     def hold(self) -> None:
@@ -219,7 +220,7 @@ class Sequences:
         with self.lock:
             self._collect()
             used, places = self.engine.places()
-            if self._kept is None or isinstance(self._kept, Rolling) or used + self.context > places:
+            if self._kept is None or isinstance(self._kept, ShiftedSequence) or used + self.context > places:
                 return
             self._held.append(self._forked(self._kept))
             forgotten = self._held.popleft() if len(self._held) > HELD else None
@@ -240,6 +241,6 @@ class Sequences:
                 before.close()
 
 
-def ended_with(conversation: StoredPrefix) -> list[TurnEnds]:
+def ended_with(conversation: StoredPrefix) -> list[TurnBoundary]:
     """The turns of a conversation of which only the end is known."""
-    return [TurnEnds(len(conversation.ids), len(conversation.ids))]
+    return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

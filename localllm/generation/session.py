@@ -10,13 +10,13 @@ from localllm.errors import UsageError
 from localllm.generation.chat_format import ChatFormat
 from localllm.generation.context_overflow import SINKS
 from localllm.generation.continuation import begun_answer, render_up_to
-from localllm.generation.conversation import SoFar, Turns
+from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import Tags, Thinking, template_variables
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.images.parts import marked
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import checked
@@ -24,11 +24,11 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 
 if TYPE_CHECKING:
-    from localllm.engine.image_tokens import Seen
+    from localllm.engine.image_tokens import ImageEmbedding
     from localllm.generation.beam_search import Answer
     from localllm.generation.reasoning import ThinkingFormat
-    from localllm.generation.request import AnswerRequest
-    from localllm.generation.vision.image_encoder import SeenImage
+    from localllm.generation.request import Request
+    from localllm.generation.vision.image_encoder import EncodedImage
     from localllm.text.templates import ChatTemplate
 
 
@@ -43,16 +43,16 @@ class Prompt(NamedTuple):
     """
 
     ids: list[int]
-    seen: "Sequence[Seen]" = ()
-    begun: SoFar | None = None
+    seen: "Sequence[ImageEmbedding]" = ()
+    begun: PartialAnswer | None = None
 
 
-class Session(Turns):
+class Session(Conversation):
     """One conversation with a model. Not for several threads at once."""
 
     def __init__(
         self,
-        sequences: Sequences,
+        sequences: SequencePool,
         tokenizer: Tokenizer,
         chat_template: str | None = None,
         recommended: SamplingOptions | None = None,
@@ -62,7 +62,7 @@ class Session(Turns):
         """
         super().__init__()
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
-        self.look: Callable[[Any], SeenImage] = blind
+        self.look: Callable[[Any], EncodedImage] = blind
         self._recommended = recommended or SamplingOptions()
 
     def resume(self, options: GenerationOptions | None = None) -> Generation:
@@ -77,7 +77,7 @@ class Session(Turns):
             raise UsageError(f"an answer with a {options.constraint.kind} cannot go on where it was cut")
         if history[-1].get("tool_calls"):
             raise UsageError("an answer that has called a tool cannot go on")
-        begun = SoFar(history[-1]["content"], history[-1].get("reasoning_content", ""))
+        begun = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
         if latest and latest.tokens and self._is_said_by(latest):
@@ -143,11 +143,11 @@ class Session(Turns):
         options: GenerationOptions | None = None,
         n: int = 1,
         key: Any = None,
-    ) -> "AnswerRequest":
+    ) -> "Request":
         """The same for a Batch, which answers many."""
-        from localllm.generation.request import AnswerRequest
+        from localllm.generation.request import Request
 
-        return AnswerRequest(self._prepared(asked, options), n, key)
+        return Request(self._prepared(asked, options), n, key)
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
@@ -246,7 +246,11 @@ class Session(Turns):
         return Prompt([*ids, *rest], seen, begun if begun and any(begun) else None)
 
     def _begun_text(
-        self, render: Callable[..., str], messages: Sequence[Message], begun: SoFar, format: "ThinkingFormat | None"
+        self,
+        render: Callable[..., str],
+        messages: Sequence[Message],
+        begun: PartialAnswer,
+        format: "ThinkingFormat | None",
     ) -> tuple[str, Sequence[int]]:
         """Return the text of a conversation up to where its last answer goes on, and tokens behind that.
 
@@ -359,6 +363,6 @@ def has_calls(message: Message) -> bool:
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
-def blind(image: Any) -> "SeenImage":
+def blind(image: Any) -> "EncodedImage":
     """Raises UsageError."""
     raise UsageError("this model sees no images")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.reasoning import ANSWER, SIGN, THOUGHT, Splitter, TextPart, Thinking, overlap
+from localllm.generation.reasoning import ANSWER, SIGN, THOUGHT, ReasoningParser, TextPart, Thinking, overlap
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
-    from localllm.generation.tools.tool_call import SaidCall
-    from localllm.generation.tools.tool_grammar import Calls
+    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_grammar import ToolGrammar
 
 
 class StopFilter:
@@ -57,7 +57,7 @@ class Transcript:
         decoder: StreamDecoder,
         stops: Sequence[str] = (),
         thinking: Thinking | None = None,
-        calls: "Calls | None" = None,
+        calls: "ToolGrammar | None" = None,
         form: "Constraint | None" = None,
     ):
         """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be.
@@ -68,14 +68,14 @@ class Transcript:
         self._json_reader = calls.json_reader() if calls and form is None else None
         self._shown = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
-        self._decoder, self._splitter, self._stops = decoder.copy(), Splitter(self._thinking), StopFilter(stops)
+        self._decoder, self._splitter, self._stops = decoder.copy(), ReasoningParser(self._thinking), StopFilter(stops)
         self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None
         self._call_distinct: DistinctItems | None = None
         self._calls = calls
         self._answer_json = JsonCompactor() if form and form.is_compact else None
         self._call_json = None if calls is None or calls.use.json_whitespace else JsonCompactor()
         self.text = self.thinking = ""
-        self.calls: list[SaidCall] = []
+        self.calls: list[ToolCall] = []
 
     def copy(self) -> "Transcript":
         """One that goes on from here by itself."""
@@ -99,7 +99,7 @@ class Transcript:
 
     @property
     def kind(self) -> str | None:
-        """Of what comes next: see Splitter."""
+        """Of what comes next: see ReasoningParser."""
         return self._splitter.kind
 
     @property

@@ -22,9 +22,9 @@ from localllm.arch import architecture
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.trace.operations import Operation
 from localllm.engine.trace.recorder import recorded
-from localllm.engine.trace.scale_folding import Fold, folds
+from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import shown
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
@@ -33,17 +33,17 @@ from localllm.files.oddities import Oddities
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.block_codes import decoded
 from localllm.quant.encode import encode
-from localllm.quant.hessian import SAMPLE, Moments
+from localllm.quant.hessian import SAMPLE, Hessian
 from localllm.quantizing.calibration_texts import chunks_of
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import (
-    FinishedError,
+    BatchedActivations,
     Inputs,
     Matrices,
     MatrixRows,
-    Parts,
-    Past,
+    RecordedActivations,
     Sequential,
+    StopCalibrationError,
     pasts,
 )
 from localllm.quantizing.liveness import LastReads
@@ -65,7 +65,7 @@ def as_file(source: Source) -> GGUFFile:
     if isinstance(source, FoldedSource):
         file = as_file(source.inner)
         vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
-        return HollowFile(source.path, source.metadata, {**file.tensors, **vectors})
+        return HeaderOnlyFile(source.path, source.metadata, {**file.tensors, **vectors})
     if isinstance(source, GGUFSource):
         return source.file
     tensors = {}
@@ -76,7 +76,7 @@ def as_file(source: Source) -> GGUFFile:
         else:
             data = np.broadcast_to(np.uint8(0), (*tensor.shape[:-1], width))
             tensors[tensor.name] = Tensor(tensor.name, tensor.format, tensor.shape, data)
-    return HollowFile(source.path, source.metadata, tensors)
+    return HeaderOnlyFile(source.path, source.metadata, tensors)
 
 
 def as_vector(tensor: SourceTensor) -> Tensor:
@@ -84,7 +84,7 @@ def as_vector(tensor: SourceTensor) -> Tensor:
     return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
 
 
-class HollowFile(GGUFFile):
+class HeaderOnlyFile(GGUFFile):
     """What a file is made of that is not written yet."""
 
     def __init__(self, path: str, metadata: Any, tensors: dict[str, Tensor]):
@@ -140,7 +140,7 @@ class Calibration:
         places = np.unique(np.linspace(0, len(self.chunks) - 1, count).round().astype(int))
         return [self.chunks[place][:tokens] for place in places]
 
-    def folds(self) -> list[Fold]:
+    def folds(self) -> list[ScaleFold]:
         """Where the model may be scaled and stay the same."""
         h = self._hyperparameters
         if h.encode:
@@ -149,31 +149,35 @@ class Calibration:
         said = recorded(self._file, self._model.forward, weights, h, context)
         return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
 
-    def run(self, done: RecordFile, widener: Widener, threads: int, on_progress: OnProgress) -> None:
+    def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
         """Encode what has not been encoded, to `done`. Raises ModelError for what is not finite."""
         matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
     def forward(
-        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: Past | None = None
-    ) -> Parts | None:
+        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
+    ) -> BatchedActivations | None:
         """What the model makes of chunks, with such matrices: logits of all tokens, None if nobody wants them."""
         last, shared = self._said(chunks)
         builder = Sequential(chunks, shared, matrices, threads, last, past)
         try:
             return self._model.forward(builder, Weights(self._file.tensors), self._hyperparameters)
-        except FinishedError:
+        except StopCalibrationError:
             return None
         finally:
             builder.close()
 
-    def logits(self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: Past | None = None) -> Parts:
+    def logits(
+        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
+    ) -> BatchedActivations:
         """The same with matrices that go on to the end."""
         logits = self.forward(matrices, chunks, threads, past)
         assert logits is not None
         return logits
 
-    def pasts(self, chunks: Sequence[np.ndarray], groups: Sequence[Collection[str]]) -> tuple[Past, list[Past]]:
+    def pasts(
+        self, chunks: Sequence[np.ndarray], groups: Sequence[Collection[str]]
+    ) -> tuple[RecordedActivations, list[RecordedActivations]]:
         """See localllm.quantizing.layerwise_runner.pasts."""
         return pasts(*self._said(chunks), groups)
 
@@ -194,7 +198,7 @@ class CalibratedMatrices(Originals):
     """Matrices that become encoded ones as soon as it is known what they meet."""
 
     def __init__(
-        self, jobs: Mapping[str, TensorJob], done: RecordFile, widener: Widener, threads: int, on_progress: OnProgress
+        self, jobs: Mapping[str, TensorJob], done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress
     ):
         super().__init__(jobs, widener)
         self._done, self._threads, self._on_progress = done, threads, on_progress
@@ -216,7 +220,7 @@ class CalibratedMatrices(Originals):
             self._counted[weight.name] = prod(job.tensor.shape)
             self._on_progress(sum(self._counted.values()), weight.name)
         if weight.name in LOGITS:
-            raise FinishedError
+            raise StopCalibrationError
         return self.taken(weight, lambda first, end: self._now(job, first, end))
 
     def _encode(self, job: TensorJob, inputs: Inputs) -> None:
@@ -230,8 +234,8 @@ class CalibratedMatrices(Originals):
             pieces += [feedback.encode(job.format.name, weights) for weights in self.in_pieces(job.tensor, n)]
         self._done.add(job.tensor.name, np.concatenate(pieces))
 
-    def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Moments:
-        moments = Moments(pieces, columns, self._threads, is_read=name == EMBEDDING)
+    def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
+        moments = Hessian(pieces, columns, self._threads, is_read=name == EMBEDDING)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
             raise ModelError(f"what meets the tensor {shown(name)} is not finite")
         return moments

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.trace.scale_folding import Fold
+from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
 from localllm.files.gguf.writer import packed
 from localllm.kernels.dequantize_rows import Widener
@@ -52,7 +52,7 @@ class FoldedSource:
         inner: the source as it was.
     """
 
-    def __init__(self, inner: Source, scales: Sequence[tuple[Fold, np.ndarray]], widener: Widener):
+    def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: Widener):
         """scales: float32 [width], all of them positive."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         self.folded = dict[str, FoldedTensor]()

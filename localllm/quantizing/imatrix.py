@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from localllm.api import open_model
-from localllm.engine.trace.imatrix_collector import SquareSums as Observer
+from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
 from localllm.errors import ModelError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
 from localllm.files.safe_file import checked_target

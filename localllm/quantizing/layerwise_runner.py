@@ -26,14 +26,14 @@ SHARES = 4  # of a small matrix
 TOGETHER = 512  # tokens of short texts
 
 
-class Parts(list[Any]):
+class BatchedActivations(list[Any]):
     """An activation, or what else is one per text; Nones when nobody reads it any more."""
 
 
-SKIPPED = Parts([None])  # what nobody reads
+SKIPPED = BatchedActivations([None])  # what nobody reads
 
 
-class FinishedError(Exception):
+class StopCalibrationError(Exception):
     """The last matrix has met its inputs: nobody wants the logits."""
 
 
@@ -83,13 +83,13 @@ class Inputs:
     of(n): float32 [rows, columns], for matrix n, in pieces, one per text.
     """
 
-    def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: Parts | None = None):
+    def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
         """shared: the activation, if all of it meets all matrices that it is given to."""
         self.of, self.shared = of, shared
 
 
 @dataclass
-class Past:
+class RecordedActivations:
     """What verbs have made of texts, for those who read them again with other matrices in some places.
 
     Attributes:
@@ -98,22 +98,24 @@ class Past:
     """
 
     wanted: Container[int] = ()
-    made: dict[int, Parts] = field(default_factory=dict)
+    made: dict[int, BatchedActivations] = field(default_factory=dict)
     first: int = 0
 
 
-def pasts(last: LastReads, shared: Container[Any], groups: Sequence[Collection[str]]) -> tuple[Past, list[Past]]:
+def pasts(
+    last: LastReads, shared: Container[Any], groups: Sequence[Collection[str]]
+) -> tuple[RecordedActivations, list[RecordedActivations]]:
     """One that a reading fills, and one for each group of matrices that change, by names, with what that has left.
 
     Where verbs read keys and values that others have kept, all of them are computed again.
     """
     is_alone = not shared and "keep" not in last.verbs
     starts = [last.first_with(names) if is_alone else 0 for names in groups]
-    filled = Past(set[int]().union(*map(last.read_from, starts)))
-    return filled, [Past((), filled.made, start) for start in starts]
+    filled = RecordedActivations(set[int]().union(*map(last.read_from, starts)))
+    return filled, [RecordedActivations((), filled.made, start) for start in starts]
 
 
-class Forgetful(Remembered):
+class StreamingKvStore(Remembered):
     """Keeps of a sequence what a layer needs while it is computed, and keys and values that other layers share."""
 
     def __init__(self, shared: Container[Any]):
@@ -141,7 +143,7 @@ class Sequential:
         matrices: Matrices,
         threads: int,
         last: LastReads | None = None,
-        past: Past | None = None,
+        past: RecordedActivations | None = None,
     ):
         """texts: token ids, int [tokens]; shared: states whose keys and values several layers read.
 
@@ -151,31 +153,32 @@ class Sequential:
         context = max(map(len, texts))
         self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
         self._last, self._places = last, last.places() if last else []
-        self._past, self._number = past or Past(), 0
+        self._past, self._number = past or RecordedActivations(), 0
         self._pool = ThreadPoolExecutor(threads)
-        spans = [Span(Forgetful(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
+        spans = [Span(StreamingKvStore(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
         self._references = [Reference([span], self._known, context) for span in spans]
         self.ids, self.positions, self.kinds, self.wanted = (
-            Parts(getattr(each, name) for each in self._references) for name in ("ids", "positions", "kinds", "wanted")
+            BatchedActivations(getattr(each, name) for each in self._references)
+            for name in ("ids", "positions", "kinds", "wanted")
         )
 
-    def __getattr__(self, verb: str) -> Callable[..., Parts]:
+    def __getattr__(self, verb: str) -> Callable[..., BatchedActivations]:
         return partial(self._say, verb)
 
-    def _say(self, verb: str, *given: Any, **named: Any) -> Parts:
+    def _say(self, verb: str, *given: Any, **named: Any) -> BatchedActivations:
         """A verb for every text, if it need not be what it was."""
         number = self._number
         self._number += 1
         if number < self._past.first:
-            return Parts(self._past.made.get(number, SKIPPED))
+            return BatchedActivations(self._past.made.get(number, SKIPPED))
         ended = self._read_last(number, verb, given, named)
         special = getattr(type(self), f"_{verb}", None)
         made = special(self, ended, *given, **named) if special else self._each(ended, verb, *given, **named)
         if number in self._past.wanted:
-            self._past.made[number] = Parts(made)
+            self._past.made[number] = BatchedActivations(made)
         return made
 
-    def _each(self, ended: Sequence[Parts], verb: str, *given: Any, **named: Any) -> Parts:
+    def _each(self, ended: Sequence[BatchedActivations], verb: str, *given: Any, **named: Any) -> BatchedActivations:
         """A verb for one text after the other; ended: what nobody reads after it."""
 
         def one(n: int) -> Any:
@@ -185,9 +188,11 @@ class Sequential:
                 parts[n] = None
             return made
 
-        return Parts(self._pool.map(one, range(len(self._references))))
+        return BatchedActivations(self._pool.map(one, range(len(self._references))))
 
-    def _read_last(self, number: int, verb: str, given: Sequence[Any], named: Mapping[str, Any]) -> list[Parts]:
+    def _read_last(
+        self, number: int, verb: str, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> list[BatchedActivations]:
         """What is given to a verb and nobody reads after it."""
         if self._last is None:
             return []
@@ -195,14 +200,14 @@ class Sequential:
         assert said == verb, f"{verb} where {said} was recorded"
         return [x for place, x in (*enumerate(given), *named.items()) if place in places]
 
-    def begin(self, embedded: Callable[[], Parts], parts: int = 1) -> Parts:
+    def begin(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
         """Texts have no images."""
         return embedded()
 
-    def deepen(self, x: Parts, part: int) -> Parts:
+    def deepen(self, x: BatchedActivations, part: int) -> BatchedActivations:
         return x
 
-    def enter(self, x: Parts, layer: int) -> Parts:
+    def enter(self, x: BatchedActivations, layer: int) -> BatchedActivations:
         return x
 
     def ignore(self, *weights: Weight | None) -> None:
@@ -211,10 +216,12 @@ class Sequential:
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return self._references[0].by_context(short, long, original)
 
-    def _embed(self, ended: Sequence[Parts], weight: Weight, ids: Parts) -> Parts:
-        return Parts(self._matrices.rows(weight, each) for each in ids)
+    def _embed(
+        self, ended: Sequence[BatchedActivations], weight: Weight, ids: BatchedActivations
+    ) -> BatchedActivations:
+        return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
 
-    def _linear(self, ended: Sequence[Parts], x: Parts, weight: Weight) -> Parts:
+    def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
         """Some rows of the matrix meet all texts before the next ones."""
         met = self._matrices.met(weight, Inputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
@@ -231,21 +238,27 @@ class Sequential:
         for each in ended:
             each[:] = [None] * len(lengths)
         whole = [with_bias(y, weight) for y in made]
-        return Parts(np.split(whole[0], np.cumsum(lengths)[:-1]) if len(whole) < len(lengths) else whole)
+        return BatchedActivations(np.split(whole[0], np.cumsum(lengths)[:-1]) if len(whole) < len(lengths) else whole)
 
-    def _head_linear(self, ended: Sequence[Parts], x: Parts, weight: Weight) -> Parts:
+    def _head_linear(
+        self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight
+    ) -> BatchedActivations:
         columns = weight.shape[-1]
         inputs = Inputs(lambda n: (part[:, n * columns : (n + 1) * columns] for part in x))
         return self._product(ended, "head_linear", weight, inputs, x, weight)
 
-    def _expert_linear(self, ended: Sequence[Parts], x: Parts, weight: Weight, choice: Parts) -> Parts:
+    def _expert_linear(
+        self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight, choice: BatchedActivations
+    ) -> BatchedActivations:
         def of(n: int) -> Iterator[np.ndarray]:
             for part, chosen in zip(x, choice, strict=True):
                 yield part[chosen.experts.reshape(-1) == n]
 
         return self._product(ended, "expert_linear", weight, Inputs(of), x, weight, choice)
 
-    def _product(self, ended: Sequence[Parts], verb: str, weight: Weight, inputs: Inputs, *given: Any) -> Parts:
+    def _product(
+        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *given: Any
+    ) -> BatchedActivations:
         key = weight.name, weight.first_row
         self._known[key] = self._matrices.met(weight, inputs).whole(self._pool)
         try:
@@ -260,7 +273,7 @@ class Sequential:
 
 def part_of(x: Any, n: int) -> Any:
     """What text n has of something."""
-    if isinstance(x, Parts):
+    if isinstance(x, BatchedActivations):
         return x[n]
     chosen = getattr(x, "chosen", None)  # of Scores
-    return replace(x, chosen=chosen[n]) if isinstance(chosen, Parts) else x
+    return replace(x, chosen=chosen[n]) if isinstance(chosen, BatchedActivations) else x

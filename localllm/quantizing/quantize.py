@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
 from localllm.files.gguf.header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
 from localllm.files.gguf.metadata_reader import is_whole, show
@@ -224,7 +224,7 @@ def calibrated(
     from localllm.quantizing.scale_folding import folded
 
     calibration = Calibration(plan, request.texts or ())
-    with RecordFile(f"{targets[0]}{SUFFIX}", calibration.key) as done:
+    with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
         source = folded(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
         plan = calibration.with_metadata(make_plan(source, request))
         calibration.planned(plan).run(done, widener_of(plan, compiling), threads, on_progress)
@@ -250,7 +250,7 @@ def write(
     threads: int,
     on_progress: OnProgress,
     compiling: Progress | None,
-    done: RecordFile | None = None,
+    done: ArrayLog | None = None,
 ) -> str | None:
     """The work of `run`; why compiled code could not be kept, if so. done: has tensors that are encoded already."""
     if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
@@ -283,7 +283,7 @@ def finish(files: Sequence[SafeFile]) -> None:
 class SearchAhead:
     """Searches ahead of the writer, on several threads, over the borders of tensors."""
 
-    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: RecordFile | None = None):
+    def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: ArrayLog | None = None):
         """known: has tensors that are encoded already."""
         self._known: Container[str] = known or ()
         self._executor = ThreadPoolExecutor(threads, "quantize")
@@ -294,7 +294,7 @@ class SearchAhead:
 
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
         importance, known = job.importance, self._known
-        if isinstance(known, RecordFile) and job.tensor.name in known:
+        if isinstance(known, ArrayLog) and job.tensor.name in known:
             return (partial(known_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
@@ -316,7 +316,7 @@ class SearchAhead:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def known_rows(known: RecordFile, job: TensorJob, first: int, last: int) -> np.ndarray:
+def known_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
     """Rows of a tensor that is encoded already, as bytes."""
     width = job.format.row_bytes(job.tensor.shape[-1])
     return known.read(job.tensor.name, first * width, last * width)

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.trace.scale_folding import Fold
+from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.errors import ModelError
-from localllm.files.cache.array_log import RecordFile
+from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.header import shown
 from localllm.files.gguf.tensor_source import Source, row_count
 from localllm.kernels.build.library import Progress
@@ -34,7 +34,7 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.hessian import limited
 from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
 from localllm.quantizing.folded_source import FoldedSource
-from localllm.quantizing.layerwise_runner import FinishedError, Inputs, MatrixRows
+from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibrationError
 from localllm.quantizing.original_weights import Originals
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 
@@ -72,7 +72,7 @@ class FoldReader(NamedTuple):
         return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
 
 
-def scales_for(fold: Fold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
+def scales_for(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
     """The best of those that are tried, float32 [width]; None if none are better than ones."""
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
@@ -97,7 +97,7 @@ def usual(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.nd
     return np.exp(np.clip(logarithms, -most, most)).astype(np.float32)
 
 
-class Watched(Originals):
+class FoldMeasurer(Originals):
     """Measures folds as their matrices are met.
 
     Attributes:
@@ -108,14 +108,14 @@ class Watched(Originals):
         self,
         jobs: Mapping[str, TensorJob],
         widener: Widener,
-        folds: Sequence[Fold],
+        folds: Sequence[ScaleFold],
         threads: int,
         on_fold: Callable[[int, str], None],
     ):
         super().__init__(jobs, widener)
-        self._threads, self.scales = threads, dict[Fold, np.ndarray]()
+        self._threads, self.scales = threads, dict[ScaleFold, np.ndarray]()
         self._folds = {name: fold for fold in folds for name in fold.multiplied}
-        self._readers, self._met = dict[Fold, list[FoldReader]](), set[str]()
+        self._readers, self._met = dict[ScaleFold, list[FoldReader]](), set[str]()
         self._on_fold = on_fold
 
     def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
@@ -127,10 +127,10 @@ class Watched(Originals):
             if self._met.issuperset(fold.multiplied):
                 self._measure(fold, name)
         if name in LOGITS:
-            raise FinishedError
+            raise StopCalibrationError
         return super().met(weight, inputs)
 
-    def _measure(self, fold: Fold, name: str) -> None:
+    def _measure(self, fold: ScaleFold, name: str) -> None:
         readers = self._readers.pop(fold)
         scales = scales_for(fold, readers, self._threads) if readers else None
         if scales is not None:
@@ -169,7 +169,7 @@ def folded(
     threads: int,
     on_matrix: OnMatrix,
     compiling: Progress | None = None,
-    done: RecordFile | None = None,
+    done: ArrayLog | None = None,
 ) -> FoldedSource:
     """The source with scales that gain with the formats of the request's type, whatever formats are chosen afterwards.
 
@@ -194,7 +194,7 @@ def folded(
     )
 
 
-def possible(calibration: Calibration) -> list[Fold]:
+def possible(calibration: Calibration) -> list[ScaleFold]:
     """What can be folded, of matrices that will be encoded."""
     jobs = calibration.jobs
     return [
@@ -206,11 +206,11 @@ def possible(calibration: Calibration) -> list[Fold]:
 
 
 def measured(
-    calibration: Calibration, folds: Sequence[Fold], widener: Widener, threads: int, on_matrix: OnMatrix
+    calibration: Calibration, folds: Sequence[ScaleFold], widener: Widener, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
     """The scales of all folds, one behind the other, float32; ones where nothing gains. Raises ModelError."""
     total = sum(len(fold.multiplied) for fold in folds)
-    watched = Watched(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
+    watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:
         calibration.forward(watched, calibration.some(READ, TOKENS), threads)
     found = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]

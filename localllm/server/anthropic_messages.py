@@ -18,7 +18,7 @@ from localllm.server.ids import new_id
 from localllm.server.messages import content_of, named_results, said_arguments, shown_of
 from localllm.server.openai_chat import ignored
 from localllm.server.request_options import EFFORTS, MOST_STOPS, call_options, json_options, sampling_of
-from localllm.server.service import Exchange, Question, Service, Usage
+from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return json_response({"input_tokens": count}, headers=ignored(body))
 
 
-def question_of(body: Body, max_tokens: int | None) -> Question:
+def question_of(body: Body, max_tokens: int | None) -> GenerateRequest:
     """Raises UsageError."""
     for name in MEANINGLESS:
         body.get(name)
@@ -77,7 +77,7 @@ def question_of(body: Body, max_tokens: int | None) -> Question:
         think_budget=budget,
     )  # fmt: skip
     system = system_of(body.get("system"))
-    return Question(body.text("model"), [system + conversation(body.needed_items("messages"))], options)
+    return GenerateRequest(body.text("model"), [system + conversation(body.needed_items("messages"))], options)
 
 
 def thinking_of(given: Body | None) -> tuple[str, int | None]:
@@ -176,7 +176,7 @@ def answer_of(blocks: list[dict[str, Any]], name: str) -> list[Message]:
     return [{**message, "tool_calls": calls}] if calls else [message]
 
 
-async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
+async def whole(exchange: ResponseStream, question: GenerateRequest) -> dict[str, Any]:
     """All at once."""
     blocks, reason = await all_blocks(exchange)
     stop, sequence = stopped(exchange, question, blocks, reason)
@@ -189,7 +189,7 @@ async def whole(exchange: Exchange, question: Question) -> dict[str, Any]:
     }
 
 
-async def streamed(exchange: Exchange, question: Question) -> AsyncGenerator[bytes]:
+async def streamed(exchange: ResponseStream, question: GenerateRequest) -> AsyncGenerator[bytes]:
     """Event by event."""
     blocks, reason = Blocks(), ""
     try:
@@ -220,7 +220,7 @@ def named(value: dict[str, Any]) -> bytes:
     return event(value, value["type"])
 
 
-def head(exchange: Exchange) -> dict[str, Any]:
+def head(exchange: ResponseStream) -> dict[str, Any]:
     return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": exchange.name}
 
 
@@ -249,7 +249,7 @@ def content(block: Block) -> dict[str, Any]:
     return {"type": "text", "text": block.text}
 
 
-def stopped(exchange: Exchange, question: Question, blocks: Blocks, reason: str) -> tuple[str, str | None]:
+def stopped(exchange: ResponseStream, question: GenerateRequest, blocks: Blocks, reason: str) -> tuple[str, str | None]:
     """Why it ended, and the stop string that ended it."""
     found = exchange.stop_string()
     if found in question.options.stop:

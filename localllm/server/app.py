@@ -16,7 +16,7 @@ from localllm.server.addresses import canonical, matches, nothing_at
 from localllm.server.anthropic_messages import count_tokens, messages
 from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
-from localllm.server.http import LeftError, RefusedError, failed, json_response, shape_of
+from localllm.server.http import ClientDisconnectedError, RejectedRequestError, failed, json_response, shape_of
 from localllm.server.openai_chat import chat_completions, models, one_model
 from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import responses
@@ -101,7 +101,7 @@ async def answered(service: Service, path: str, endpoint: Endpoint, request: Req
         response = await endpoint(service, request)
     except LocalllmError as error:
         response = failed(error, shape_of(path))
-    except LeftError:
+    except ClientDisconnectedError:
         service.metrics.answered[path, 499] += 1
         raise
     except asyncio.CancelledError:  # by the listener, which ends
@@ -118,9 +118,9 @@ async def no_such(service: Service, request: Request, error: Exception) -> Respo
     service.metrics.answered["other", status] += 1
     methods = ", ".join(method for method, known, _ in ADDRESSES if matches(path, known))
     refused = {
-        404: RefusedError(404, nothing_at(path, PATHS), "unknown_url"),
-        405: RefusedError(405, f"this address knows another method: {methods}", "method_not_supported"),
-    }.get(status) or RefusedError(status, "refused")
+        404: RejectedRequestError(404, nothing_at(path, PATHS), "unknown_url"),
+        405: RejectedRequestError(405, f"this address knows another method: {methods}", "method_not_supported"),
+    }.get(status) or RejectedRequestError(status, "refused")
     response = failed(refused, shape_of(path))
     if status == 405:
         response.headers["Allow"] = methods

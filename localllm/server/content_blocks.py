@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localllm.generation.reasoning import TextPart
-from localllm.generation.tools.tool_call import SaidCall, call_id
+from localllm.generation.tools.tool_call import ToolCall, call_id
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
-from localllm.server.service import Exchange
+from localllm.server.service import ResponseStream
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"
 
@@ -34,7 +34,7 @@ class Block:
     @property
     def is_cut(self) -> bool:
         """Whether it is a call whose arguments are not whole."""
-        return self.kind == CALL and SaidCall(self.name, self.pieces).arguments is None
+        return self.kind == CALL and ToolCall(self.name, self.pieces).arguments is None
 
 
 class Change(NamedTuple):
@@ -76,7 +76,7 @@ class Blocks:
         return any(block.kind == CALL for block in self.all)
 
 
-async def all_blocks(exchange: Exchange) -> tuple[Blocks, str]:
+async def all_blocks(exchange: ResponseStream) -> tuple[Blocks, str]:
     """The blocks of a whole answer, and why it ended. The exchange is closed then."""
     blocks, reason = Blocks(), ""
     try:

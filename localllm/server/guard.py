@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.server.http import LeftError, RefusedError, failed, shape_of
+from localllm.server.http import ClientDisconnectedError, RejectedRequestError, failed, shape_of
 
 HERE = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/", "/health")  # that need no key
@@ -56,13 +56,13 @@ class Rules:
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*HERE, *self.hosts, address, f"[{address}]")}
         if not host or host["name"].lower() not in names:
-            raise RefusedError(403, "the Host header names another computer; --allow-host NAME allows one")
+            raise RejectedRequestError(403, "the Host header names another computer; --allow-host NAME allows one")
         origin = headers.get("origin")
         own = f"http://{headers['host']}"
         if origin is not None and origin != own and (origin not in self.origins or path.startswith(OWN_PATHS)):
-            raise RefusedError(403, "pages of other sites may not ask; --allow-origin ORIGIN allows one")
+            raise RejectedRequestError(403, "pages of other sites may not ask; --allow-origin ORIGIN allows one")
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
-            raise RefusedError(401, "the API key is missing or wrong")
+            raise RejectedRequestError(401, "the API key is missing or wrong")
 
     def has_key(self, headers: dict[str, str]) -> bool:
         """Whether a request has one of the keys, as OpenAI's clients send it or as Anthropic's."""
@@ -99,7 +99,7 @@ class Guard:
             require_single_host(scope)
             address = (scope.get("server") or ("",))[0] or ""
             self._rules.require(scope["method"], scope["path"], headers, address.removeprefix("::ffff:"))
-        except RefusedError as error:
+        except RejectedRequestError as error:
             await failed(error, shape_of(scope["path"]))(scope, receive, told)
             return
         if scope["method"] == "OPTIONS":
@@ -107,7 +107,7 @@ class Guard:
             return
         try:
             await self._app(scope, receive, told)
-        except LeftError:
+        except ClientDisconnectedError:
             return
 
     def _shared(self, origin: str, asked: str) -> dict[str, str]:
@@ -143,4 +143,4 @@ def origin_of(text: str) -> str:
 def require_single_host(scope: Any) -> None:
     """Raises RefusedError: of several Host headers nobody knows which counts."""
     if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-        raise RefusedError(400, "there is more than one Host header")
+        raise RejectedRequestError(400, "there is more than one Host header")

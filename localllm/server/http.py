@@ -41,11 +41,11 @@ class Limits:
     folders: Sequence[str] = ()
 
 
-class TimeUpError(LocalllmError):
+class RequestTimeoutError(LocalllmError):
     """An answer took longer than the server allows."""
 
 
-class RefusedError(LocalllmError):
+class RejectedRequestError(LocalllmError):
     """A request that is refused before anything is asked of a model; code: OpenAI's name of the reason."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
@@ -55,11 +55,11 @@ class RefusedError(LocalllmError):
 
 def status_of(error: BaseException) -> int:
     """HTTP's number for an error."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, RejectedRequestError):
         return error.status
     kinds: tuple[tuple[type[BaseException], int], ...] = (
         (UnknownModelError, 404),
-        (TimeUpError, 504),
+        (RequestTimeoutError, 504),
         (StoppedError, 503),
         (MemoryLimitError, 503),
         (UsageError, 400),
@@ -74,7 +74,7 @@ def openai_error(error: BaseException) -> dict[str, Any]:
     status = status_of(error)
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
     code = {401: "invalid_api_key", 404: "model_not_found", 503: "overloaded"}.get(status)
-    if isinstance(error, RefusedError) and error.code:
+    if isinstance(error, RejectedRequestError) and error.code:
         code = error.code
     if isinstance(error, ContextError):
         code = "context_length_exceeded"
@@ -124,32 +124,32 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
     """The body, an object. Raises RefusedError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
-        raise RefusedError(415, f"the Content-Type should be {JSON}, not {kind[:60] or 'none'!r}")
+        raise RejectedRequestError(415, f"the Content-Type should be {JSON}, not {kind[:60] or 'none'!r}")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
-        raise RefusedError(413, f"the body has {length} bytes, and may have {limits.body}")
+        raise RejectedRequestError(413, f"the body has {length} bytes, and may have {limits.body}")
     body = bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
             async for piece in request.stream():
                 body += piece
                 if len(body) > limits.body:
-                    raise RefusedError(413, f"the body has more than {limits.body} bytes")
+                    raise RejectedRequestError(413, f"the body has more than {limits.body} bytes")
     except TimeoutError:
-        raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
+        raise RejectedRequestError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
     return parsed(bytes(body), limits.depth)
 
 
 def parsed(body: bytes, depth: int) -> dict[str, Any]:
     """JSON that is an object, nested no deeper. Raises RefusedError."""
     if nesting(body) > depth:
-        raise RefusedError(400, f"the body is nested more than {depth} deep")
+        raise RejectedRequestError(400, f"the body is nested more than {depth} deep")
     try:
         value = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is no JSON: {str(error)[:100]}") from None
+        raise RejectedRequestError(400, f"the body is no JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
-        raise RefusedError(400, "the body should be a JSON object")
+        raise RejectedRequestError(400, "the body should be a JSON object")
     return value
 
 
@@ -242,7 +242,7 @@ async def answered_whole(request: Request, work: Awaitable[Any], headers: dict[s
         await close()
 
 
-class LeftError(Exception):
+class ClientDisconnectedError(Exception):
     """The client went away."""
 
 
@@ -254,7 +254,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise LeftError
+        raise ClientDisconnectedError
     finally:
         for task in (working, watching):
             task.cancel()

@@ -42,7 +42,7 @@ class Ending:
     warn: Callable[[str], None]
 
 
-class Patient(H11Protocol):
+class IdleTimeoutProtocol(H11Protocol):
     """A connection that is ended when no request comes, or when an answer is not read."""
 
     seconds = 10.0  # for a request's headers
@@ -182,7 +182,7 @@ class Listener(uvicorn.Server):
 def listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
     config = uvicorn.Config(
         app,
-        http=Patient,
+        http=IdleTimeoutProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -190,7 +190,7 @@ def listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
         server_header=False,
         date_header=False,  # which is told once a second; Guard has it
         limit_concurrency=limits.connections,
-        timeout_keep_alive=int(Patient.seconds),
+        timeout_keep_alive=int(IdleTimeoutProtocol.seconds),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
     return Listener(config, ending)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from threading import Lock
 
-from localllm.generation.request import AnswerRequest
+from localllm.generation.request import Request
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -44,17 +44,17 @@ class Metrics:
         self.answered = Counter[tuple[str, int]]()
         self._read = self._cached = self._written = self._left = self._finished = 0
 
-    def finished(self, request: AnswerRequest) -> None:
+    def finished(self, request: Request) -> None:
         """All answers to a request are there, or none will come."""
         self._finished += 1
         self._count(request)
 
-    def left(self, request: AnswerRequest) -> None:
+    def left(self, request: Request) -> None:
         """Its client went away."""
         self._left += 1
         self._count(request)
 
-    def _count(self, request: AnswerRequest) -> None:
+    def _count(self, request: Request) -> None:
         if request.begun:
             self._read += len(request.prompt) - request.cached
             self._cached += request.cached

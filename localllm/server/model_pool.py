@@ -21,7 +21,7 @@ class UnknownModelError(LocalllmError):
     """Nobody has told the server of a model with this name."""
 
 
-class Book:
+class ModelEntry:
     """One of the models.
 
     Attributes:
@@ -61,7 +61,7 @@ class Book:
             return file.nbytes + projector_bytes(self.path) + WORKING
 
 
-class Shelf:
+class ModelPool:
     """All models of a server. To be used in one event loop.
 
     Attributes:
@@ -81,19 +81,19 @@ class Shelf:
 
         parallel: the most answers of one model at once.  is_strict: whether a single model answers to its name only.
         """
-        self.books = {name: Book(name, path) for name, path in paths.items()}
+        self.books = {name: ModelEntry(name, path) for name, path in paths.items()}
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
         self._is_strict = is_strict
         self._changing = asyncio.Condition()  # held by who opens or closes one
         self._waits = 0  # requests that need room
         self._notice: asyncio.Task[None] | None = None
 
-    def book(self, name: str | None) -> Book:
+    def book(self, name: str | None) -> ModelEntry:
         """Who answers to a name: the first if there is none, and the only one to any. Raises UnknownModelError."""
         is_any = not name or (len(self.books) == 1 and not self._is_strict)
         return next(iter(self.books.values())) if is_any else self.named(name or "")
 
-    def named(self, name: str) -> Book:
+    def named(self, name: str) -> ModelEntry:
         """Raises UnknownModelError."""
         if name not in self.books:
             there = ", ".join(self.books)
@@ -123,7 +123,7 @@ class Shelf:
         async with self._changing:
             self._changing.notify_all()
 
-    async def _make_room(self, book: Book) -> None:
+    async def _make_room(self, book: ModelEntry) -> None:
         """Put away those that were used longest ago, until there is memory for this one. Raises MemoryLimitError."""
         if self.memory is None:
             return
@@ -146,13 +146,13 @@ class Shelf:
     def _held_bytes(self) -> int:
         return sum(book.held_bytes for book in [*self.books.values()])
 
-    def _opened(self, book: Book) -> Worker:
+    def _opened(self, book: ModelEntry) -> Worker:
         model = self._open(book.path)
         taken = model.file.nbytes + model.sight.nbytes + WORKING
         room = None if self.memory is None else max(0, self.memory - taken)
         return Worker(model, self._metrics, self._parallel, room)
 
-    async def _put_away(self, book: Book) -> None:
+    async def _put_away(self, book: ModelEntry) -> None:
         worker, book.worker = book.worker, None
         if worker:
             await asyncio.to_thread(close, worker)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.reasoning import THOUGHT, TextPart
-from localllm.generation.tools.tool_call import SaidCall, take
+from localllm.generation.tools.tool_call import ToolCall, take
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, answered_whole, event, json_response, openai_error, read_json
@@ -23,8 +23,8 @@ from localllm.server.request_options import (
     options_of,
     tools_of,
 )
-from localllm.server.response_stream import LikelyToken, TokenLogprob, Told
-from localllm.server.service import Exchange, Question, Service, Usage
+from localllm.server.response_stream import LikelyToken, TokenEvent, TokenLogprob
+from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.tokenizer import Tokenizer
 
 CHAT = "chatcmpl", "chat.completion"
@@ -39,11 +39,11 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
-    calls: list[SaidCall] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
-    def take(self, told: Told) -> None:
+    def take(self, told: TokenEvent) -> None:
         for part in told.parts:
             if not take(self.calls, part):
                 (self.thinking if part.kind == THOUGHT else self.text).append(part.text)
@@ -83,7 +83,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     return await answered_whole(request, whole(exchange, question, CHAT, told), headers, exchange.close)
 
 
-def chat_question(body: Body) -> Question:
+def chat_question(body: Body) -> GenerateRequest:
     """Raises UsageError."""
     for name, reason in (("functions", "use tools"), ("audio", "there is text only")):
         body.refuse(name, reason)
@@ -95,10 +95,10 @@ def chat_question(body: Body) -> Question:
     messages = conversation(body.needed_items("messages"))
     options = continuing(body, options_of(body, max_tokens, constraint_of_format(body), tools_of(body)), messages)
     n = body.whole("n", 1, MOST_ANSWERS) or 1
-    return Question(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
+    return GenerateRequest(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
 
 
-def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
+def ignored(body: Body, exchange: ResponseStream | None = None) -> dict[str, str]:
     """Headers that tell which fields of a request mean nothing here, and how many turns were left out."""
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
     found = {IGNORED: ", ".join(names[:20])} if names else {}
@@ -106,7 +106,7 @@ def ignored(body: Body, exchange: Exchange | None = None) -> dict[str, str]:
 
 
 async def whole(
-    exchange: Exchange, question: Question, kind: tuple[str, str], tell: Callable[[Choice], dict[str, Any]]
+    exchange: ResponseStream, question: GenerateRequest, kind: tuple[str, str], tell: Callable[[Choice], dict[str, Any]]
 ) -> dict[str, Any]:
     """All at once.  kind: of the object, behind the beginning of its id.  tell: what it has of each choice."""
     choices = [Choice() for _ in range(question.n * len(question.prompts))]
@@ -122,7 +122,7 @@ async def whole(
     }
 
 
-async def streamed(exchange: Exchange, question: Question, wants_usage: bool) -> AsyncGenerator[bytes]:
+async def streamed(exchange: ResponseStream, question: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
     """Chunk by chunk."""
     same = head(exchange, "chatcmpl", "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if wants_usage else {}
@@ -166,7 +166,7 @@ def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
     return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
 
 
-def head(exchange: Exchange, prefix: str, kind: str) -> dict[str, Any]:
+def head(exchange: ResponseStream, prefix: str, kind: str) -> dict[str, Any]:
     """What all objects of an answer begin with."""
     return {
         "id": new_id(f"{prefix}-"),
@@ -187,7 +187,9 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_of(chosen: list[LikelyToken], exchange: Exchange, question: Question) -> dict[str, Any] | None:
+def logprobs_of(
+    chosen: list[LikelyToken], exchange: ResponseStream, question: GenerateRequest
+) -> dict[str, Any] | None:
     """As `logprobs` of a choice; None if nobody asked."""
     if question.most_likely is None:
         return None

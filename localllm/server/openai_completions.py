@@ -12,7 +12,7 @@ from localllm.server.http import EventStream, answered_whole, event, openai_erro
 from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of, whole
 from localllm.server.request_options import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
 from localllm.server.response_stream import LikelyToken
-from localllm.server.service import Asked, Exchange, Question, Service
+from localllm.server.service import Asked, GenerateRequest, ResponseStream, Service
 
 TEXT = "cmpl", "text_completion"
 USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says
@@ -37,7 +37,7 @@ async def completions(service: Service, request: Request) -> Response:
     return await answered_whole(request, whole(exchange, question, TEXT, told), headers, exchange.close)
 
 
-def completion_question(body: Body) -> Question:
+def completion_question(body: Body) -> GenerateRequest:
     """Raises UsageError."""
     body.refuse("suffix", "put the model's own marks for filling in into the prompt")
     body.refuse("echo", "the prompt is known")
@@ -47,7 +47,7 @@ def completion_question(body: Body) -> Question:
     max_tokens = body.whole("max_tokens", 0)
     options = options_of(body, USUAL_TOKENS if max_tokens is None else max_tokens, constraint_of_format(body))
     prompts = prompts_of(body.get("prompt"))
-    return Question(body.text("model"), prompts, options, n, body.whole("logprobs", 0, MOST_LIKELY))
+    return GenerateRequest(body.text("model"), prompts, options, n, body.whole("logprobs", 0, MOST_LIKELY))
 
 
 def prompts_of(given: Any) -> list[Asked]:
@@ -70,7 +70,7 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def streamed(exchange: Exchange, question: Question, wants_usage: bool) -> AsyncGenerator[bytes]:
+async def streamed(exchange: ResponseStream, question: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
     """Chunk by chunk."""
     same, usage = head(exchange, *TEXT), {"usage": None} if wants_usage else {}
     try:
@@ -90,7 +90,9 @@ async def streamed(exchange: Exchange, question: Question, wants_usage: bool) ->
         await exchange.close()
 
 
-def logprobs_of(chosen: list[LikelyToken], exchange: Exchange, question: Question) -> dict[str, Any] | None:
+def logprobs_of(
+    chosen: list[LikelyToken], exchange: ResponseStream, question: GenerateRequest
+) -> dict[str, Any] | None:
     """As `logprobs` of a choice; None if nobody asked."""
     if question.most_likely is None:
         return None

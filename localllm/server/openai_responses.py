@@ -28,7 +28,7 @@ from localllm.server.request_options import (
     sampling_of,
     schema_of,
 )
-from localllm.server.service import Exchange, Question, Service, Usage
+from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def responses(service: Service, request: Request) -> Response:
     return await answered_whole(request, whole(exchange), headers, exchange.close)
 
 
-def question_of(body: Body) -> Question | None:
+def question_of(body: Body) -> GenerateRequest | None:
     """None if nothing is asked. Raises UsageError."""
     for name in MEANINGLESS:
         body.get(name)
@@ -75,7 +75,7 @@ def question_of(body: Body) -> Question | None:
     if instructions := body.text("instructions"):
         told = [{"role": "system", "content": instructions}, *told]
     body.refuse("top_logprobs", "ask /v1/chat/completions")
-    return Question(body.text("model"), [told], options)
+    return GenerateRequest(body.text("model"), [told], options)
 
 
 def tools_of(body: Body) -> "ToolUse | None":
@@ -155,14 +155,14 @@ def nothing(service: Service, body: Body, stream: bool, headers: dict[str, str])
     return EventStream(events(), service.limits, headers)
 
 
-async def whole(exchange: Exchange) -> dict[str, Any]:
+async def whole(exchange: ResponseStream) -> dict[str, Any]:
     """All at once."""
     blocks, reason = await all_blocks(exchange)
     names = [new_id("item_") for _ in blocks.all]
     return ended(exchange, new_id("resp_"), blocks, names, reason)
 
 
-def ended(exchange: Exchange, id: str, blocks: Blocks, names: Sequence[str], reason: str) -> dict[str, Any]:
+def ended(exchange: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], reason: str) -> dict[str, Any]:
     """The whole of it."""
     status = "incomplete" if reason == "length" else "completed"
     statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
@@ -180,7 +180,7 @@ def response(model: str, id: str, status: str, output: list[Any], usage: Any) ->
     }  # fmt: skip
 
 
-async def streamed(exchange: Exchange) -> AsyncGenerator[bytes]:
+async def streamed(exchange: ResponseStream) -> AsyncGenerator[bytes]:
     """Event by event."""
     blocks, reason, id, names, number = Blocks(), "", new_id("resp_"), list[str](), 0
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from localllm.errors import LocalllmError
 from localllm.generation.reasoning import TextPart
-from localllm.generation.request import AnswerRequest
+from localllm.generation.request import Request
 
 
 class TokenLogprob(NamedTuple):
@@ -23,7 +23,7 @@ class LikelyToken(NamedTuple):
     likeliest: tuple[TokenLogprob, ...]
 
 
-class Told(NamedTuple):
+class TokenEvent(NamedTuple):
     """A token has come.
 
     Attributes:
@@ -38,25 +38,25 @@ class Told(NamedTuple):
     finish_reason: str
 
 
-class Hearer:
+class Subscriber:
     """Who waits for the answers to one request, in an event loop.
 
     Attributes:
         request: what is answered.  begin: when it was asked, by the clock of the event loop.
     """
 
-    def __init__(self, request: AnswerRequest, most_likely: int | None, cancel: Callable[["Hearer"], None]):
+    def __init__(self, request: Request, most_likely: int | None, cancel: Callable[["Subscriber"], None]):
         """most_likely: how many tokens to tell in place of each, None for no probabilities at all."""
         self.request, self.most_likely, self._cancel = request, most_likely, cancel
         self.loop = asyncio.get_running_loop()
         self.begin = self.loop.time()
-        self._told: asyncio.Queue[Told | LocalllmError | None] = asyncio.Queue()
+        self._told: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
 
-    def tell(self, told: Told | LocalllmError | None) -> None:
+    def tell(self, told: TokenEvent | LocalllmError | None) -> None:
         """Within the event loop; None: all answers are there."""
         self._told.put_nowait(told)
 
-    async def events(self) -> AsyncIterator[Told]:
+    async def events(self) -> AsyncIterator[TokenEvent]:
         """All that is told, until every answer has ended. Who leaves earlier stops them. Raises LocalllmError."""
         ended = False
         try:

@@ -16,7 +16,7 @@ from localllm.server.guard import Rules
 from localllm.server.http import Limits
 from localllm.server.listener import Ending, Listener, listener, tcp_socket, twin, unix_socket
 from localllm.server.metrics import Metrics
-from localllm.server.model_pool import Shelf
+from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
 from localllm.system.memory import available_memory
 
@@ -89,7 +89,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             deadline.start()
 
         memory = available_memory() if setup.memory is None else setup.memory
-        shelf = Shelf(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
+        shelf = ModelPool(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
         ending = Ending(setup.grace, stop_answers, warn)
         server = listener(application(Service(shelf, metrics, limits), rules), limits, ending)
         if len(setup.paths) == 1:

@@ -11,13 +11,13 @@ from typing import Any, TypeGuard, TypeVar
 from localllm.errors import ContextError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.request import AnswerRequest
+from localllm.generation.request import Request
 from localllm.images.parts import texts_of
-from localllm.server.http import Limits, TimeUpError
+from localllm.server.http import Limits, RequestTimeoutError
 from localllm.server.images import with_files
 from localllm.server.metrics import Metrics
-from localllm.server.model_pool import Shelf
-from localllm.server.response_stream import Hearer, Told
+from localllm.server.model_pool import ModelPool
+from localllm.server.response_stream import Subscriber, TokenEvent
 from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ Asked = str | list[int] | list[dict[str, Any]]  # a text, token ids, messages
 
 
 @frozen
-class Question:
+class GenerateRequest:
     """What a client asks.
 
     Attributes:
@@ -50,14 +50,14 @@ class Usage:
     written: int = 0
     thought: int = 0
 
-    def count(self, request: AnswerRequest) -> None:
+    def count(self, request: Request) -> None:
         self.prompt += len(request.prompt)
         self.cached += request.cached
         self.written += sum(len(answering.tokens) for answering in request.answers)
         self.thought += sum(answering.guide.thoughts for answering in request.answers)
 
 
-class Exchange:
+class ResponseStream:
     """A question that is being answered. Close it when nobody listens any more.
 
     Attributes:
@@ -65,21 +65,21 @@ class Exchange:
         dropped: how many of the oldest turns were left out, to fit the context.
     """
 
-    def __init__(self, name: str, worker: Worker, question: Question, limits: Limits, stack: AsyncExitStack):
+    def __init__(self, name: str, worker: Worker, question: GenerateRequest, limits: Limits, stack: AsyncExitStack):
         self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
         self._worker, self._question, self._stack = worker, question, stack
         self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
-        self._hearers = list[Hearer]()
+        self._hearers = list[Subscriber]()
 
     async def begin(self) -> None:
         """Raises LocalllmError for what can be known before anything is computed."""
         requests = await asyncio.to_thread(self._prepared)
         for request in requests:
-            hearer = Hearer(request, self._question.most_likely, self._worker.leave)
+            hearer = Subscriber(request, self._question.most_likely, self._worker.leave)
             self._worker.ask(hearer)
             self._hearers.append(hearer)
 
-    def _prepared(self) -> list[AnswerRequest]:
+    def _prepared(self) -> list[Request]:
         """What the batch gets. Templates, vocabularies and grammars take their time: not in the event loop."""
         question, requests = self._question, []
         self.model.session.require_sense(question.options)
@@ -90,7 +90,7 @@ class Exchange:
             requests.append(request)
         return requests
 
-    def _request(self, prompt: Asked) -> AnswerRequest:
+    def _request(self, prompt: Asked) -> Request:
         """Raises UsageError for tokens that do not exist, and ContextError for what need not be looked at."""
         vocab, context = self.model.engine.vocab_size, self.model.context
         if not isinstance(prompt, str) and not is_conversation(prompt):
@@ -102,7 +102,7 @@ class Exchange:
             )
         return self.model.session.request(prompt, self._question.options, self._question.n)
 
-    def _fitting(self, prompt: Asked) -> AnswerRequest:
+    def _fitting(self, prompt: Asked) -> Request:
         """Without as many of a conversation's oldest turns as leave an eighth of the context for the answer."""
         request, most = self._request(prompt), self.model.context - self.model.context // 8
         if isinstance(prompt, str) or len(request.prompt) <= most or not is_conversation(prompt):
@@ -125,7 +125,7 @@ class Exchange:
         """As the batch counts it, which finds a grammar that is ready."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
-    async def events(self) -> AsyncIterator[tuple[int, Told]]:
+    async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
         """All that is told, with the number of the answer among those to all prompts. Raises LocalllmError."""
         source = merged([hearer.events() for hearer in self._hearers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
@@ -134,7 +134,7 @@ class Exchange:
                 number, told = found
                 yield number * self._question.n + told.number, told
         except TimeoutError:
-            raise TimeUpError(f"the answer took more than {self._seconds:g} seconds") from None
+            raise RequestTimeoutError(f"the answer took more than {self._seconds:g} seconds") from None
         finally:
             await source.aclose()
         for hearer in self._hearers:
@@ -162,16 +162,16 @@ class Exchange:
 class Service:
     """Models, and what all requests share."""
 
-    shelf: Shelf
+    shelf: ModelPool
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
 
-    async def exchange(self, question: Question) -> Exchange:
+    async def exchange(self, question: GenerateRequest) -> ResponseStream:
         """Begin to answer. Close what this returns. Raises LocalllmError."""
         stack = AsyncExitStack()
         name = self.shelf.book(question.model).name
         worker = await stack.enter_async_context(self.shelf.use(name))
-        exchange = Exchange(name, worker, question, self.limits, stack)
+        exchange = ResponseStream(name, worker, question, self.limits, stack)
         try:
             await exchange.begin()
         except BaseException:
@@ -179,7 +179,7 @@ class Service:
             raise
         return exchange
 
-    async def count(self, question: Question) -> int:
+    async def count(self, question: GenerateRequest) -> int:
         """How many tokens the prompts have. Raises LocalllmError."""
         async with self.shelf.use(question.model) as worker:
             session = worker.model.session
@@ -218,7 +218,7 @@ async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:
         return await anext(source, None)
 
 
-async def merged(sources: Sequence[AsyncIterator[Told]]) -> AsyncGenerator[tuple[int, Told]]:
+async def merged(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
     """What several tell, as it comes, with the number of each; in the end all are closed."""
     if len(sources) == 1:
         async for told in sources[0]:

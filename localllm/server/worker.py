@@ -11,9 +11,9 @@ import numpy as np
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.beam_search import log_total
 from localllm.generation.reasoning import ANSWER, TextPart
-from localllm.generation.request import Answering, AnswerRequest
+from localllm.generation.request import Completion, Request
 from localllm.server.metrics import Metrics
-from localllm.server.response_stream import Hearer, LikelyToken, TokenLogprob, Told
+from localllm.server.response_stream import LikelyToken, Subscriber, TokenEvent, TokenLogprob
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -43,11 +43,11 @@ class Worker:
         """parallel, memory: as of Model.batch."""
         self.model, self._metrics, self._most = model, metrics, MOST_WAITING
         self._begun = partial(model.batch, self, parallel, live=True, memory=memory)
-        self._asked = deque[Hearer]()  # that the batch has not taken yet
-        self._left = deque[Hearer]()  # whose clients are gone
-        self._hearing = dict[int, Hearer]()  # by the id of the request
+        self._asked = deque[Subscriber]()  # that the batch has not taken yet
+        self._left = deque[Subscriber]()  # whose clients are gone
+        self._hearing = dict[int, Subscriber]()  # by the id of the request
         self._changed, self._closing = threading.Condition(), False
-        self._told = list[tuple[Hearer, Told | LocalllmError | None]]()
+        self._told = list[tuple[Subscriber, TokenEvent | LocalllmError | None]]()
         self._times = dict[int, float]()  # of the latest token, by the id of the answer
         self._batch = self._begun()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
@@ -56,14 +56,14 @@ class Worker:
     def __iter__(self) -> "Worker":
         return self
 
-    def __next__(self) -> AnswerRequest:
+    def __next__(self) -> Request:
         """For the batch: who has asked; StopIteration means that there is nobody now."""
         with self._changed:
             if not self._asked:
                 raise StopIteration
             return self._asked.popleft().request
 
-    def ask(self, hearer: Hearer) -> None:
+    def ask(self, hearer: Subscriber) -> None:
         """Answer this request some time. Raises StoppedError if too many wait already."""
         request = hearer.request
         with self._changed:
@@ -76,7 +76,7 @@ class Worker:
             self._asked.append(hearer)
             self._changed.notify()
 
-    def leave(self, hearer: Hearer) -> None:
+    def leave(self, hearer: Subscriber) -> None:
         """Nobody listens any more: the answers end with the step that runs now."""
         with self._changed:
             if hearer in self._asked:
@@ -128,13 +128,13 @@ class Worker:
             return not self._closing
 
     def _heard(
-        self, hearer: Hearer, answering: Answering, token: int | None, parts: list[TextPart], row: np.ndarray
+        self, hearer: Subscriber, answering: Completion, token: int | None, parts: list[TextPart], row: np.ndarray
     ) -> None:
         """A token of an answer."""
         logprob = None
         if hearer.most_likely is not None and token is not None and answering.guide.transcript.kind == ANSWER:
             logprob = chosen(row, token, hearer.most_likely)
-        self._told.append((hearer, Told(answering.number, tuple(parts), logprob, answering.finish_reason)))
+        self._told.append((hearer, TokenEvent(answering.number, tuple(parts), logprob, answering.finish_reason)))
         now = monotonic()
         before = self._times.get(id(answering))
         self._times[id(answering)] = now
@@ -145,7 +145,7 @@ class Worker:
         if answering.finish_reason:
             del self._times[id(answering)]
 
-    def _after_turn(self, finished: list[AnswerRequest]) -> None:
+    def _after_turn(self, finished: list[Request]) -> None:
         for request in finished:
             if hearer := self._hearing.pop(id(request), None):
                 self._told.append((hearer, request.error))
@@ -181,9 +181,9 @@ class Worker:
             self._batch = self._begun()
 
 
-def deliver(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:
+def deliver(told: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
     """One call into each event loop, most often the only one, for all that a turn has brought."""
-    by_loop = dict[int, list[tuple[Hearer, Told | LocalllmError | None]]]()
+    by_loop = dict[int, list[tuple[Subscriber, TokenEvent | LocalllmError | None]]]()
     for each in told:
         by_loop.setdefault(id(each[0].loop), []).append(each)
     for some in by_loop.values():
@@ -193,7 +193,7 @@ def deliver(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:
             continue
 
 
-def tell_all(told: list[tuple[Hearer, Told | LocalllmError | None]]) -> None:
+def tell_all(told: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
     for hearer, each in told:
         hearer.tell(each)
 

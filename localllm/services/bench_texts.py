@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.engine.embedding_runner import TextReader
+from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.library import Progress
@@ -33,7 +33,9 @@ def measured(
     """
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)
-    reader = TextReader(file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress))
+    reader = EmbeddingRunner(
+        file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress)
+    )
     reader.prepare_all()
     found = []
     for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):
@@ -49,7 +51,7 @@ def measured(
     return found
 
 
-def seconds(reader: TextReader, texts: np.ndarray) -> float:
+def seconds(reader: EmbeddingRunner, texts: np.ndarray) -> float:
     """To read them once."""
     start = perf_counter()
     reader.read(list(texts))

@@ -11,8 +11,8 @@ from localllm.services.records import Prompts, Record
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.request import Answering, AnswerRequest
-    from localllm.generation.scheduler import Batch
+    from localllm.generation.request import Completion, Request
+    from localllm.generation.scheduler import Scheduler
 
 Result = dict[str, Any]
 
@@ -57,13 +57,13 @@ class Mapping:
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
         model.session.require_sense(job.options)
-        self._batch: Batch = model.batch(self._requests(), precise=job.precise)
+        self._batch: Scheduler = model.batch(self._requests(), precise=job.precise)
 
     @property
     def written(self) -> int:
         return self._batch.written
 
-    def _requests(self) -> "Iterator[AnswerRequest]":
+    def _requests(self) -> "Iterator[Request]":
         job = self._job
         for record in self._records:
             try:
@@ -80,7 +80,7 @@ class Mapping:
                 yield from results
             yield from self._results([])
 
-    def _results(self, finished: "list[AnswerRequest]") -> list[tuple[Record, Result]]:
+    def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
         """Of requests, and of records that have not come so far."""
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
@@ -92,7 +92,7 @@ class Mapping:
         self._batch.stop()
 
 
-def result(request: "AnswerRequest") -> Result:
+def result(request: "Request") -> Result:
     """What is told of a record that was answered: of an answer that was cut short of what it should be, an error."""
     constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
@@ -100,10 +100,10 @@ def result(request: "AnswerRequest") -> Result:
     return success(request)
 
 
-def success(request: "AnswerRequest") -> Result:
+def success(request: "Request") -> Result:
     """What is told of a record; of several answers as lists, best first."""
 
-    def told(value: "Callable[[Answering], Any]") -> Any:
+    def told(value: "Callable[[Completion], Any]") -> Any:
         values = [value(answer) for answer in request.answers]
         return values if request.n > 1 else values[0]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from localllm.arch import architecture
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.download import Partial, partials, sha256_of
+from localllm.files.download import Download, partials, sha256_of
 from localllm.files.gguf.file import GGUFFile, open_part
 from localllm.files.gguf.header_only import hollow_model
 from localllm.files.gguf.projectors import projector_among
@@ -141,7 +141,7 @@ def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watch
     def reading(done: int) -> None:
         watcher.checking(file.name, done, file.size)
 
-    with Partial(target, file.size, file.sha256, reading) as partial:
+    with Download(target, file.size, file.sha256, reading) as partial:
 
         def take(piece: bytes) -> None:
             nonlocal received

@@ -10,7 +10,7 @@ from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, s
 from localllm.arch.families.cohere2 import Cohere2
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.rope import Rope
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
@@ -61,7 +61,7 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 
-def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> MtpOutput:
     """What the layer says that guesses."""
     found = guessed(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
-    return Guessed(found.made, b.scale(found.logits, h.logit_scale))
+    return MtpOutput(found.made, b.scale(found.logits, h.logit_scale))

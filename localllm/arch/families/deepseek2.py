@@ -17,7 +17,7 @@ from localllm.arch.experts import SIGMOID, SOFTMAX, gated_or_mixture, read_own_r
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.rope import Rope, read_rope, yarn_magnitude
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Activation, Builder, Scores
@@ -117,7 +117,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
-def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> MtpOutput:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)
 

@@ -10,7 +10,7 @@ from localllm.arch.decoder import decoder
 from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, shared
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 
@@ -36,6 +36,6 @@ def block(
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

@@ -12,7 +12,7 @@ import numpy as np
 from localllm.arch.attention import Transformer, attend, rope_factors
 from localllm.arch.feed_forward import gated
 from localllm.arch.metadata import Fields
-from localllm.arch.mtp import Guessed
+from localllm.arch.mtp import MtpOutput
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -69,7 +69,7 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
     return b.linear(inputs, w.require("fc").shaped(h.width, columns))
 
 
-def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> Guessed:
+def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
     """What the layer makes of tokens, and its logits; made: of the token before each one, float32 [tokens, width]."""
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
@@ -83,4 +83,4 @@ def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> Guessed:
     x = b.add(x, normed if h.adds_normed else made)
     x = b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
     head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd
-    return Guessed(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))
+    return MtpOutput(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))

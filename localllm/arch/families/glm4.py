@@ -13,7 +13,7 @@ from localllm.arch.feed_forward import gated
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import read_sections, with_sections
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -39,6 +39,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """What the layer of GLM-OCR says that guesses."""
     return guessed(b, w, h, made, block)

@@ -12,7 +12,7 @@ from localllm.arch.experts import SIGMOID, gated_or_mixture, read_own_routing, s
 from localllm.arch.layer_state import Paged
 from localllm.arch.metadata import Fields
 from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
@@ -42,6 +42,6 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, shared))
 
 
-def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)

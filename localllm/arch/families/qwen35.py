@@ -15,7 +15,7 @@ from localllm.arch.experts import Gate, admitted, gated_or_mixture, read_routing
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.arch.metadata import Fields, show
 from localllm.arch.mrope import with_sections
-from localllm.arch.mtp import Guessed, guessed
+from localllm.arch.mtp import MtpOutput, guessed
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
@@ -112,7 +112,7 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
     return b.add(x, gated_or_mixture(b, w, h.routing, y, b.swiglu, admitted))
 
 
-def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> Guessed:
+def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> MtpOutput:
     """What the layer says that guesses."""
     return guessed(b, w, h, made, block)
 

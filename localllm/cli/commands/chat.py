@@ -22,14 +22,14 @@ from localllm.frozen import frozen
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.terminal.tool_calls import ToolCalls
     from localllm.generation.generate import GenerationOptions
     from localllm.text.marker_escaping import Message
 
 
 @frozen
-class Look:
+class ChatView:
     """What is kept of a conversation, and how it looks."""
 
     session: Annotated[
@@ -55,7 +55,7 @@ def chat(
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
-    look: Look,
+    look: ChatView,
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
     choices: options.GenerationGroup,
@@ -78,7 +78,7 @@ def chat(
       localllm chat --endpoint http://127.0.0.1:8000
       localllm chat model.gguf -c 8192 -ctk q8_0 -ctv q8_0
     """
-    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.conversation import TerminalConversation
     from localllm.cli.interactive.session_choice import (  # here, because `localllm --help` imports chat
         model_of,
         session_name,
@@ -115,7 +115,7 @@ def chat(
     with ExitStack() as leaving:
         calls = tools.opened(leaving)
         first = opened(path)
-        conversation = Conversation(first, chosen, line, look.markdown, look.stats)
+        conversation = TerminalConversation(first, chosen, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
         chosen = conversation.options = opening.with_draft_model(first, chosen, choices.speculate)
         if calls:
@@ -167,9 +167,9 @@ def tell_model(model: "Model") -> None:
     dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
-def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> None:
+def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]") -> None:
     """Answer until the user leaves."""
-    from localllm.cli.interactive.slash_commands import Leaving, Tools, execute, offered
+    from localllm.cli.interactive.slash_commands import ExitChat, Tools, execute, offered
     from localllm.cli.terminal.line_editor import editor
 
     keyboard = editor(lambda line: offered(conversation, line))
@@ -192,7 +192,7 @@ def hold(conversation: "Conversation", open_other: "Callable[[str], Model]") -> 
         try:
             if not execute(conversation, text, tools) and text.strip():
                 conversation.ask(text)
-        except Leaving:
+        except ExitChat:
             return
         except KeyboardInterrupt:
             dim("interrupted")

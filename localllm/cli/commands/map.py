@@ -23,7 +23,7 @@ from localllm.cli.terminal.render import counted
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
-    from localllm.files.jsonl_file import LineFile
+    from localllm.files.jsonl_file import JsonlFile
     from localllm.services.map import MapJob, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
@@ -82,7 +82,7 @@ def map(
       localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
-    from localllm.files.jsonl_file import LineFile
+    from localllm.files.jsonl_file import JsonlFile
     from localllm.files.text_file import decoded
     from localllm.services.map import MapJob, belonging, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
@@ -108,7 +108,7 @@ def map(
     inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
     records = read_records(data, name)
-    written = LineFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
+    written = JsonlFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
     with of_input(output, data, name) as remember, written as out:
         left = unfinished(records, out.records) if out else records
         left = sorted_by_length(left, prompts) if shortest_first else left
@@ -129,7 +129,7 @@ def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[]
     """Gives what makes the output remember which input it is of. Raises UsageError if it is of another one."""
     from localllm.files import provenance as origin
 
-    now = origin.Origin.of(data, name)
+    now = origin.Provenance.of(data, name)
     if output is None:
         yield lambda: None
         return
@@ -173,7 +173,7 @@ def begun(
 def answer(
     mapping: "Mapping | RayMapping | RemoteMapping",
     records: "list[Record]",
-    out: "LineFile | None",
+    out: "JsonlFile | None",
     progress: "Progress",
     as_finished: bool,
 ) -> None:
@@ -205,7 +205,7 @@ def read(path: str | None) -> tuple[bytes, str]:
     return stdin().read(), ""
 
 
-def put(result: "Result", out: "LineFile | None") -> None:
+def put(result: "Result", out: "JsonlFile | None") -> None:
     """One line to the file or to stdout."""
     from localllm.files.jsonl_file import json_line
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins with
 
 
-class Conversation:
+class TerminalConversation:
     """With one model at a time.
 
     Attributes:

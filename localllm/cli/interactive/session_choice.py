@@ -3,7 +3,7 @@
 import os
 import sys
 
-from localllm.cli.interactive.conversation import AT_ENDPOINT, Conversation
+from localllm.cli.interactive.conversation import AT_ENDPOINT, TerminalConversation
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.errors import UsageError
 from localllm.services import sessions
@@ -33,7 +33,7 @@ def model_of(session: str) -> str | None:
     return about.path or None
 
 
-def start(conversation: Conversation, session: str | None, system: str | None) -> None:
+def start(conversation: TerminalConversation, session: str | None, system: str | None) -> None:
     """Go on with the session, or begin it; a system message of the command line is newer than the session's."""
     if session is not None and sessions.exists(session):
         conversation.load(session)

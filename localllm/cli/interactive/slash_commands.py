@@ -19,7 +19,7 @@ from localllm.services import sessions
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.interactive.conversation import Conversation
+    from localllm.cli.interactive.conversation import TerminalConversation
 
 LEAVING = ("bye", "quit", "exit")  # as whole lines, without a slash
 KEYS = {
@@ -34,7 +34,7 @@ KEYS = {
 }
 
 
-class Leaving(Exception):  # noqa: N818 - no error
+class ExitChat(Exception):  # noqa: N818 - no error
     """The user leaves."""
 
 
@@ -62,14 +62,14 @@ class ChatCommand:
 
     argument: str
     help: str
-    run: "Callable[[Conversation, str, Tools], None]"
-    offers: "Callable[[Conversation], Iterable[str]] | None" = lambda conversation: ()
+    run: "Callable[[TerminalConversation, str, Tools], None]"
+    offers: "Callable[[TerminalConversation], Iterable[str]] | None" = lambda conversation: ()
 
 
-def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
+def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bool:
     """Do what a text commands; False if it is no command. Raises Leaving, UsageError if there is none of that name."""
     if text.strip() in LEAVING:
-        raise Leaving
+        raise ExitChat
     if not text.startswith("/"):
         return False
     name, _, argument = text.strip().partition(" ")
@@ -81,7 +81,7 @@ def execute(conversation: "Conversation", text: str, tools: Tools) -> bool:
     return True
 
 
-def show_help(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def show_help(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     told = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
     left, width = max(map(len, told)) + 2, columns()
     if left > width // 2:
@@ -94,18 +94,18 @@ def wrapped(text: str, width: int, indent: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 
-def clear(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def clear(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     kept = f"; the session {conversation.name} stays as it is" if conversation.file else ""
     conversation.clear()
     dim(f"a new conversation{kept}")
 
 
-def system(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def system(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.set_system(argument or None)
     dim("the system message is set" if argument else "there is no system message now")
 
 
-def undo(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
         raise UsageError("/undo N takes back the last N questions: a whole number from 1 up")
     for number in range(int(argument or 1)):
@@ -124,11 +124,11 @@ def undo(conversation: "Conversation", argument: str, tools: Tools) -> None:
     conversation.keep()
 
 
-def retry(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def retry(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.ask_again()
 
 
-def edit(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def edit(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     """The question stays as it is until another one is sent."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
@@ -139,11 +139,11 @@ def edit(conversation: "Conversation", argument: str, tools: Tools) -> None:
     conversation.ask_again(text)
 
 
-def resume(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def resume(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.resume()
 
 
-def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     path = os.path.expanduser(required(argument, "/read FILE"))
     most = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
     try:
@@ -158,28 +158,28 @@ def read(conversation: "Conversation", argument: str, tools: Tools) -> None:
     dim(f"{len(text)} characters of {name} go with the next question; /undo takes them back")
 
 
-def image(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     path = os.path.abspath(os.path.expanduser(required(argument, "/image FILE")))
     conversation.look(path)
     dim(f"{os.path.basename(path)} goes with the next question; /undo takes it back")
 
 
-def save(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.save(required(argument, "/save NAME"))
     dim(f"this is the session {argument} now, which is written after every answer")
 
 
-def load(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.load(required(argument, "/load NAME"))
     tell_where(conversation)
 
 
-def list_sessions(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def list_sessions(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     lines = session_lines()
     dim_text("\n".join(lines) if lines else "there are no sessions yet: /save NAME begins one")
 
 
-def branch(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def branch(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if not argument:
         names = branches(conversation)
         return dim_text("\n".join(f"{'*' if name == conversation.name else ' '} {name}" for name in names))
@@ -188,11 +188,11 @@ def branch(conversation: "Conversation", argument: str, tools: Tools) -> None:
     dim(f"back in the branch {argument}" if is_there else f"a branch {argument}: what is said now is said only here")
 
 
-def branches(conversation: "Conversation") -> list[str]:
+def branches(conversation: "TerminalConversation") -> list[str]:
     return sorted({*conversation.branches, conversation.name})
 
 
-def set_option(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     name, _, value = required(argument, "/set OPTION VALUE").partition(" ")
     if not value.strip():
         raise UsageError(f"/set {name} VALUE; `default` is what it usually is, /show tells what it is")
@@ -200,7 +200,7 @@ def set_option(conversation: "Conversation", argument: str, tools: Tools) -> Non
     show_options(conversation)
 
 
-def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     model = conversation.model
     tell_where(conversation)
     tell("model", f"{model.name or file_stem(model.path)} · {model.file_type} · {model.path}")
@@ -217,12 +217,12 @@ def show(conversation: "Conversation", argument: str, tools: Tools) -> None:
     show_options(conversation)
 
 
-def show_options(conversation: "Conversation") -> None:
+def show_options(conversation: "TerminalConversation") -> None:
     own = [f"{name} = {value}" for name, value, is_usual in told(conversation.options) if not is_usual]
     tell("options", ", ".join(own) or "the usual ones")
 
 
-def tell_where(conversation: "Conversation") -> None:
+def tell_where(conversation: "TerminalConversation") -> None:
     if conversation.file:
         tell("session", f"{conversation.name} · {len(conversation.lines)} messages")
 
@@ -231,12 +231,12 @@ def tell(name: str, text: str) -> None:
     dim_text("\n".join(fact_lines([(name, text)], label=10)))
 
 
-def stats(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.stats = switched(argument, conversation.stats, "/stats on|off")
     dim(f"statistics are {'on' if conversation.stats else 'off'}")
 
 
-def think(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     """Whether the model thinks is its template's business, whether one sees it is ours."""
     from localllm.generation.reasoning import CHOICES
 
@@ -250,7 +250,7 @@ def think(conversation: "Conversation", argument: str, tools: Tools) -> None:
     dim(f"thinking is {conversation.options.think}, thoughts are {shown}")
 
 
-def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
+def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument:
         conversation.switch(tools.open(argument))
     other = conversation.model
@@ -258,8 +258,8 @@ def model(conversation: "Conversation", argument: str, tools: Tools) -> None:
     dim(f"{other.name or file_stem(other.path)} · {other.file_type}{context}")
 
 
-def leave(conversation: "Conversation", argument: str, tools: Tools) -> None:
-    raise Leaving
+def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+    raise ExitChat
 
 
 COMMANDS = {
@@ -290,7 +290,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def offered(conversation: "Conversation", line: str) -> Iterator[tuple[str, int]]:
+def offered(conversation: "TerminalConversation", line: str) -> Iterator[tuple[str, int]]:
     """What Tab offers for a line up to the cursor: texts, and where in the line each begins."""
     if not line.startswith("/") or "\n" in line:
         return

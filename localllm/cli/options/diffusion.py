@@ -10,7 +10,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.generation.diffusion import FillingOptions
+    from localllm.generation.diffusion import DiffusionOptions
     from localllm.text.marker_escaping import Message
 
 PLACES, EPSILON = 128, 1e-3  # filled unless the user says how many; of the schedule by time
@@ -81,9 +81,9 @@ def fill(
     out.end()
 
 
-def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "FillingOptions":
+def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
     """What the options say. Raises UsageError."""
-    from localllm.generation.diffusion import FillingOptions
+    from localllm.generation.diffusion import DiffusionOptions
     from localllm.generation.sampling.options import SamplingOptions
 
     given = diffusion.given()
@@ -93,7 +93,7 @@ def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "FillingO
     if others := choices.drawing().keys() - set(known):
         raise UsageError(f"models that fill masked places know no {min(others).replace('_', '-')}")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
-    options = FillingOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
+    options = DiffusionOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
     options.require_valid()
     return options
 

@@ -19,7 +19,7 @@ from localllm.system.terminal import KEYS, SCREEN, forget_typed
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.generation.generate import Generation, GenerationOptions
-    from localllm.generation.tools.tool_call import SaidCall
+    from localllm.generation.tools.tool_call import ToolCall
     from localllm.text.marker_escaping import Message
 
 REFUSED = "error: the user does not allow this call"
@@ -77,14 +77,14 @@ class ToolCalls:
         for message in messages:
             self.note(message)
 
-    def results(self, calls: "Sequence[SaidCall]") -> "list[Message]":
+    def results(self, calls: "Sequence[ToolCall]") -> "list[Message]":
         """What comes of an answer's calls. Raises LocalllmError if there were too many steps."""
         self._steps += 1
         if self._steps > self._most:
             raise LocalllmError(f"the model has called tools {self._most} times without an answer; see --max-steps")
         return [self._result(call) for call in calls]
 
-    def _result(self, call: "SaidCall") -> "Message":
+    def _result(self, call: "ToolCall") -> "Message":
         started = perf_counter()
         allowed = self._allowed(call)
         outcome = Outcome(REFUSED, True) if allowed == NO else self.box.perform(call)
@@ -94,7 +94,7 @@ class ToolCalls:
         self.note(message, allowed=allowed, failed=outcome.failed, seconds=seconds)
         return message
 
-    def _allowed(self, call: "SaidCall") -> str:
+    def _allowed(self, call: "ToolCall") -> str:
         """Whether the user says so, and how."""
         arguments = {} if call.arguments is None else call.arguments
         shown = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"

@@ -36,7 +36,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
     if kind == "npy":
         yield from npy(path, model)
     elif kind == "jsonl" and path is not None:
-        from localllm.files.jsonl_file import LineFile
+        from localllm.files.jsonl_file import JsonlFile
 
         known = {record.id for record in records}
 
@@ -45,7 +45,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
                 raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another name")
             return "error" not in result
 
-        with LineFile(path, (model,), keep=belongs) as file:
+        with JsonlFile(path, (model,), keep=belongs) as file:
             yield Lines(file, plain=False)
     elif path is not None:
         from localllm.files.safe_file import SafeFile, checked_target
@@ -60,7 +60,7 @@ class Lines:
     """A line for each vector."""
 
     def __init__(self, file: Any, plain: bool):
-        """file: a LineFile, or another; None for stdout."""
+        """file: a JsonlFile, or another; None for stdout."""
         self._file, self._plain = file, plain
 
     def left(self, records: "list[Record]") -> "list[Record]":

@@ -10,12 +10,12 @@ from localllm.engine.cpu.program import Program, compiled
 from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.cache_pool import Room
+from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.operations import Operation
-from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
 
 
@@ -32,7 +32,7 @@ class CpuBackend:
         self._states = [state for state in states if not isinstance(state, Recurrent)]
         self._cache = KVCache(self._states, context, options.kept_as)
         layout = StateLayout(recurrent) if recurrent else None
-        self.room, places = Room(self._cache, layout), StepPlaces(self._cache, layout, Header())
+        self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
         program = compiled(operations, places, options.thread_count, options.progress)
         self.store, self.places, self.place_bytes = self.room.store, self.room.places, self.room.place_bytes
         self._run, self.warning, self._programs = program.run, program.warning, [program]
@@ -87,8 +87,8 @@ class CpuBackend:
         for of_rows in self._row_programs.values():
             of_rows.close()
 
-    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         """Raises LocalllmError."""
-        from localllm.engine.cpu.rope_shift import KeyTurner  # seldom needed
+        from localllm.engine.cpu.rope_shift import KeyRotator  # seldom needed
 
-        self.turn = KeyTurner(self._cache, self._states, turns).turn
+        self.turn = KeyRotator(self._cache, self._states, turns).turn

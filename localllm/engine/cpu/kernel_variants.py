@@ -13,7 +13,7 @@ EVERY = 1 << 40  # tokens
 FIRST_RUNS = (32, 1, 128), (1, 1, 128)
 
 
-class PiecedProduct(NamedTuple):
+class VariantProduct(NamedTuple):
     """What decides which pieces a product needs."""
 
     format: str
@@ -34,17 +34,17 @@ class PiecedProduct(NamedTuple):
         return [f"{PIECES[piece]}-{self.format}" for piece in sorted(found)]
 
 
-class Pieces:
+class VariantTable:
     """The pieces of a model's products, where its kernels find them."""
 
     def __init__(self) -> None:
         self._tables: dict[str, np.ndarray] = {}  # by format, addresses of its pieces
-        self._products: dict[PiecedProduct, None] = {}
+        self._products: dict[VariantProduct, None] = {}
 
     def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, Any]:
         """What a product needs to find its pieces."""
         table = self._tables.setdefault(format, np.zeros(len(PIECES), np.int64))
-        product = PiecedProduct(format, few_tokens(format, columns), rows, most, is_precise)
+        product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
         self._products[product] = None
         return {"pieces": table, "few_tokens": product.few}
 
@@ -72,7 +72,7 @@ class Loader:
         library: all kernels of the model.
     """
 
-    def __init__(self, library: Library, pieces: Pieces, progress: Progress | None):
+    def __init__(self, library: Library, pieces: VariantTable, progress: Progress | None):
         """progress(done, total) is called while a run waits for pieces, until there are logits: then who wanted them
         has something else to show.
         """

@@ -6,13 +6,13 @@ import numpy as np
 
 from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import prepared, target_for_this_cpu
-from localllm.engine.cpu.streaming_run import Passing
+from localllm.engine.cpu.streaming_run import StreamingRunner
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import Crossing, lowered
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.reserved import Reserved
-from localllm.engine.run import Header, Span, Text
+from localllm.engine.run import Header, Span, TextSpan
 from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library, Progress
@@ -28,7 +28,7 @@ class Program:
 
     def __init__(
         self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
-        passing: Passing | None = None,
+        passing: StreamingRunner | None = None,
     ):  # fmt: skip
         """memory: what steps write and read in a run, and nobody behind it; passing: what runs the tape instead."""
         self._memory, self._walk = memory, (passing or threads).run
@@ -44,7 +44,7 @@ class Program:
         self._header.fill(spans, precise, logits)
         return self._computed(logits)
 
-    def read(self, texts: Sequence[Text], pages: np.ndarray, precise: bool) -> np.ndarray:
+    def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
         """Read whole texts; a row of each: float32 [texts, width]. pages: int64, of the cache, to use; precise: as of
         Header.fill_texts.
 
@@ -59,7 +59,7 @@ class Program:
         that begins with rows that are given, and selects none. Above PRECISE_TOKENS activations keep 8 bits. pages: as
         of `read`; windows: as of Header.fill_windows. Raises as `run`."""
         rows = np.empty((count, self._vocab_size), np.float32)
-        self._header.fill_texts([Text(np.zeros(count, np.int64), count)], pages, rows, False)
+        self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
         if windows is not None:
             self._header.fill_windows(windows)
         return self._computed(rows)
@@ -90,7 +90,7 @@ def compiled(
 ) -> Program:  # fmt: skip
     """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
-    given: see `lowered`; keeps: see CpuTarget; passes: whether weights are given back behind their use, see Passing;
+    given: see `lowered`; keeps: see CpuTarget; passes: whether weights are released after use (StreamingRunner);
     progress(done, total) is called while somebody waits for kernels, here or in the program's first run. Raises
     ModelError, LocalllmError.
     """
@@ -102,5 +102,5 @@ def compiled(
     walkers = Threads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [one for one in tape.memory if isinstance(one, Reserved)]
-    passing = Passing(walkers, tape.steps) if passes else None
+    passing = StreamingRunner(walkers, tape.steps) if passes else None
     return Program(places.header, walkers, vocab_size, Loader(library, target.pieces, progress), of_runs, passing)

@@ -13,7 +13,7 @@ from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.run import BATCH, Header, Span
-from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.rope_shift import RopeShift
 from localllm.kernels.build.library import Library
 
 IDS = np.zeros(BATCH, np.int64)  # which tokens they are does not matter
@@ -21,10 +21,10 @@ BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
-class KeyTurner:
+class KeyRotator:
     """Turns the keys of sequences, on one thread."""
 
-    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, Turn]):
+    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, RopeShift]):
         """Raises LocalllmError."""
         self._header, self._tape = Header(), Tape()
         self._distances = np.zeros(BATCH, np.int64)
@@ -35,7 +35,7 @@ class KeyTurner:
         tape = self._tape.finish(library.addresses)
         self._walker = Threads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
 
-    def _add(self, cache: KVCache, state: Paged | Latent, turn: Turn) -> None:
+    def _add(self, cache: KVCache, state: Paged | Latent, turn: RopeShift) -> None:
         """The steps for one layer."""
         side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
         columns = side.heads * state.key_dim

@@ -17,14 +17,14 @@ from localllm.files.gguf.page_release import forget
 AT_ONCE = 1 << 25  # bytes of weights in a piece at most, if a stage has no more
 
 
-class PassedPiece(NamedTuple):
+class TapeSlice(NamedTuple):
     """Whole stages of a tape."""
 
     end: int  # the number of the step behind it
     weights: list[np.ndarray]
 
 
-class Passing:
+class StreamingRunner:
     """As Threads.run, in pieces."""
 
     def __init__(self, threads: Threads, steps: Sequence[Step]):
@@ -40,16 +40,16 @@ class Passing:
                 forget(some)
 
 
-def pieces_of(steps: Sequence[Step]) -> list[PassedPiece]:
+def pieces_of(steps: Sequence[Step]) -> list[TapeSlice]:
     """A new one begins with a stage, where the last one has read as much as it may."""
-    pieces, weights, size = list[PassedPiece](), list[np.ndarray](), 0
+    pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")
         more = some.nbytes if isinstance(some, np.ndarray) else 0
         if size + more > AT_ONCE and step.stage != steps[number - 1].stage:
-            pieces.append(PassedPiece(number, weights))
+            pieces.append(TapeSlice(number, weights))
             weights, size = [], 0
         if isinstance(some, np.ndarray):
             weights.append(some)
             size += more
-    return [*pieces, PassedPiece(len(steps), weights)]
+    return [*pieces, TapeSlice(len(steps), weights)]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cpu.kernel_variants import Pieces
+from localllm.engine.cpu.kernel_variants import VariantTable
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.run import BATCH
 from localllm.errors import UnsupportedError
@@ -30,7 +30,7 @@ class CpuTarget:
     threads: int
     in_tiles: bool
     verbs: Mapping[str, Callable[..., None]]
-    pieces: Pieces = field(default_factory=Pieces)
+    pieces: VariantTable = field(default_factory=VariantTable)
     tokens: int = BATCH
     keeps: bool = True
     expert_rows: ClassVar[int] = EXPERT_ROWS

@@ -14,7 +14,7 @@ from localllm.system.processes import prepare_waiting, waiting_functions
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
-class Team:
+class WorkerGroup:
     """What the threads share. It knows nothing of `Threads`, so that one can be forgotten while they sleep."""
 
     def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: Any):
@@ -72,7 +72,7 @@ class Threads:
     """
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
-        self._team = Team(addresses, tape, keep)
+        self._team = WorkerGroup(addresses, tape, keep)
         self._end = weakref.finalize(self, self._team.end)
         self._team.start(count)
 

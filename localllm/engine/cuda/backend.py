@@ -15,12 +15,12 @@ from localllm.engine.lower.lowering import Crossing
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
-from localllm.engine.memory.cache_pool import Room
+from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.operations import Operation
-from localllm.engine.trace.rope_shift import Turn
+from localllm.engine.trace.rope_shift import RopeShift
 from localllm.engine.trace.split import split
 from localllm.errors import UnsupportedError
 
@@ -54,7 +54,7 @@ class CudaBackend:
             both, places = JointCache(first, cache), StepPlaces(first, None, Header())
             self._front = compiled(halves.before, places, options.thread_count, options.progress, taken)
             operations, self.warning = halves.behind, self._front.warning
-        room = Room(both, layout)
+        room = CachePool(both, layout)
         self.store, self.places, self.place_bytes = room.store, room.places, room.place_bytes
         self._program = CudaProgram(card, operations, cache, layout, context, options, taken)
         self.warning = self.warning or card.warning
@@ -78,7 +78,7 @@ class CudaBackend:
         if self._front:
             self._front.prepare_all()
 
-    def prepare_shift(self, turns: Mapping[State, Turn]) -> None:
+    def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         """Raises UnsupportedError."""
         raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")
 

@@ -9,7 +9,7 @@ from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Text
+from localllm.engine.run import BATCH, TextSpan
 from localllm.engine.trace.operations import Operation
 from localllm.kernels.arguments import PAGE
 
@@ -33,7 +33,7 @@ class CardTexts:
             raise
         self.name, self.warning = card.name, card.warning
 
-    def read(self, texts: Sequence[Text]) -> np.ndarray:
+    def read(self, texts: Sequence[TextSpan]) -> np.ndarray:
         """As localllm.engine.embedding_runner.Read."""
         groups = [texts[i : i + MOST_SEQUENCES] for i in range(0, len(texts), MOST_SEQUENCES)]
         return np.concatenate([self._program.read(group, self._pages) for group in groups])

@@ -17,7 +17,7 @@ from localllm.engine.lower.tape import assign_stages, offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, Text, int64_zeros
+from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
 from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import FETCH, PAGE
@@ -61,7 +61,7 @@ class PinnedHeader(Header):
             self._tables[number, : len(table)] = table
             self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
 
-    def fill_texts(self, texts: Sequence[Text], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
+    def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         super().fill_texts(texts, pages, rows, precise)
         first = 0
         for number, text in enumerate(texts):
@@ -177,7 +177,7 @@ class CudaProgram:
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         return self._run(tokens, wanted, lambda header, logits: header.fill(spans, precise, logits))
 
-    def read(self, texts: Sequence[Text], pages: np.ndarray) -> np.ndarray:
+    def read(self, texts: Sequence[TextSpan], pages: np.ndarray) -> np.ndarray:
         """As Program.read; MOST_SEQUENCES texts at most."""
         tokens = sum(len(text.ids) for text in texts)
         return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))

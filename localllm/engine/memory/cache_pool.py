@@ -5,11 +5,11 @@ from localllm.engine.memory.joint_cache import JointCache
 from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.pages import Pages
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
-from localllm.engine.memory.sequence_state import HybridStore, Store
+from localllm.engine.memory.sequence_state import HybridState, SequenceState
 from localllm.kernels.arguments import PAGE
 
 
-class Room:
+class CachePool:
     """Where the stores of sequences come from.
 
     Attributes:
@@ -21,10 +21,10 @@ class Room:
         self._cache, self.layout, self.pages = cache, layout, Pages(cache.pages)
         self.place_bytes = cache.place_bytes
 
-    def store(self) -> Store:
+    def store(self) -> SequenceState:
         """For a new sequence."""
         pages = PageTable(self._cache, self.pages)
-        return HybridStore(pages, RecurrentState(self.layout)) if self.layout else pages
+        return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
     def places(self) -> tuple[int, int]:
         """For how many tokens there are places in use, and at all; whole pages."""

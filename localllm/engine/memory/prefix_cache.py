@@ -23,7 +23,7 @@ from localllm.arch.layer_state import Recurrent
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
 from localllm.engine.memory.fingerprint import fingerprint, state_of
-from localllm.engine.memory.sequence_state import PagedStore, Piece, StoredPrefix
+from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, StoredPrefix
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.prefix_files import (
@@ -47,14 +47,14 @@ class DamagedError(Exception):
     """What a key's file holds cannot be."""
 
 
-class Read(NamedTuple):
+class CachedPrefix(NamedTuple):
     """A sequence that has read a prompt, then with logits, float32 [1, vocab]; or whole runs at its beginning."""
 
     sequence: Sequence
     logits: np.ndarray | None
 
 
-class Waiting(NamedTuple):
+class PendingWrite(NamedTuple):
     """The same, to be written."""
 
     sequence: Sequence
@@ -62,7 +62,7 @@ class Waiting(NamedTuple):
     is_conversation: bool
 
 
-class Prefixes:
+class PrefixCache:
     """The files of one model. Writing is done by a thread of its own.
 
     Attributes:
@@ -82,11 +82,11 @@ class Prefixes:
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
         self.lock = lock_for(self)
         self._thread: threading.Thread | None = None
-        self._waiting: Waiting | None = None
+        self._waiting: PendingWrite | None = None
 
     # ---- finding ----
 
-    def find(self, ids: Ids[int], known: int = 0) -> Read | None:
+    def find(self, ids: Ids[int], known: int = 0) -> CachedPrefix | None:
         """A new sequence that begins as `ids`, if some files hold more than `known` tokens of them.
 
         It holds all of them and has the logits, or whole runs and less than all.
@@ -115,14 +115,14 @@ class Prefixes:
             return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
         return None
 
-    def _is_enough(self, pieces: list[Piece], opened: list[Kept]) -> bool:
+    def _is_enough(self, pieces: list[PrefixChunk], opened: list[Kept]) -> bool:
         """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
             return False
         return all(self._needed(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False))
 
-    def _needed(self, piece: Piece, end: int) -> set[str]:
+    def _needed(self, piece: PrefixChunk, end: int) -> set[str]:
         """The parts of a piece that are read behind `end` tokens."""
         needed = {"pages"}
         if self._window and piece.last > end - self._window:
@@ -131,7 +131,7 @@ class Prefixes:
             needed.add("states")
         return needed
 
-    def load(self, stored: StoredPrefix) -> Read | None:
+    def load(self, stored: StoredPrefix) -> CachedPrefix | None:
         """A new sequence with it. None if a file is damaged, which is removed, or there is no memory for it."""
         engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
@@ -154,10 +154,10 @@ class Prefixes:
         sequence.images = engine.images_among(stored.ids)
         sequence.aligned = 0 if stored.is_conversation else last_end(stored.ids, end, engine.runs)
         mark_used(piece.key for piece in stored.pieces)
-        return Read(sequence, logits)
+        return CachedPrefix(sequence, logits)
 
     @contextmanager
-    def _opened(self, piece: Piece) -> Iterator[Kept]:
+    def _opened(self, piece: PrefixChunk) -> Iterator[Kept]:
         """Its file. Raises DamagedError if it is gone, or not what it should be; then it is removed."""
         kept = open_kept(piece.key)
         if kept is None:
@@ -169,7 +169,7 @@ class Prefixes:
                 remove(piece.key)
                 raise DamagedError from None
 
-    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[Piece]:
+    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[PrefixChunk]:
         """All that ends with a whole run or an image, and what is behind that, which may be nothing. Raises OSError."""
         if state_of(self._file) != self._state:
             raise OSError(f"{self._file.path} has changed")
@@ -177,12 +177,12 @@ class Prefixes:
             self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
         places = [0, *piece_ends(ids, self._engine.runs), len(ids)]
         root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
-        pieces, key, tokens = list[Piece](), root, np.asarray(ids, np.int64)
+        pieces, key, tokens = list[PrefixChunk](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
             is_end = len(pieces) == len(places) - 2
             chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
             key = chain.digest()
-            pieces.append(Piece(chain.hexdigest()[:32], first, last))
+            pieces.append(PrefixChunk(chain.hexdigest()[:32], first, last))
         return pieces
 
     # ---- keeping ----
@@ -194,7 +194,7 @@ class Prefixes:
         it is a conversation. What waits for being written already is given up.
         """
         with self.lock:
-            unwanted, self._waiting = self._waiting, Waiting(sequence, logits, is_conversation)
+            unwanted, self._waiting = self._waiting, PendingWrite(sequence, logits, is_conversation)
             if self._ended:
                 unwanted, self._waiting = self._waiting, None
             elif self._thread is None:
@@ -221,7 +221,7 @@ class Prefixes:
             finally:
                 read.sequence.close()
 
-    def _write_pieces(self, read: Waiting) -> None:
+    def _write_pieces(self, read: PendingWrite) -> None:
         """Those that no file has. Raises OSError, LocalllmError."""
         room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
         kept = list[str]()
@@ -234,7 +234,7 @@ class Prefixes:
             kept.append(before)
         mark_used(kept)
 
-    def _write_piece(self, piece: Piece, before: str, read: Waiting, logits: np.ndarray | None) -> int:
+    def _write_piece(self, piece: PrefixChunk, before: str, read: PendingWrite, logits: np.ndarray | None) -> int:
         """If no file has it, or has less of it; its bytes."""
         store = kept_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}

@@ -10,13 +10,13 @@ from localllm.engine.memory.page_table import PageTable
 from localllm.engine.memory.recurrent import RecurrentState
 
 
-class Store(Protocol):
+class SequenceState(Protocol):
     """What a backend keeps for one sequence."""
 
     def prepare(self, length: int, count: int) -> None:
         """There will be `count` tokens behind the first `length`. Raises MemoryLimitError."""
 
-    def fork(self, length: int) -> "Store":
+    def fork(self, length: int) -> "SequenceState":
         """Another one that begins with the same `length` tokens."""
         ...
 
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class PagedStore(Store, Protocol):
+class PagedStore(SequenceState, Protocol):
     """A store whose content can be copied, part by part, to files and back.
 
     Attributes:
@@ -62,7 +62,7 @@ class PagedStore(Store, Protocol):
         """Have the tokens `first` to `last`, which another store had. Raises MemoryLimitError, ValueError."""
 
 
-class HybridStore:
+class HybridState:
     """Both go back to where both can."""
 
     def __init__(self, pages: PageTable, states: RecurrentState):
@@ -102,9 +102,9 @@ class HybridStore:
         if "states" in parts:
             self._states.put(last, parts["states"])
 
-    def fork(self, length: int) -> "HybridStore":
+    def fork(self, length: int) -> "HybridState":
         """Another one that begins with the same `length` tokens."""
-        return HybridStore(self._pages.fork(length), self._states.fork())
+        return HybridState(self._pages.fork(length), self._states.fork())
 
     def truncate(self, length: int) -> int:
         """Forget all but the first `length` tokens; how many are still there, which may be fewer."""
@@ -119,7 +119,7 @@ class HybridStore:
         self.truncate(0)
 
 
-class Piece(NamedTuple):
+class PrefixChunk(NamedTuple):
     """The tokens `first` to `last` of a prompt; the key of what was read of them."""
 
     key: str
@@ -135,6 +135,6 @@ class StoredPrefix(NamedTuple):
     """
 
     ids: Ids[int]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PrefixChunk, ...]
     has_logits: bool = False
     is_conversation: bool = False

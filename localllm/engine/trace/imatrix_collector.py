@@ -6,7 +6,7 @@ from localllm.engine.trace.operations import Activation, Operation
 from localllm.errors import ModelError
 
 
-class SquareSums:
+class ImatrixCollector:
     """Sums of the squares of what every matrix meets in its columns.
 
     The output matrix meets only tokens whose logits are asked for.

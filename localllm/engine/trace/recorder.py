@@ -43,7 +43,7 @@ def require_format(weight: Weight) -> None:
         raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 
 
-class Shown(NamedTuple):
+class HiddenStateTap(NamedTuple):
     """What others go on with, and where runs lay it down: float32 [BATCH, columns or more].
 
     Attributes:
@@ -66,7 +66,7 @@ class Recorder(HashingVerbs, RecurrentVerbs):
     ids = positions = kinds = ALL
     wanted = WANTED
 
-    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: Shown | None = None):
+    def __init__(self, hyperparameters: Hyperparameters, context: int, shown: HiddenStateTap | None = None):
         """context: the most tokens of a sequence.  shown: what others go on with."""
         self._shown, self.begins, self._entered = shown, False, dict[int, Activation]()
         self.reveals = shown is not None and not shown.layers
@@ -427,7 +427,7 @@ def recorded(
     weights: Weights,
     hyperparameters: Hyperparameters,
     context: int,
-    shown: Shown | None = None,
+    shown: HiddenStateTap | None = None,
 ) -> Recorder:
     """What an architecture says of a file; shown: as of Recorder.
 

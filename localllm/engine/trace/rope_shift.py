@@ -18,7 +18,7 @@ from localllm.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class RopeShift:
     """How the keys of a layer turn from position to position.
 
     frequencies: radians, float64 [pairs]; a pair are numbers k * step and k * step + apart of a head.
@@ -29,14 +29,14 @@ class Turn:
     apart: int
 
     @classmethod
-    def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "Turn":
+    def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
         """Of heads whose numbers from `first` on are rotated. Pairs that begin before stand still."""
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
-def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, Turn]:
+def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
     """By state, how its keys turn; those whose keys know no position are left out.
 
     Raises UsageError for a model whose tokens cannot be moved.
@@ -56,12 +56,12 @@ def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[Stat
     return found
 
 
-def turn_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> Turn | None:
+def turn_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
     """How keys turn that are found from number `first` of heads on. Raises UsageError if that is not known."""
     operation = made[x]
     given: Mapping[str, Any] = operation.given
     if operation.verb == "rope":
-        return Turn.of(given["rope"], given["divisors"], first)
+        return RopeShift.of(given["rope"], given["divisors"], first)
     if operation.verb == "join":
         begin, behind = operation.inputs
         places = ((begin, first), (behind, first + begin.columns // given["heads"]))

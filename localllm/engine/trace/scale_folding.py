@@ -24,7 +24,7 @@ PLACES = {
 }  # fmt: skip
 
 
-class Fold(NamedTuple):
+class ScaleFold(NamedTuple):
     """Numbers that can go from what makes an activation to what reads it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Reached(NamedTuple):
     times: int
 
 
-def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[Fold]:
+def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[ScaleFold]:
     """All that are possible, in the order of what makes the activations; kept: names of tensors that must not change.
 
     Each tensor's columns are multiplied by one fold at most, and each of its rows divided by one.
@@ -86,7 +86,7 @@ class Finder:
             operation.given["state"] for operation in operations if operation.verb in ("attend", "keep")
         )
 
-    def fold(self, operation: Operation) -> Fold | None:
+    def fold(self, operation: Operation) -> ScaleFold | None:
         """What can go from what an operation makes to those who read it."""
         divided = self._divided(operation)
         reads = self._reads(operation.output) if divided else None
@@ -99,7 +99,7 @@ class Finder:
             return None
         if not all(self._is_whole(read) for read in reads):
             return None
-        return Fold(operation.output.columns, divided, names, *shapes.pop())
+        return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
     def _divided(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
         """The tensors that are divided to divide what the operation makes; None if that cannot be."""

@@ -23,7 +23,7 @@ DIGEST = 32  # bytes
 FLAGS = os.O_RDWR | os.O_CREAT
 
 
-class RecordFile:
+class ArrayLog:
     """Open for reading and more, in a `with` block, by one process; several of its threads may read.
 
     Raises LocalllmError if the disk refuses, UsageError for a file that is none of these.

@@ -18,7 +18,7 @@ FIRST = 4 << 20  # bytes; the vocabulary of most models fits, others need two or
 MOST = 1 << 28  # bytes that a header may have; the largest known have 20 MB
 
 
-class NotThereError(Exception):
+class IncompleteHeaderError(Exception):
     """The header goes on behind what is there."""
 
 
@@ -38,7 +38,7 @@ class BeginningReader(HeaderReader):
 
     def require_there(self) -> None:
         if self.position > self.there:
-            raise NotThereError
+            raise IncompleteHeaderError
 
 
 def is_there(data: mmap.mmap, path: str, known: int) -> bool:
@@ -49,7 +49,7 @@ def is_there(data: mmap.mmap, path: str, known: int) -> bool:
         reader.read()
         reader.require_there()
         return True
-    except NotThereError:
+    except IncompleteHeaderError:
         return False
     except ModelError as error:
         problem = type(error)(str(error))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.generation.constraints.union_matcher import Either
+from localllm.generation.constraints.union_matcher import UnionMatcher
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart, Thinking
 from localllm.generation.speculation.acceptance import SURE, Guess
 from localllm.generation.tools.tool_call_parser import CALL
@@ -17,11 +17,11 @@ from localllm.generation.transcript import Transcript
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher
-    from localllm.generation.constraints.union_matcher import Follows
+    from localllm.generation.constraints.union_matcher import TokenMatcher
     from localllm.generation.sampling.sampler import Sampler
 
 
-class Guide:
+class AnswerState:
     """Follows one answer, token by token.
 
     Attributes:
@@ -32,7 +32,7 @@ class Guide:
         self,
         transcript: Transcript,
         thinking: Thinking,
-        matcher: "Follows | None" = None,
+        matcher: "TokenMatcher | None" = None,
         calls: "Matcher | None" = None,
         is_whole: bool = False,
     ):
@@ -58,7 +58,7 @@ class Guide:
     def _has_heads(self) -> bool:
         return self._thinking.format is not None and self._thinking.format.repeats
 
-    def copy(self) -> "Guide":
+    def copy(self) -> "AnswerState":
         """One that goes on from here by itself."""
         twin = copy(self)
         twin.transcript = self.transcript.copy()
@@ -120,7 +120,7 @@ class Guide:
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
-        if isinstance(self._matcher, Either) and any(part.kind == CALL for part in parts):
+        if isinstance(self._matcher, UnionMatcher) and any(part.kind == CALL for part in parts):
             self._matcher.form = None  # a tool and its arguments: a form that allows the same would be chosen by nobody
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
             parts += self._begin_call(self._calls, self.transcript.reader.pending)
@@ -150,12 +150,12 @@ class Guide:
             self._forced = self._thinking.closing
 
 
-class Expected:
+class ForcedTokensProposer:
     """A proposer (see generation.speculation): what a guide expects."""
 
     account = None
 
-    def __init__(self, guide: Guide):
+    def __init__(self, guide: AnswerState):
         self._guide = guide
 
     def push(self, tokens: Sequence[int]) -> None:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from localllm.generation.reasoning import Thinking
 
 
-class Follows(Protocol):
+class TokenMatcher(Protocol):
     """What a Guide asks of a Matcher."""
 
-    def copy(self) -> "Follows": ...
+    def copy(self) -> "TokenMatcher": ...
     def allowed(self) -> np.ndarray: ...
     def accept(self, token: int) -> None: ...
     def unfinished(self, thinking: "Thinking") -> np.ndarray: ...
@@ -22,7 +22,7 @@ class Follows(Protocol):
     def expected(self) -> list[int]: ...
 
 
-class Either:
+class UnionMatcher:
     """Follows an answer with both, as long as they allow what comes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Either:
     def _both(self) -> "list[Matcher]":
         return [matcher for matcher in (self.form, self.calls) if matcher]
 
-    def copy(self) -> "Either":
+    def copy(self) -> "UnionMatcher":
         """One that goes on from here by itself."""
         twin = copy(self)
         twin.form, twin.calls = self.form and self.form.copy(), self.calls and self.calls.copy()

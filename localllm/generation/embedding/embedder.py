@@ -69,11 +69,11 @@ class Embedder:
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
         """pooling: one of POOLINGS instead of the file's. Raises ModelError, MemoryLimitError, UsageError."""
-        from localllm.engine.embedding_runner import TextReader
+        from localllm.engine.embedding_runner import EmbeddingRunner
 
         self.pooling = pooling_of(file, pooling)
         self.path, self._metadata, self._tokenizer = file.path, file.metadata, tokenizer
-        self.reader = TextReader(file, self.pooling, options)
+        self.reader = EmbeddingRunner(file, self.pooling, options)
         self.width, self.context, self.tokens = self.reader.width, self.reader.context, 0
         self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
         around = tokenizer.encode("", bos=True, eos=True)

@@ -42,11 +42,11 @@ class Reranker:
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):
         """Raises ModelError for a model that scores nothing, MemoryLimitError, UsageError."""
-        from localllm.engine.embedding_runner import TextReader
+        from localllm.engine.embedding_runner import EmbeddingRunner
 
         require_reranker(file)
         self.path, self._tokenizer, self.tokens = file.path, tokenizer, 0
-        self.reader = TextReader(file, RANK, options)
+        self.reader = EmbeddingRunner(file, RANK, options)
         self.context = self.reader.context
         named = file.metadata.get(f"{self.reader.hyperparameters.arch}.classifier.output_labels")
         self.labels = named if isinstance(named, list) else []

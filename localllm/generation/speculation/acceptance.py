@@ -40,7 +40,7 @@ class Proposer(Protocol):
     """Guesses how a text goes on."""
 
     @property
-    def account(self) -> "Account | None":
+    def account(self) -> "SpeculationBudget | None":
         """Of its kind of guesses for all answers; None if each answer is another matter."""
         ...
 
@@ -52,7 +52,7 @@ class Proposer(Protocol):
         ...
 
 
-class StepCosts:
+class StepCostModel:
     """What a step of the model costs by its tokens, as measured on this computer; that of one token costs 1."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class StepCosts:
         """Of something else that takes so long, when a step is known."""
         return seconds / self._one
 
-    def beside(self, others: int) -> "StepCosts | CostsBeside":
+    def beside(self, others: int) -> "StepCostModel | BatchedStepCost":
         """For one of several answers; others: tokens of the step that are not this answer's."""
-        return CostsBeside(self, others) if others else self
+        return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
         """What a step brings, by what one without a draft does; expected: tokens of this answer."""
@@ -100,10 +100,10 @@ class StepCosts:
         return min(taken / usual[tokens] for tokens, taken in self._seconds.items())
 
 
-class CostsBeside:
+class BatchedStepCost:
     """What a step costs in which others take part, by the tokens of one answer; that of one of its tokens costs 1."""
 
-    def __init__(self, costs: StepCosts, others: int):
+    def __init__(self, costs: StepCostModel, others: int):
         self._costs, self._others, self._one = costs, others, costs.of(others + 1)
 
     def of(self, tokens: int) -> float:
@@ -113,7 +113,7 @@ class CostsBeside:
         return self._costs.of_time(seconds) / self._one
 
     def tokens(self, expected: float) -> float:
-        """As of StepCosts: the others have theirs all the same."""
+        """As of StepCostModel: the others have theirs all the same."""
         return (expected + self._others) / (1 + self._others)
 
 
@@ -126,7 +126,7 @@ def interpolated(known: Mapping[int, float]) -> list[float]:
     return costs
 
 
-Costs = StepCosts | CostsBeside
+Costs = StepCostModel | BatchedStepCost
 
 
 def settled(before: float | None, seconds: float) -> float:
@@ -134,7 +134,7 @@ def settled(before: float | None, seconds: float) -> float:
     return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
 
 
-class Experience:
+class AcceptanceHistory:
     """How often guesses were right lately.
 
     Attributes:
@@ -158,7 +158,7 @@ class Experience:
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
-class Account:
+class SpeculationBudget:
     """What guesses of one kind cost and bring, for one answer or for many.
 
     Attributes:
@@ -168,7 +168,7 @@ class Account:
     """
 
     def __init__(self) -> None:
-        self.experience, self.trials = Experience(), TRIALS
+        self.experience, self.trials = AcceptanceHistory(), TRIALS
         self.seconds: float | None = None
         self._lost, self._steps = 0.0, 0
 
@@ -201,7 +201,7 @@ class Guesser:
     """A proposer, what its guesses cost, and how often they were right."""
 
     def __init__(self, proposer: Proposer):
-        self._proposer, self._account = proposer, proposer.account or Account()
+        self._proposer, self._account = proposer, proposer.account or SpeculationBudget()
         self._guesses: list[Guess] = []  # the latest
         self._planned, self._worth = 0, 0.0  # how many of them are in a draft, and what a right one saves
 
@@ -279,9 +279,9 @@ class Guesser:
 class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
 
-    def __init__(self, proposers: Iterable[Proposer], costs: StepCosts | None = None):
+    def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
         """The proposers know the text so far; those whose guesses are free come first. costs: those of others, too."""
-        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCosts()
+        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.took = self._costs.took
 
     def draft(self, most: int, others: int = 0) -> list[int]:

@@ -17,14 +17,14 @@ import numpy as np
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling.sampler import Sampler
-from localllm.generation.sequence_pool import Sequences
-from localllm.generation.speculation.acceptance import SURE, Account, Guess
+from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.speculation.acceptance import SURE, Guess, SpeculationBudget
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
-    from localllm.generation.constraints.token_mask import Guide
-    from localllm.generation.context_overflow import Rolling
+    from localllm.generation.constraints.token_mask import AnswerState
+    from localllm.generation.context_overflow import ShiftedSequence
 
 PADDING = 128  # tokens that one vocabulary may have more at its end, as in llama.cpp: models of one family are padded
 
@@ -32,8 +32,8 @@ PADDING = 128  # tokens that one vocabulary may have more at its end, as in llam
 class Drafter:
     """A model that guesses for others. Each answer has a sequence of its own."""
 
-    def __init__(self, sequences: Sequences, tokenizer: Tokenizer):
-        self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, Account()
+    def __init__(self, sequences: SequencePool, tokenizer: Tokenizer):
+        self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raises UsageError unless the tokens are those of this tokenizer, but for at most PADDING at one's end."""
@@ -50,7 +50,7 @@ class Drafter:
 
     @contextmanager
     def proposer(
-        self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "Guide | None" = None
+        self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> Iterator["DraftModel"]:
         """Its guesses behind a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
@@ -67,13 +67,13 @@ class DraftModel:
 
     def __init__(
         self,
-        sequence: "Tokens | Rolling",
+        sequence: "Tokens | ShiftedSequence",
         tokens: Sequence[int],
         sampler: Sampler,
         vocab: int,
         end_ids: frozenset[int],
-        guide: "Guide | None" = None,
-        account: Account | None = None,
+        guide: "AnswerState | None" = None,
+        account: SpeculationBudget | None = None,
     ):
         """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
         tokens that both models know; end_ids: behind which nothing comes; account: as of Proposer."""
@@ -113,12 +113,12 @@ class DraftModel:
             unread = [token]
 
 
-ACCOUNTS = WeakKeyDictionary[object, Account]()  # by engine
+ACCOUNTS = WeakKeyDictionary[object, SpeculationBudget]()  # by engine
 
 
-def account_of(engine: object) -> Account:
+def account_of(engine: object) -> SpeculationBudget:
     """Of what its model's own layer guesses, or the head in another file."""
-    return ACCOUNTS.setdefault(engine, Account())
+    return ACCOUNTS.setdefault(engine, SpeculationBudget())
 
 
 def trust(logits: np.ndarray, token: int) -> int:

@@ -3,14 +3,14 @@
 from localllm.engine.draft_head_source import is_head
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.sequence_pool import Sequences
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation.draft_model import Drafter
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS = "tokenizer.ggml.tokens"
 
 
-def uses_head(path: str, sequences: Sequences, tokenizer: Tokenizer) -> bool:
+def uses_head(path: str, sequences: SequencePool, tokenizer: Tokenizer) -> bool:
     """Whether a file has such a head, which guesses for the model from now on.
 
     Raises as Engine.use_head, UsageError for one with another vocabulary than this tokenizer's.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from localllm.generation.speculation.acceptance import SURE, Guess
-from localllm.generation.speculation.ngram_cache import GAP, NOTHING, Earlier, Match, WrittenBefore
+from localllm.generation.speculation.ngram_cache import GAP, NOTHING, CorpusMatch, NgramCache, TokenCorpus
 
 FOLLOWED = 4  # tokens in a row that make a copy of what looks like one
 LEFT = 4  # copies that were left and may be taken up again
@@ -30,11 +30,11 @@ class NGrams:
 
     account = None
 
-    def __init__(self, earlier: Earlier = NOTHING) -> None:
+    def __init__(self, earlier: TokenCorpus = NOTHING) -> None:
         self._earlier, self._begin = earlier, len(earlier.tokens)
         self.tokens = array("i", earlier.tokens.tobytes())
         self.place = self.agreed = 0
-        self._elsewhere = Match(0, 0)  # the longest in earlier texts
+        self._elsewhere = CorpusMatch(0, 0)  # the longest in earlier texts
         self._next: list[dict[int, int]] = [{}]  # of each state: the state after a token
         self._length, self._link, self._end = [0], [-1], [-1]  # longest piece, state of its ends, where it was last
         self._last = 0
@@ -51,7 +51,7 @@ class NGrams:
         (place, agreed), count = self._elsewhere, len(tokens)
         goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
         if goes_on and self.tokens[place + count] != GAP:  # at its end it would say nothing, and hide what does
-            self._elsewhere = Match(place + count, agreed + count)
+            self._elsewhere = CorpusMatch(place + count, agreed + count)
         else:
             self._elsewhere = self._earlier.find(self.tokens[max(self._begin, len(self.tokens) - SURE) :])
         if self._elsewhere.agreed > self.agreed:
@@ -158,7 +158,7 @@ def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
         place, agreed = place + 1, agreed + 1
 
 
-def from_text(tokens: Sequence[int], written: WrittenBefore | None = None) -> tuple[NGrams, Copies]:
+def from_text(tokens: Sequence[int], written: NgramCache | None = None) -> tuple[NGrams, Copies]:
     """The proposers that look at nothing but the text, which begins with these tokens, and at earlier ones."""
     grams = NGrams(written.earlier() if written else NOTHING)
     grams.push(tokens)

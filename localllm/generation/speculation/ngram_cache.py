@@ -28,14 +28,14 @@ SAMPLES = 500  # tokens that a vocabulary is known by
 FACTOR = 0x9E3779B97F4A7C15  # of the keys, odd
 
 
-class Match(NamedTuple):
+class CorpusMatch(NamedTuple):
     """Where a text went on that ended alike, and how many tokens agree: 0 for none, SURE at most."""
 
     place: int
     agreed: int
 
 
-class Earlier:
+class TokenCorpus:
     """Texts, one behind the other, and where the same tokens come again. Does not change.
 
     A place stands for the GRAM tokens before it. The index is all places in the order of the keys of those; of equal
@@ -56,11 +56,11 @@ class Earlier:
         places = places_in(tokens)
         return cls(tokens, places[np.argsort(keys(tokens)[places - GRAM], kind="stable")])
 
-    def find(self, ending: Sequence[int]) -> Match:
+    def find(self, ending: Sequence[int]) -> CorpusMatch:
         """Where the end of a text, its last SURE tokens, has been before: the longest match; of equal ones with the
         token that followed most often, and of those the latest."""
         if len(ending) < GRAM:
-            return Match(0, 0)
+            return CorpusMatch(0, 0)
         key = 0
         for token in ending[-GRAM:]:
             key = (key * FACTOR + token + 1) % (1 << 64)
@@ -70,12 +70,12 @@ class Earlier:
         agreed = alike(self.tokens, places, np.array(ending, np.int32)[None])
         longest = int(agreed.max(initial=0))
         if longest < GRAM:  # none, or another gram with the same key
-            return Match(0, 0)
+            return CorpusMatch(0, 0)
         places = places[agreed == longest]
         _, kinds, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
-        return Match(int(places[counts[kinds] == counts.max()][-1]), longest)
+        return CorpusMatch(int(places[counts[kinds] == counts.max()][-1]), longest)
 
-    def and_text(self, ids: np.ndarray) -> "Earlier":
+    def and_text(self, ids: np.ndarray) -> "TokenCorpus":
         """With what is new in another text, int32."""
         new = self._new_in(ids)
         if not len(new):
@@ -83,13 +83,13 @@ class Earlier:
         tokens = np.concatenate((self.tokens, new))
         if len(tokens) > MOST:
             rest = tokens[-MOST * 3 // 4 :]
-            return Earlier.of(rest[int(np.argmax(rest == GAP)) + 1 :])
+            return TokenCorpus.of(rest[int(np.argmax(rest == GAP)) + 1 :])
         places = places_in(new) + len(self.tokens)
         added = keys(new)[places - len(self.tokens) - GRAM]
         order = np.argsort(added, kind="stable")
         places, added = places[order], added[order]
         at = np.searchsorted(self._keys, added, "right")
-        return Earlier(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
+        return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
     def _new_in(self, ids: np.ndarray) -> np.ndarray:
         """What of a text is not here, int32: pieces of LEAST tokens or more, with a GAP behind each. A piece begins
@@ -134,7 +134,7 @@ def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.nda
     return np.logical_and.accumulate(same, 1).sum(1)
 
 
-NOTHING = Earlier(np.zeros(0, np.int32), np.zeros(0, np.int32))
+NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
@@ -154,7 +154,7 @@ def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
     return texts
 
 
-class WrittenBefore:
+class NgramCache:
     """What was written before with one vocabulary; it grows. Several threads may use it.
 
     Nothing leaves the computer. A file of the user's cache folder has it between processes.
@@ -164,7 +164,7 @@ class WrittenBefore:
         """name: of the vocabulary; None: no file."""
         self._vocab_size, self._name = vocab_size, name
         self.lock = lock_for(self)
-        self._earlier: Earlier | None = None
+        self._earlier: TokenCorpus | None = None
         self._added = deque[tuple[np.ndarray, bool]]()  # since `collect`
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
 
@@ -185,7 +185,7 @@ class WrittenBefore:
             if is_kept:
                 self._unsaved = latest([*self._unsaved, text])
 
-    def earlier(self) -> Earlier:
+    def earlier(self) -> TokenCorpus:
         """All of it."""
         with self.lock:
             self._collect()
@@ -195,7 +195,7 @@ class WrittenBefore:
                 self._earlier = self._earlier.and_text(self._waiting.pop(0))
             return self._earlier
 
-    def _read(self) -> Earlier:
+    def _read(self) -> TokenCorpus:
         found = read_texts(self._name) if self._name else None
         if found is None:
             return NOTHING
@@ -203,7 +203,7 @@ class WrittenBefore:
         is_sound = tokens.min(initial=GAP) >= GAP and tokens.max(initial=GAP) < self._vocab_size
         if not is_sound or places.min(initial=GRAM) < GRAM or places.max(initial=0) >= max(1, len(tokens)):
             return NOTHING
-        return Earlier(tokens, places)
+        return TokenCorpus(tokens, places)
 
     def save(self) -> None:
         """To the file, with what other processes have put there meanwhile; if that is possible."""

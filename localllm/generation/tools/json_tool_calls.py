@@ -32,7 +32,7 @@ class WrittenCall(NamedTuple):
     end: int
 
 
-class JsonCallReader:
+class JsonToolCallParser:
     """Finds them in what is said, as it comes."""
 
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):

@@ -17,7 +17,7 @@ def call_id() -> str:
 
 
 @dataclass
-class SaidCall:
+class ToolCall:
     """One of them, as far as it was said."""
 
     name: str
@@ -43,15 +43,15 @@ class SaidCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
-def take(calls: list[SaidCall], part: TextPart) -> bool:
+def take(calls: list[ToolCall], part: TextPart) -> bool:
     """Whether a part is of a call, which is added to those before."""
     if part.kind == CALL:
-        calls.append(SaidCall(part.text))
+        calls.append(ToolCall(part.text))
     elif part.kind == ARGUMENTS:
         calls[-1].pieces.append(part.text)
     return part.kind in (CALL, ARGUMENTS)
 
 
-def whole(calls: Iterable[SaidCall]) -> list[SaidCall]:
+def whole(calls: Iterable[ToolCall]) -> list[ToolCall]:
     """Those that were not cut."""
     return [call for call in calls if call.arguments is not None]

@@ -43,7 +43,7 @@ class ParameterMarks:
 
 
 @frozen
-class CallFormat:
+class ToolCallFormat:
     """How calls are written; ID stands for an id in each.
 
     Attributes:
@@ -76,16 +76,16 @@ class CallFormat:
 
 # Where a template asks for calls but cannot write them down again, by what its text has.
 TOLD = {
-    "<|tool_call|>": CallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
-    "<|tool_call_start|>": CallFormat(
+    "<|tool_call|>": ToolCallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
+    "<|tool_call_start|>": ToolCallFormat(
         "<|tool_call_start|>[", "(", "), ", ")]<|tool_call_end|>", ParameterMarks("", ", ", ('="', '"'), ("=", ""))
     ),  # LFM2
 }
-HARMONY = CallFormat(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
-GENERIC = CallFormat('{"name": "', '", "arguments": ', None, "}", is_known=False)
+HARMONY = ToolCallFormat(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
+GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=False)
 
 
-def call_format(source: str, render: Render, ends: Sequence[str]) -> CallFormat:
+def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
     """Of a template: its source, what it renders (with a tool named NAME), and the texts that end an answer."""
     is_known = NAME in attempt(render, [USER], True)
     found = induced(render, ends, False) or tagged(render, ends) or induced(render, ends, True)
@@ -115,7 +115,7 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
         return ""
 
 
-def induced(render: Render, ends: Sequence[str], as_text: bool) -> CallFormat | None:
+def induced(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
     """Of a template that writes arguments as JSON."""
     given: Any = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
     texts = [said(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
@@ -126,7 +126,7 @@ def induced(render: Render, ends: Sequence[str], as_text: bool) -> CallFormat | 
     separator = None
     if len(pieces[1]) == 5 and len(pieces[2]) == 7:
         separator = common_form(pieces[1][2], pieces[2][4])
-    return CallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), None, as_text)
+    return ToolCallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), None, as_text)
 
 
 def text_of(arguments: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def text_of(arguments: dict[str, Any]) -> str:
     return json.dumps(arguments)
 
 
-def tagged(render: Render, ends: Sequence[str]) -> CallFormat | None:
+def tagged(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
     """Of a template that marks each parameter."""
     kinds = []
     for values in (TEXTS, NUMBERS):
@@ -155,7 +155,7 @@ def tagged(render: Render, ends: Sequence[str]) -> CallFormat | None:
         between, begins = first.removesuffix(next), next
     marks = ParameterMarks(begins, next, (mid, close), (mid_json, close_json))
     separator = separator and with_ids(separator.removeprefix(close))
-    return CallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), marks)
+    return ToolCallFormat(trimmed(opening), with_ids(between), separator, with_ids(closing), marks)
 
 
 def said(render: Render, message: Message, ends: Sequence[str]) -> str:

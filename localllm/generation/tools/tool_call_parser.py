@@ -8,21 +8,23 @@ from typing import Any
 
 from localllm.generation.reasoning import ANSWER, SIGN, TextPart, overlap
 from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
-from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
+from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
 _ID = "[A-Za-z0-9_-]+"
 _NAME = "[A-Za-z0-9_.-]{1,64}"  # of a parameter that a schema does not name
 
 
-class CallReader:
+class ToolCallParser:
     """Follows one answer. Behind the trigger everything is as the format says, which a grammar has to see to.
 
     Attributes:
         in_call: whether the trigger was there.  pending: what came behind it, when it was found.
     """
 
-    def __init__(self, format: CallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()):
+    def __init__(
+        self, format: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], marks: frozenset[str] = frozenset()
+    ):
         """tools: the schemas of parameters, by name.  marks: texts of the format that are tokens, which have a SIGN."""
         self._format, self._tools, self._marks = format, tools, marks
         self._trigger = signed(format.trigger, marks)
@@ -32,7 +34,7 @@ class CallReader:
         self._name, self._count, self._scan = "", 0, JsonScan()
         self._given: set[str] = set()  # parameters with marks, of the call
 
-    def copy(self) -> "CallReader":
+    def copy(self) -> "ToolCallParser":
         """One that goes on from here by itself."""
         twin = copy(self)
         twin._scan = copy(self._scan)

@@ -17,10 +17,10 @@ from localllm.generation.constraints.distinct_items import DistinctItems, has_di
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact
 from localllm.generation.constraints.written_schemas import written
 from localllm.generation.reasoning import SIGN
-from localllm.generation.tools.json_tool_calls import JsonCallReader
+from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_grammar import ParameterGrammar
-from localllm.generation.tools.tool_call_format import HARMONY, ID, CallFormat
-from localllm.generation.tools.tool_call_parser import CallReader
+from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
+from localllm.generation.tools.tool_call_parser import ToolCallParser
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher
@@ -102,14 +102,14 @@ class ToolUse:
         return not self.parallel or self.choice not in CHOICES
 
 
-class Calls:
+class ToolGrammar:
     """The calls of one answer: their format, and the grammars for it.
 
     Attributes:
         use: the tools.  format: how calls are written.  shown: the texts of tokens that the format has, by id.
     """
 
-    def __init__(self, use: ToolUse, format: CallFormat, tokenizer: "Tokenizer"):
+    def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
         """Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
         self._distinct = dict[str, dict[str, Any]]()  # schemas that say uniqueItems, by tool
@@ -135,18 +135,18 @@ class Calls:
         """Whether a message's head says that it is one, as in harmony, where thoughts may be in front."""
         return self.format.opening == HARMONY.opening
 
-    def reader(self) -> CallReader:
+    def reader(self) -> ToolCallParser:
         """For an answer that has not begun."""
-        reader = CallReader(self.format, self._schemas, self._marks)
+        reader = ToolCallParser(self.format, self._schemas, self._marks)
         if self.must and not self.have_heads:
             reader.begin()
         return reader
 
-    def json_reader(self) -> JsonCallReader | None:
+    def json_reader(self) -> JsonToolCallParser | None:
         """For an answer that has not begun: of calls that are written as JSON, whatever the template says."""
         if self.must or not self.use.json_calls:
             return None
-        return JsonCallReader([*self._schemas], self._fits, self.use.is_single)
+        return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
 
     def distinct_items(self, name: str) -> DistinctItems | None:
         """What arguments of a tool pass through, None if its schema asks for nothing."""

@@ -16,12 +16,12 @@ from localllm.generation.tools.tool_call_format import (
     NAME,
     SAID,
     USER,
-    CallFormat,
+    ToolCallFormat,
     attempt,
     call_format,
     calling,
 )
-from localllm.generation.tools.tool_grammar import Calls, Tool, ToolUse, told_generically
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, told_generically
 from localllm.text.marker_escaping import Message
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ PROBE = Tool(
 )
 
 
-def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> CallFormat:
+def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
     """Read off what it renders."""
     tools = [PROBE.told()]
 
@@ -41,7 +41,7 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> CallForm
     return call_format(template.source, render, [tokenizer.pieces[token] for token in tokenizer.end_ids])
 
 
-def in_format(messages: Sequence[Message], format: CallFormat, use: ToolUse | None) -> list[Message]:
+def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
     """Calls and their results as the template wants them; what it does not know of, as texts. Raises UsageError."""
     told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
@@ -177,10 +177,12 @@ def as_text(message: Message) -> Message:
     return message
 
 
-def with_calls(use: ToolUse, format: CallFormat, tokenizer: Tokenizer, thinking: Thinking) -> tuple[Calls, Thinking]:
+def with_calls(
+    use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
+) -> tuple[ToolGrammar, Thinking]:
     """The calls of an answer, and thoughts that let heads of calls be."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
         if use.must:  # nothing else may follow a thought
             thinking = replace(thinking, closing=tuple(tokenizer.encode("<|end|><|start|>assistant", special=True)))
-    return Calls(use, format, tokenizer), thinking
+    return ToolGrammar(use, format, tokenizer), thinking

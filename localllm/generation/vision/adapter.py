@@ -8,11 +8,11 @@ from localllm.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
-    from localllm.generation.vision.image_encoder import Eye, SeenImage
+    from localllm.generation.vision.image_encoder import EncodedImage, ImageEncoder
     from localllm.text.tokenizer import Tokenizer
 
 
-class Sight:
+class VisionAdapter:
     """Threads that look wait for each other.
 
     Attributes:
@@ -23,21 +23,21 @@ class Sight:
         """path: of the model; threads: that encode; keeps: what was made of images from process to process."""
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = lock_for(self)
-        self.eye: Eye | None = None
+        self.eye: ImageEncoder | None = None
 
-    def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "Eye":
+    def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
         """See by this file from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
         Raises what Eye does, and UsageError if there is no projector."""
         from localllm.files.gguf.projectors import projector_beside
-        from localllm.generation.vision.image_encoder import Eye
+        from localllm.generation.vision.image_encoder import ImageEncoder
 
         path = projector_beside(self._path) if projector is None else os.fsdecode(projector)
-        eye = Eye(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
+        eye = ImageEncoder(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
         self.close()
         self.eye = eye
         return eye
 
-    def look(self, image: Any) -> "SeenImage":
+    def look(self, image: Any) -> "EncodedImage":
         """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
         image, and what `use` raises."""
         with self.lock:

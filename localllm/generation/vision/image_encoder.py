@@ -10,10 +10,10 @@ import numpy as np
 
 from localllm import images
 from localllm.arch import vision
-from localllm.engine.image_tokens import Seen
+from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.memory.image_cache import SeenRows, projector_fingerprint
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import PictureReader
+from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import opened_image
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 LEAST, MOST_BYTES = 64, 256 << 20
 
 
-class SeenImage(NamedTuple):
+class EncodedImage(NamedTuple):
     """An image: ids among a prompt's tokens, and what they call."""
 
     ids: list[int]
-    seen: list[Seen]
+    seen: list[ImageEmbedding]
 
 
-class Eye:
+class ImageEncoder:
     """A projector for a model that is open. Not for several threads at once.
 
     Attributes:
@@ -53,9 +53,9 @@ class Eye:
         ModelError for what is no projector, or that of another model, UnsupportedError, UsageError for crops that its
         family does not have."""
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
-        self._known: OrderedDict[bytes, SeenImage] = OrderedDict()
+        self._known: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
-        self._reader = PictureReader(self._file, options)
+        self._reader = VisionEncoder(self._file, options)
         h, family, width = self._reader.hyperparameters, self._reader.family, engine.hyperparameters.row_width
         if h.row_width != width:
             problem = f"it makes rows of {h.row_width} numbers, the model reads {width}"
@@ -66,10 +66,12 @@ class Eye:
         if pan_and_scan and not hasattr(family, "panned"):
             raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
         self._prepared = family.panned if pan_and_scan else family.prepared
-        engine.see(Seen(b"", np.zeros((1, width), np.float32)))  # refuses models that images cannot be read by
+        engine.see(
+            ImageEmbedding(b"", np.zeros((1, width), np.float32))
+        )  # refuses models that images cannot be read by
         self._files = SeenRows(os.path.basename(path), width) if keeps else None
 
-    def look(self, source: Any) -> SeenImage:
+    def look(self, source: Any) -> EncodedImage:
         """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
         UsageError, ModelError."""
         image = opened_image(source)
@@ -91,7 +93,7 @@ class Eye:
             self._files = None
             return self.path.encode()
 
-    def _looked(self, image: Any, digest: bytes) -> SeenImage:
+    def _looked(self, image: Any, digest: bytes) -> EncodedImage:
         """The first time."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)
@@ -102,13 +104,15 @@ class Eye:
             if self._files:
                 self._files.keep(digest, rows)
         seen = [
-            Seen(digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead)
+            ImageEmbedding(
+                digest + bytes([number & 255, number >> 8]), some, h.axes(prepared.pictures[number]), h.sees_ahead
+            )
             for number, some in enumerate(rows)
         ]
         ids = [token for part in prepared.parts for token in self._ids_of(part, seen)]
-        return SeenImage(ids, seen)
+        return EncodedImage(ids, seen)
 
-    def _ids_of(self, part: str | int, seen: Sequence[Seen]) -> list[int]:
+    def _ids_of(self, part: str | int, seen: Sequence[ImageEmbedding]) -> list[int]:
         return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
 
     def _forget(self) -> None:
@@ -120,6 +124,6 @@ class Eye:
         self._reader.close()
 
 
-def size_of(look: SeenImage) -> int:
+def size_of(look: EncodedImage) -> int:
     """Bytes."""
     return sum(seen.rows.nbytes for seen in look.seen)

@@ -16,7 +16,7 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.gptq import Feedback, cost
 from localllm.quant.hessian import count_themselves, limited, mean_moments
 from localllm.quantizing.calibrate import EMBEDDING, LOGITS, Calibration
-from localllm.quantizing.layerwise_runner import FinishedError, Inputs, MatrixRows, Parts
+from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, MatrixRows, StopCalibrationError
 from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, group_of
 from localllm.quantizing.original_weights import Originals
 from localllm.quantizing.plan import TensorJob
@@ -46,7 +46,7 @@ class MatrixBlocks(NamedTuple):
     rows: np.ndarray
 
 
-class Meeting(Originals):
+class ActivationCollector(Originals):
     """Looks at matrices with what they meet where all are as they are.
 
     Attributes:
@@ -66,7 +66,7 @@ class Meeting(Originals):
             self.look(job, inputs)
             self._on_matrix(weight.name)
         if weight.name in LOGITS:
-            raise FinishedError
+            raise StopCalibrationError
         return super().met(weight, inputs)
 
     def look(self, job: TensorJob, inputs: Inputs) -> None:
@@ -100,7 +100,7 @@ class Meeting(Originals):
         return MatrixBlocks(format, np.concatenate(pieces))
 
 
-class Surveyed(Meeting):
+class SensitivityCollector(ActivationCollector):
     """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
 
     Attributes:
@@ -113,7 +113,7 @@ class Surveyed(Meeting):
         self._shared_others: Any = None
 
     def look(self, job: TensorJob, inputs: Inputs) -> None:
-        """As of Meeting."""
+        """As of ActivationCollector."""
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
         count, names = row_count(tensor.shape) // rows, candidates(columns)
         some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
@@ -148,7 +148,7 @@ class Surveyed(Meeting):
         return self._last_others
 
 
-class Coarse(Originals):
+class CoarseWeights(Originals):
     """Some matrices are coarse, all others as they are."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
@@ -186,7 +186,9 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     """What is known of the matrices that get a format by need."""
     jobs = calibration.jobs
     wanted = sum(map(is_free, jobs.values()))
-    surveyed = Surveyed(jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name))
+    surveyed = SensitivityCollector(
+        jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name)
+    )
     chunks = calibration.some(READ)
     calibration.forward(surveyed, chunks, threads)
     probes = [chunk[:TOKENS] for chunk in chunks[:: max(1, len(chunks) // PROBES)]]
@@ -197,7 +199,7 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
     base = calibration.logits(Originals(jobs, widener), probes, threads, filled)
     for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
-        found = calibration.logits(Coarse(jobs, widener, coarse), probes, threads, past)
+        found = calibration.logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
         error = sum(need.errors[coarse[need.name].format] for need in group)
         harm = divergence(base, found, threads) / max(error, 1e-30)
         for need in group:
@@ -212,7 +214,7 @@ def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
     return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
-def divergence(base: Parts, other: Parts, threads: int = 1) -> float:
+def divergence(base: BatchedActivations, other: BatchedActivations, threads: int = 1) -> float:
     """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
 
     def of(one: np.ndarray, another: np.ndarray) -> float:

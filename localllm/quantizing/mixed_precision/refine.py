@@ -17,9 +17,9 @@ from localllm.quantizing.layerwise_runner import Inputs
 from localllm.quantizing.mixed_precision.measure import (
     READ,
     TOKENS,
-    Coarse,
+    ActivationCollector,
+    CoarseWeights,
     MatrixBlocks,
-    Meeting,
     OnMatrix,
     divergence,
 )
@@ -88,7 +88,7 @@ def as_done(
     return [replace(need, harm=need.harm * factors[need.name]) for need in needs]
 
 
-class Encoded(Meeting):
+class Encoded(ActivationCollector):
     """Encodes the matrices that are not yet in the formats that they should have.
 
     Attributes:
@@ -100,7 +100,7 @@ class Encoded(Meeting):
         self.formats, self.blocks = dict[str, str](), dict[str, MatrixBlocks]()
 
     def look(self, job: TensorJob, inputs: Inputs) -> None:
-        """As of Meeting."""
+        """As of ActivationCollector."""
         name = job.tensor.name
         self.blocks[name] = self.encoded(job, inputs, self.formats[name])
 
@@ -128,7 +128,7 @@ class PlanCheck:
         return self._found - self._with({name: it for name, it in self._encoded.blocks.items() if name not in names})
 
     def _with(self, blocks: Mapping[str, MatrixBlocks]) -> float:
-        matrices = Coarse(self._calibration.jobs, self._widener, blocks)
+        matrices = CoarseWeights(self._calibration.jobs, self._widener, blocks)
         return divergence(self._base, self._calibration.logits(matrices, self._texts, self._threads), self._threads)
 
 

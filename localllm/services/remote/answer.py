@@ -6,7 +6,7 @@ from typing import Any
 from localllm.frozen import frozen
 from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
-from localllm.generation.tools.tool_call import SaidCall, whole
+from localllm.generation.tools.tool_call import ToolCall, whole
 
 REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
 
@@ -23,10 +23,10 @@ class Streaming:
         self._compactor = JsonCompactor() if is_compact else None
         self.text, self.finish_reason, self.events = {ANSWER: "", THOUGHT: ""}, "", 0
         self.usage: dict[str, Any] = {}
-        self._calls = dict[int, SaidCall]()
+        self._calls = dict[int, ToolCall]()
 
     @property
-    def calls(self) -> list[SaidCall]:
+    def calls(self) -> list[ToolCall]:
         """Those that were not cut, in their order."""
         return whole(call for _, call in sorted(self._calls.items()))
 
@@ -61,7 +61,7 @@ class Streaming:
         assert isinstance(number, int)
         function = told.get("function") if isinstance(told.get("function"), dict) else {}
         assert isinstance(function, dict)
-        call = self._calls.setdefault(number, SaidCall(""))
+        call = self._calls.setdefault(number, ToolCall(""))
         if isinstance(told.get("id"), str) and told["id"]:
             call.id = told["id"]
         call.name = call.name or str(function.get("name") or "")

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.conversation import Turns
+from localllm.generation.conversation import Conversation
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.images.urls import with_urls
@@ -84,7 +84,7 @@ def context_of(about: dict[str, Any], endpoint: Endpoint, name: str) -> int:
     return 0
 
 
-class RemoteSession(Turns):
+class RemoteSession(Conversation):
     """A conversation with a server's model."""
 
     def __init__(self, model: RemoteModel):

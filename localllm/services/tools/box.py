@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.tools.tool_call import SaidCall
+from localllm.generation.tools.tool_call import ToolCall
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.marker_escaping import without_surrogates
 
@@ -64,7 +64,7 @@ class Toolbox:
     def names(self) -> list[str]:
         return [*self._offered]
 
-    def perform(self, call: SaidCall) -> Outcome:
+    def perform(self, call: ToolCall) -> Outcome:
         """What comes of a call; Ctrl-C ends it."""
         offered, arguments = self._offered.get(call.name), call.arguments
         if offered is None:
