@@ -64,16 +64,16 @@ def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
 def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | str:
     """What a family reads of them, or why it does not."""
     if name.startswith(SEEING):
-        arch, vocab, module = "clip", 0, f"vision.{FAMILIES[KINDS[name]]}"
+        arch, vocab, module = "clip", 0, f"arch.vision.{FAMILIES[KINDS[name]]}"
     else:
-        arch, vocab, module = KINDS[name], dims_of(MODELS[name]).vocab, ARCHITECTURES[KINDS[name]]
+        arch, vocab, module = KINDS[name], dims_of(MODELS[name]).vocab, f"arch.families.{ARCHITECTURES[KINDS[name]]}"
     bare = ("xielu.", "tokenizer.")
     named = {key if key.startswith(bare) else f"{arch}.{key}": value for key, value in metadata.items()}
     named["general.architecture"] = arch
     try:
         if arch != "clip":
             require_kinds(Fields(named, "", vocab))
-        return facts(import_module(f"localllm.arch.families.{module}").read(of(named, "", vocab)))
+        return facts(import_module(f"localllm.{module}").read(of(named, "", vocab)))
     except ModelError as error:
         return str(error).replace(f"{arch}.", "")
 

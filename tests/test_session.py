@@ -195,7 +195,7 @@ def test_several_answers_of_one_model(tiny: Path):
 
 
 def test_answers_that_nobody_wants(tiny: Path):
-    """They give back at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
+    """They queue at once what they hold; only those in a cycle wait for Python, which comes at any moment."""
     with localllm.open(tiny, backend="reference") as model:
         sequences = model.session.sequences
 
@@ -210,6 +210,8 @@ def test_answers_that_nobody_wants(tiny: Path):
         try:
             for _ in range(3):
                 begin()
+                assert len(sequences._released) == 1
+                sequences.collect()
                 assert len(sequences._busy) == 0 and sequences._kept
             cycle = [begin()]
             cycle.append(cycle)
