@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Run Python that a model wrote: in a process that can harm nothing, for some seconds, in some memory.
+
+On Linux alone. The process sees what programs are made of and writes in an empty folder (Landlock, as localllm's tool
+`run`), can have no sockets and send no signals (a seccomp filter, which all that it begins inherits), and has limits of
+memory, time and files. Where the kernel has neither, nothing is run.
+
+`run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
+confines itself and becomes Python that runs PROGRAM.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS, BYTES = 10.0, 1 << 30
+MOST_WRITTEN = 1 << 24  # bytes of a file
+
+# Of linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
+NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # the second: EPERM
+# The architecture, and its socket, socketpair, kill, tkill, tgkill, ptrace, process_vm_writev.
+ARCHITECTURES = {
+    "x86_64": (0xC000003E, 41, 53, 62, 200, 234, 101, 311),
+    "aarch64": (0xC00000B7, 198, 199, 129, 130, 131, 117, 271),
+}
+EVERYWHERE = 424, 425  # pidfd_send_signal, io_uring_setup
+OTHER_CALLS = 0x40000000  # x32's numbers begin here
+
+
+class Outcome(NamedTuple):
+    """How a program ended. passed: with exit code 0. reason: else what it said last, or what stopped it."""
+
+    passed: bool
+    reason: str
+
+
+class FilterProgram(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def reason_against() -> str:
+    """Why nothing can be confined here; "" if it can."""
+    sys.path.insert(0, str(ROOT))
+    from localllm.services.tools import confined
+
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+        return "programs are confined on Linux alone, on x86-64 and 64-bit ARM"
+    return "" if confined.version() else "this kernel has no Landlock"
+
+
+def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
+    """Run a program in a folder that goes away with it. Raises RuntimeError where it cannot be confined."""
+    if reason := reason_against():
+        raise RuntimeError(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program, "utf-8", "surrogatepass")
+        words = [sys.executable, "-I", "-S", __file__, folder, str(seconds), str(memory), str(path)]
+        environment = {"PATH": os.environ.get("PATH", ""), "HOME": folder, "TMPDIR": folder}
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _, said = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome(False, f"stopped after {seconds:g} seconds")
+        finally:
+            end_group(process)
+    lines = said.decode(errors="replace").strip().splitlines()
+    return Outcome(process.returncode == 0, (lines or [f"exit code {process.returncode}"])[-1])
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End a process and what it has begun."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.kill()
+    process.wait()
+
+
+def refuse_calls() -> None:
+    """Let this process, and all that it begins, have no sockets and no way to other processes. Raises OSError."""
+    architecture, *refused = ARCHITECTURES[platform.machine()]
+    checks = [(IF_AT_LEAST, OTHER_CALLS), *((IF_EQUAL, number) for number in (*refused, *EVERYWHERE))]
+    code = [(LOAD, 0, 0, 4), (IF_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    code += [(kind, len(checks) - at, 0, number) for at, (kind, number) in enumerate(checks)]
+    code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+    instructions = b"".join(struct.pack("=HBBI", *each) for each in code)
+    library = ctypes.CDLL(None, use_errno=True)
+    program = FilterProgram(len(code), instructions)
+    for arguments in ((NO_NEW_PRIVILEGES, 1, 0, 0, 0), (SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0)):
+        if library.prctl(*arguments):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def limit(seconds: float, memory: int) -> None:
+    """Bound what this process may take."""
+    import resource  # which Windows' Python has not
+
+    limits = {
+        resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: MOST_WRITTEN,
+    }  # fmt: skip
+    for kind, most in limits.items():
+        resource.setrlimit(kind, (most, most))
+
+
+def become(folder: str, seconds: float, memory: int, program: str) -> None:
+    """Confine this process, and run the program in its place."""
+    import importlib.util
+
+    source = ROOT / "localllm" / "services" / "tools" / "confined.py"
+    found = importlib.util.spec_from_file_location("confined", source)
+    assert found and found.loader
+    confined = importlib.util.module_from_spec(found)
+    found.loader.exec_module(confined)
+    limit(seconds, memory)
+    confined.confine([folder])
+    refuse_calls()
+    os.execv(sys.executable, [sys.executable, "-I", "-S", program])
+
+
+if __name__ == "__main__":
+    become(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

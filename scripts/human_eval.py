@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""HumanEval by `localllm map`: python scripts/human_eval.py MODEL [MAP'S OPTIONS]
+
+    python scripts/real_models.py human-eval qwen-0.5b
+    python scripts/human_eval.py MODEL.gguf                       # greedy, 512 tokens at most: the share that is right
+    python scripts/human_eval.py MODEL.gguf --every 2             # each second task
+    python scripts/human_eval.py MODEL.gguf --in-json             # the same with the code as a text within JSON
+    python scripts/human_eval.py MODEL.gguf --answers FILE        # keep the answers; what is there is not asked again
+
+What else is given goes to `map`. Each answer's code is executed with the task's tests by confined_python.py, and
+nowhere else. One line tells how many are right, and how long the answers took; --list also which are not, and why.
+"""
+
+import argparse
+import gzip
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from confined_python import Outcome, reason_against, run_confined  # noqa: E402
+from real_models import read_table  # noqa: E402
+
+ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"
+ASK_FOR_JSON = "Complete this Python function. Answer with the whole function.\n\n```python\n{prompt}```"
+SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+TOKENS = 512
+
+
+class Task(NamedTuple):
+    """One of HumanEval's."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    test: str
+
+
+def read_tasks(path: Path | None = None) -> list[Task]:
+    """All tasks in their order. path: of HumanEval.jsonl.gz."""
+    with gzip.open(path or read_table()["human-eval"].path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return [Task(*(row[field] for field in Task._fields)) for row in rows]
+
+
+def code_of(task: Task, answer: str) -> str:
+    """The program that an answer means: a block of code with the function in it, or what the prompt goes on with."""
+    blocks = re.findall(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", answer, re.DOTALL) or [answer]
+    head = f"def {task.entry_point}("
+    whole = [block for block in blocks if head in block]
+    before = task.prompt.partition(head)[0]  # imports, and functions that this one uses
+    return f"{before}\n{whole[0]}" if whole else task.prompt + blocks[0]
+
+
+def judge(task: Task, answer: str) -> Outcome:
+    """Whether an answer's code passes the task's tests. Raises RuntimeError where it cannot be confined."""
+    return run_confined(f"{code_of(task, answer)}\n\n{task.test}\n\ncheck({task.entry_point})\n")
+
+
+def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, Outcome]:
+    """The outcomes by task; of those that have an answer."""
+    answered = [task for task in tasks if task.task_id in answers]
+    with ThreadPoolExecutor(at_once) as pool:
+        outcomes = pool.map(lambda task: judge(task, answers[task.task_id]), answered)
+        return {task.task_id: outcome for task, outcome in zip(answered, outcomes, strict=True)}
+
+
+def text_of(output: str, in_json: bool) -> str:
+    """The code's text within an answer."""
+    if not in_json:
+        return output
+    try:
+        return str(json.loads(output)["code"])
+    except (ValueError, KeyError, TypeError):
+        return output
+
+
+def answer_all(
+    model: str | Path, tasks: list[Task], answers: Path, in_json: bool = False, options: Iterable[str] = ()
+) -> dict[str, str]:
+    """Ask `localllm map` for the tasks' answers, by their numbers; answers: its output. Raises SystemExit."""
+    ask = ASK_FOR_JSON if in_json else ASK
+    records = [{"id": task.task_id, "prompt": ask.replace("{prompt}", task.prompt)} for task in tasks]
+    words: list[Any] = [sys.executable, "-m", "localllm", "map", model]
+    words += ["-o", answers, "-n", TOKENS, "--temp", 0, *(["--json-schema", json.dumps(SCHEMA)] if in_json else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        asked = Path(folder) / "tasks.jsonl"
+        asked.write_text("".join(json.dumps(record) + "\n" for record in records))
+        words.insert(5, asked)
+        done = subprocess.run([*map(str, words), *options], cwd=ROOT, stdin=subprocess.DEVNULL)
+    if done.returncode not in (0, 6):  # 6: an answer was cut short of its schema, which is wrong then
+        raise SystemExit(f"map ended with exit code {done.returncode}")
+    return {row["id"]: text_of(row.get("output", ""), in_json) for row in rows_of(answers)}
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of JSON."""
+    for line in path.read_text("utf-8").splitlines():
+        yield json.loads(line)
+
+
+def main() -> None:
+    """Parse, ask, judge, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth task")
+    parser.add_argument("--in-json", action="store_true", help="ask for JSON that has the code as a text")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="where answers are kept")
+    parser.add_argument("--list", action="store_true", help="also tell which tasks failed, and why")
+    options, more = parser.parse_known_args()
+    if reason := reason_against():
+        raise SystemExit(f"nothing is executed here: {reason}")
+    tasks = read_tasks()[:: options.every]
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        answers = answer_all(options.model, tasks, options.answers or Path(folder) / "out", options.in_json, more)
+        seconds = time.perf_counter() - start
+    outcomes = judge_all(tasks, answers)
+    right = sum(outcome.passed for outcome in outcomes.values())
+    print(f"{right} of {len(tasks)} right: {100 * right / len(tasks):.1f} %, answers in {seconds:.0f} s")
+    if options.list:
+        for name, outcome in outcomes.items():
+            print(*([] if outcome.passed else [f"{name}: {outcome.reason[:100]}"]), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Python that a model wrote, as scripts run it: what it can do, and what not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import confined_python
+from confined_python import run_confined
+
+pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
+
+
+def test_a_program_that_is_right():
+    """It may write in its own folder, and import what Python has."""
+    program = "import json, math, re\nopen('file', 'w').write('text')\nassert open('file').read() == 'text'\n"
+    assert run_confined(program + "print('a' * 100_000)").passed
+
+
+def test_a_program_that_is_wrong():
+    outcome = run_confined("def f(x):\n    return x\nassert f(1) == 2, 'not equal'")
+    assert not outcome.passed and outcome.reason == "AssertionError: not equal"
+    assert "SyntaxError" in run_confined("def f(:").reason
+    assert not run_confined("raise SystemExit(3)").passed
+
+
+@pytest.mark.slow
+def test_time_and_memory_are_limited():
+    assert run_confined("while True: pass", seconds=1).reason == "stopped after 1 seconds"
+    assert run_confined("x = [0] * (1 << 28)", memory=1 << 29).reason == "MemoryError"
+    assert "File too large" in run_confined("open('file', 'wb').write(bytes(1 << 25))").reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import socket; socket.socket()",
+        "import socket; socket.socketpair()",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os; os.mkdir('/tmp/other')",
+        "open({outside!r}).read()",
+        "open({outside!r}, 'w')",
+        "import os; os.execv('/bin/sh', ['sh', '-c', 'cat {outside}'])",
+    ],
+)
+def test_nothing_outside_is_reached(tmp_path: Path, program):
+    outside = tmp_path / "secret"
+    outside.write_text("secret")
+    outcome = run_confined(program.replace("{outside!r}", repr(str(outside))).replace("{outside}", str(outside)))
+    assert not outcome.passed and ("not permitted" in outcome.reason or "enied" in outcome.reason)
+    assert outside.read_text() == "secret" and not Path("/tmp/other").exists()
+
+
+def test_the_environment_stays_outside(monkeypatch):
+    monkeypatch.setenv("SECRET_KEY", "1")
+    assert run_confined("import os; assert 'SECRET_KEY' not in os.environ").passed
+
+
+def test_nothing_runs_where_nothing_can_be_confined(monkeypatch):
+    monkeypatch.setattr(confined_python, "reason_against", lambda: "this kernel has no Landlock")
+    with pytest.raises(RuntimeError, match="Landlock"):
+        run_confined("pass")
