@@ -410,6 +410,45 @@ def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
     assert shareable(same, ours, theirs) == expected
 
 
+@pytest.mark.parametrize(
+    ("same", "prompt", "other", "expected"),
+    [
+        (200, 300, 900, 192),  # what both have read in 8 bits: whole pages
+        (292, 300, 900, 192),  # theirs goes on, so that the last page has other bits
+        (299, 300, 300, 299),  # within the end
+        (292, 300, 300, 292),
+        (293, 300, 301, 192),  # the ends begin elsewhere
+        (512, 600, 700, 512),  # whole runs of both
+        (512, 512, 700, 384),  # of theirs: ours has an end there
+        (700, 700, 1300, 576),
+    ],
+)
+def test_what_can_be_shared_of_prompts_whose_ends_are_exact(same: int, prompt: int, other: int, expected: int):
+    ours, theirs = (PrefillSegments([5] * length, Runs(exact_end=8)) for length in (prompt, other))
+    assert shareable(same, ours, theirs) == expected
+
+
+def test_the_end_of_a_prompt_is_exact():
+    """The last tokens of a long run have a stretch of their own; short runs are exact anyway."""
+
+    def stretches(prompt: list[int]) -> list[tuple[int, int, bool]]:
+        found, place, cut = [], 0, PrefillSegments(prompt, Runs(exact_end=8))
+        while place < len(prompt):
+            begin, place, precise, _ = cut.at(place)
+            found.append((begin, place, precise))
+            assert all(cut.at(each)[:2] == (begin, place) for each in (begin, place - 1))
+        return found
+
+    assert stretches([5] * 128) == [(0, 128, True)]
+    assert stretches([5] * 130) == [(0, 122, True), (122, 130, True)]
+    assert stretches([5] * 512) == [(0, 504, False), (504, 512, True)]
+    assert stretches([5] * 640) == [(0, 512, False), (512, 640, True)]
+    assert stretches([5] * 700) == [(0, 512, False), (512, 692, False), (692, 700, True)]
+    image = ImageEmbedding(b"1", np.zeros((100, 1), np.float32)).ids
+    assert stretches(image + [5] * 200) == [(0, 100, True), (100, 292, False), (292, 300, True)]
+    assert stretches([5] * 200 + image) == [(0, 200, False), (200, 300, True)]
+
+
 def test_images_are_not_cut():
     """Stretches are the runs in which such a prompt is read alone, and none ends within an image."""
     one, two = (ImageEmbedding(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))

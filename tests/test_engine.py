@@ -503,3 +503,36 @@ def test_wide_rows_of_floats_in_large_batches(format):
         rows[backend] = engine.forward(ids, 0, "all", precise=False)
         engine.close()
     assert nmse(rows["cpu"], rows["reference"]) < 1e-4
+
+
+def test_the_last_tokens_of_a_long_prompt_are_exact(model_path):
+    """They are read as a few are, behind the others; where all logits are wanted, in one run."""
+    engine, exact = (
+        open_engine(model_path("llama-Q8_0"), context=1024),
+        open_engine(model_path("llama-Q8_0"), backend="reference"),
+    )
+    tokens, (first, second) = TOKENS[:300] % 250, (engine.sequence() for _ in range(2))
+    last = first.append(tokens)
+    second.append(tokens[:292], "none")
+    assert np.array_equal(second.append(tokens[292:]), last)
+    whole = engine.sequence().append(tokens, "all")[-1:]
+    assert not np.array_equal(whole, last)
+    right = exact.sequence().append(tokens)
+    assert nmse(last, right) < nmse(whole, right)
+    for each in (engine, exact):
+        each.close()
+
+
+def test_several_long_prompts_at_once_have_exact_ends(model_path):
+    """Each comes to what it comes to alone, as far as rounding goes; what is short beside them, too."""
+    engine = open_engine(model_path("llama-Q8_0"), context=1024)
+    prompts = [TOKENS[:200] % 250, TOKENS[200:203] % 250, TOKENS[203:500] % 250]
+    rows = engine.step([(engine.sequence(), prompt) for prompt in prompts])
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert nmse(row, engine.sequence().append(prompt)) < 1e-4
+    assert np.array_equal(rows[1].argmax(), engine.sequence().append(prompts[1]).argmax())
+    engine.close()
+
+
+def test_floats_need_no_exact_end(opened):
+    assert opened().runs.exact_end == 0

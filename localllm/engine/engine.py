@@ -15,6 +15,7 @@ from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.backend_selection import TracedModel, opened
 from localllm.engine.cpu.backend import CpuBackend
+from localllm.engine.cpu.matmul import rounds_activations
 from localllm.engine.draft_head import DraftHead, DraftSequence, shown_to
 from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
@@ -22,7 +23,7 @@ from localllm.engine.image_tokens import ImageEmbedding, ahead_of, images_betwee
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
-from localllm.engine.runs import FIRST, LATER, WHOLE, Runs
+from localllm.engine.runs import EXACT_END, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import recorded
@@ -90,17 +91,15 @@ class Engine:
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
         self._start = self.hyperparameters.start_token
-        self.runs = (
-            WHOLE
-            if self._start is not None
-            else Runs(FIRST if any(operation.verb == "route" for operation in self.operations) else LATER)
-        )
         self.thread_count = options.thread_count
         said = TracedModel(
             file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
         )
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
+        later = FIRST if any(operation.verb == "route" for operation in self.operations) else LATER
+        exact_end = EXACT_END if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
+        self.runs = WHOLE if self._start is not None else Runs(later, exact_end=exact_end)
         self._turns = partial(turns, self.operations, said.states)
         self._shifts = False
         self.warning = backend.warning or note
@@ -169,6 +168,11 @@ class Engine:
             late = [unread(sequence) for sequence, _ in requests]
             if long := [reading for reading in late if len(reading.ids) > REREAD]:
                 self._read(long, precise)
+                late = [unread(sequence) for sequence, _ in requests]
+            if precise and logits == "last" and any(ends := [exact_tokens(ids, self.runs) for ids in tokens]):
+                heads = [ids[: len(ids) - end] if end else NOTHING for ids, end in zip(tokens, ends, strict=True)]
+                self._read([reading.and_then(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
+                tokens = [ids[len(head) :] for ids, head in zip(tokens, heads, strict=True)]
                 late = [unread(sequence) for sequence, _ in requests]
             new = zip(late, tokens, wanted, strict=True)
             rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
@@ -382,6 +386,12 @@ def unread(sequence: Sequence) -> Reading:
     """The tokens of a sequence that its store does not have any more; most often none."""
     begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
     return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
+
+
+def exact_tokens(ids: np.ndarray, runs: Runs) -> int:
+    """How many tokens at the end of new ones are a run of their own, if logits are wanted behind the last of them."""
+    *_, last = passages(ids)
+    return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
 
 
 def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:

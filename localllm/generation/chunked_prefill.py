@@ -1,10 +1,10 @@
 """How prompts are read when several are: in which pieces, and with the arithmetic that each would meet alone.
 
 A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
-16 bits, more of them in 8, so the size of the prompt's last run decides about its arithmetic. Read beside others, a
-prompt should come to the same logits: so pieces of it are never read with another arithmetic. And in 8 bits keys are
-quantized in blocks, so only pieces that begin with a page come to the very same bits, and only those with more than a
-few tokens meet the same kernels.
+16 bits, more of them in 8 but for the prompt's last few, so the size of its last run decides about its arithmetic. Read
+beside others, a prompt should come to the same logits: so pieces of it are never read with another arithmetic. And in 8
+bits keys are quantized in blocks, so only pieces that begin with a page come to the very same bits, and only those with
+more than a few tokens meet the same kernels.
 """
 
 from bisect import bisect_right
@@ -58,7 +58,12 @@ class PrefillSegments:
         if self._listed:
             return self._listed[bisect_right(self._listed, place, key=lambda stretch: stretch.begin) - 1]
         begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
-        return PrefillSegment(begin, end, end - begin <= PRECISE_TOKENS)
+        cut = end - (self._runs.exact_tokens(end - begin) if end == self._length else 0)
+        return (
+            PrefillSegment(cut, end, True)
+            if place >= cut
+            else PrefillSegment(begin, cut, cut - begin <= PRECISE_TOKENS)
+        )
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
@@ -69,7 +74,10 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
         for first, last, key in passages(np.array(prompt[start:end], np.int64)):
             for begin in range(start + first, start + last, BATCH):
                 stop = min(begin + BATCH, start + last)
-                yield PrefillSegment(begin, stop, stop - begin <= PRECISE_TOKENS, key is not None)
+                cut = stop - (runs.exact_tokens(stop - begin) if stop == len(prompt) and key is None else 0)
+                yield PrefillSegment(begin, cut, cut - begin <= PRECISE_TOKENS, key is not None)
+                if cut < stop:
+                    yield PrefillSegment(cut, stop, True)
         start = end
 
 
@@ -94,14 +102,16 @@ def piece(place: int, stretch: PrefillSegment, room: int) -> int:
 
 def shareable(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
     """How many of `same` equal first tokens a prompt can take over from another that has read them."""
-    place = 0
+    place, is_whole = 0, True
     while place < same:
         our, their = ours.at(place), theirs.at(place)
         if our.precise != their.precise:
             break
-        place = min(our.end, their.end)
+        place, is_whole = min(our.end, their.end), our.end == their.end
+    if is_whole and place <= same:
+        return place
     place = min(place, same)
-    begin, end, precise, is_image = ours.at(place)
+    begin, end, precise, is_image = ours.at(place - 1)
     if is_image:
         return begin
     return place if precise else max(begin, min(place, end - PAGE) // PAGE * PAGE)

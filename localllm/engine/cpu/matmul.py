@@ -1,5 +1,6 @@
 """Matrix products on the CPU: of integers, of float32, and of several matrices for the experts of a token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from localllm.engine.lower.experts import add_by_expert
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Address, Buffer, row_bytes
 from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.trace.operations import Activation, Operation, RoutedActivation
+from localllm.engine.trace.operations import PRODUCTS, Activation, Operation, RoutedActivation
 from localllm.frozen import frozen
 from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
@@ -63,6 +64,11 @@ class Product:
 def has_integers(weight: Weight) -> bool:
     """Whether a matrix is multiplied with integers."""
     return takes(weight.tensor.format.name, weight.shape[-1])
+
+
+def rounds_activations(operations: Sequence[Operation]) -> bool:
+    """Whether some matrices are multiplied with integers: with 8 bits of them, if there are many tokens."""
+    return any(operation.verb in PRODUCTS and has_integers(operation.given["weight"]) for operation in operations)
 
 
 def halves_of(weight: Weight) -> str | None:
