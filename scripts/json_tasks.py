@@ -1,0 +1,58 @@
+"""Forty questions whose answers are JSON of a schema and known: tests/json_tasks.jsonl, and who is right.
+
+A line has id, prompt, schema and expect: what the answer's JSON has to be equal to. Texts are compared without regard
+to capitals, surrounding spaces and a full stop behind them; {"any": [...]} stands for one of several. A list that
+has the same thing twice is wrong.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = Path(__file__).resolve().parent.parent / "tests" / "json_tasks.jsonl"
+
+
+class JsonTask(NamedTuple):
+    """A question."""
+
+    id: str
+    prompt: str
+    schema: Any
+    expect: Any
+
+
+def read_json_tasks(path: Path = FILE) -> list[JsonTask]:
+    """All of them in their order."""
+    return [JsonTask(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+
+
+def is_right(task: JsonTask, answer: str) -> bool:
+    """Whether an answer's text is the JSON that is expected."""
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return False
+    if isinstance(value, list) and len({json.dumps(each) for each in value}) < len(value):
+        return False  # no task asks for the same thing twice
+    return is_equal(value, task.expect)
+
+
+def is_equal(value: Any, expected: Any) -> bool:
+    """Whether a value is what is expected, or one of several."""
+    if isinstance(expected, dict) and [*expected] == ["any"]:
+        return any(is_equal(value, each) for each in expected["any"])
+    if isinstance(expected, dict):
+        return isinstance(value, dict) and all(is_equal(value.get(name), each) for name, each in expected.items())
+    if isinstance(expected, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(is_equal(*pair) for pair in zip(value, expected, strict=True))
+        )
+    if isinstance(expected, str):
+        return isinstance(value, str) and plain(value) == plain(expected)
+    return isinstance(value, bool) == isinstance(expected, bool) and value == expected
+
+
+def plain(text: str) -> str:
+    return text.strip().removesuffix(".").casefold()
