@@ -424,15 +424,15 @@ def test_what_can_be_shared(same: int, prompt: int, other: int, expected: int):
     ],
 )
 def test_what_can_be_shared_of_prompts_whose_ends_are_exact(same: int, prompt: int, other: int, expected: int):
-    ours, theirs = (PrefillSegments([5] * length, Runs(exact_end=8)) for length in (prompt, other))
+    ours, theirs = (PrefillSegments([5] * length, Runs(exact=8)) for length in (prompt, other))
     assert shareable(same, ours, theirs) == expected
 
 
-def test_the_end_of_a_prompt_is_exact():
-    """The last tokens of a long run have a stretch of their own; short runs are exact anyway."""
+def test_both_ends_of_a_prompt_are_exact():
+    """The first and last tokens of long runs have stretches of their own; short runs are exact anyway."""
 
     def stretches(prompt: list[int]) -> list[tuple[int, int, bool]]:
-        found, place, cut = [], 0, PrefillSegments(prompt, Runs(exact_end=8))
+        found, place, cut = [], 0, PrefillSegments(prompt, Runs(exact=8))
         while place < len(prompt):
             begin, place, precise, _ = cut.at(place)
             found.append((begin, place, precise))
@@ -440,13 +440,13 @@ def test_the_end_of_a_prompt_is_exact():
         return found
 
     assert stretches([5] * 128) == [(0, 128, True)]
-    assert stretches([5] * 130) == [(0, 122, True), (122, 130, True)]
-    assert stretches([5] * 512) == [(0, 504, False), (504, 512, True)]
-    assert stretches([5] * 640) == [(0, 512, False), (512, 640, True)]
-    assert stretches([5] * 700) == [(0, 512, False), (512, 692, False), (692, 700, True)]
+    assert stretches([5] * 130) == [(0, 8, True), (8, 122, True), (122, 130, True)]
+    assert stretches([5] * 512) == [(0, 8, True), (8, 504, False), (504, 512, True)]
+    assert stretches([5] * 640) == [(0, 8, True), (8, 512, False), (512, 640, True)]
+    assert stretches([5] * 700) == [(0, 8, True), (8, 512, False), (512, 692, False), (692, 700, True)]
     image = ImageEmbedding(b"1", np.zeros((100, 1), np.float32)).ids
     assert stretches(image + [5] * 200) == [(0, 100, True), (100, 292, False), (292, 300, True)]
-    assert stretches([5] * 200 + image) == [(0, 200, False), (200, 300, True)]
+    assert stretches([5] * 200 + image) == [(0, 8, True), (8, 200, False), (200, 300, True)]
 
 
 def test_images_are_not_cut():

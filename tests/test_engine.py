@@ -505,8 +505,8 @@ def test_wide_rows_of_floats_in_large_batches(format):
     assert nmse(rows["cpu"], rows["reference"]) < 1e-4
 
 
-def test_the_last_tokens_of_a_long_prompt_are_exact(model_path):
-    """They are read as a few are, behind the others; where all logits are wanted, in one run."""
+def test_both_ends_of_a_long_prompt_are_exact(model_path):
+    """They are read as a few are, before and behind the others; where all logits are wanted, the first ones."""
     engine, exact = (
         open_engine(model_path("llama-Q8_0"), context=1024),
         open_engine(model_path("llama-Q8_0"), backend="reference"),
@@ -515,6 +515,10 @@ def test_the_last_tokens_of_a_long_prompt_are_exact(model_path):
     last = first.append(tokens)
     second.append(tokens[:292], "none")
     assert np.array_equal(second.append(tokens[292:]), last)
+    third = engine.sequence()
+    third.append(tokens[:8], "none")
+    third.append(tokens[8:292], "none", precise=False)
+    assert np.array_equal(third.append(tokens[292:]), last)
     whole = engine.sequence().append(tokens, "all")[-1:]
     assert not np.array_equal(whole, last)
     right = exact.sequence().append(tokens)
@@ -535,4 +539,4 @@ def test_several_long_prompts_at_once_have_exact_ends(model_path):
 
 
 def test_floats_need_no_exact_end(opened):
-    assert opened().runs.exact_end == 0
+    assert opened().runs.exact == 0

@@ -23,7 +23,7 @@ from localllm.engine.image_tokens import ImageEmbedding, ahead_of, images_betwee
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
-from localllm.engine.runs import EXACT_END, FIRST, LATER, WHOLE, Runs
+from localllm.engine.runs import EXACT, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import recorded
@@ -49,6 +49,16 @@ class Reading(NamedTuple):
         """With new tokens behind."""
         ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
         return Reading(self.sequence, self.begin, ids, wanted)
+
+    def until(self, place: int) -> "Reading":
+        """The first tokens of it."""
+        wanted = max(0, self.wanted - (len(self.ids) - place))
+        return Reading(self.sequence, self.begin, self.ids[:place], wanted)
+
+    def behind(self, place: int) -> "Reading":
+        """The others."""
+        ids = self.ids[place:]
+        return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
 
 
 class Engine:
@@ -98,8 +108,8 @@ class Engine:
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
         later = FIRST if any(operation.verb == "route" for operation in self.operations) else LATER
-        exact_end = EXACT_END if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
-        self.runs = WHOLE if self._start is not None else Runs(later, exact_end=exact_end)
+        exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
+        self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
         self._turns = partial(turns, self.operations, said.states)
         self._shifts = False
         self.warning = backend.warning or note
@@ -169,7 +179,7 @@ class Engine:
             if long := [reading for reading in late if len(reading.ids) > REREAD]:
                 self._read(long, precise)
                 late = [unread(sequence) for sequence, _ in requests]
-            if precise and logits == "last" and any(ends := [exact_tokens(ids, self.runs) for ids in tokens]):
+            if precise and logits == "last" and any(ends := [exact_end(ids, self.runs) for ids in tokens]):
                 heads = [ids[: len(ids) - end] if end else NOTHING for ids, end in zip(tokens, ends, strict=True)]
                 self._read([reading.and_then(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
                 tokens = [ids[len(head) :] for ids, head in zip(tokens, heads, strict=True)]
@@ -261,6 +271,11 @@ class Engine:
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
         """The logits of each, in pieces."""
         rows: list[list[np.ndarray]] = [[] for _ in readings]
+        if precise and any(starts := [exact_start(reading, self.runs) for reading in readings]):
+            heads = [reading.until(start) for reading, start in zip(readings, starts, strict=True)]
+            readings = [reading.behind(start) for reading, start in zip(readings, starts, strict=True)]
+            for batch in batches([reading.ids for reading in heads]):
+                self._run_batch(heads, batch, precise, rows)
         for batch in batches([reading.ids for reading in readings]):
             self._run_batch(readings, batch, precise, rows)
         return rows
@@ -388,10 +403,16 @@ def unread(sequence: Sequence) -> Reading:
     return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
 
 
-def exact_tokens(ids: np.ndarray, runs: Runs) -> int:
+def exact_end(ids: np.ndarray, runs: Runs) -> int:
     """How many tokens at the end of new ones are a run of their own, if logits are wanted behind the last of them."""
     *_, last = passages(ids)
     return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
+
+
+def exact_start(reading: Reading, runs: Runs) -> int:
+    """How many tokens are a run of their own because a sequence begins with them."""
+    first = next(passages(reading.ids))
+    return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
 
 
 def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:

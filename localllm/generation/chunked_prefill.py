@@ -1,10 +1,10 @@
 """How prompts are read when several are: in which pieces, and with the arithmetic that each would meet alone.
 
 A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
-16 bits, more of them in 8 but for the prompt's last few, so the size of its last run decides about its arithmetic. Read
-beside others, a prompt should come to the same logits: so pieces of it are never read with another arithmetic. And in 8
-bits keys are quantized in blocks, so only pieces that begin with a page come to the very same bits, and only those with
-more than a few tokens meet the same kernels.
+16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its
+arithmetic. Read beside others, a prompt should come to the same logits: so pieces of it are never read with another
+arithmetic. And in 8 bits keys are quantized in blocks, so only pieces that begin with a page come to the very same
+bits, and only those with more than a few tokens meet the same kernels.
 """
 
 from bisect import bisect_right
@@ -58,12 +58,15 @@ class PrefillSegments:
         if self._listed:
             return self._listed[bisect_right(self._listed, place, key=lambda stretch: stretch.begin) - 1]
         begin, end = self._runs.last_end(place), min(self._runs.next_end(place), self._length)
-        cut = end - (self._runs.exact_tokens(end - begin) if end == self._length else 0)
-        return (
-            PrefillSegment(cut, end, True)
-            if place >= cut
-            else PrefillSegment(begin, cut, cut - begin <= PRECISE_TOKENS)
-        )
+        return next(each for each in segments_of(begin, end, self._length, self._runs) if place < each.end)
+
+
+def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
+    """Those of a run of text in a prompt of so many tokens: of a long one, both ends of the prompt are precise."""
+    exact = runs.exact_tokens(end - begin)
+    first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
+    found = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]
+    return [each for each in (*found, PrefillSegment(last, end, True)) if each.begin < each.end]
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
@@ -74,10 +77,10 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
         for first, last, key in passages(np.array(prompt[start:end], np.int64)):
             for begin in range(start + first, start + last, BATCH):
                 stop = min(begin + BATCH, start + last)
-                cut = stop - (runs.exact_tokens(stop - begin) if stop == len(prompt) and key is None else 0)
-                yield PrefillSegment(begin, cut, cut - begin <= PRECISE_TOKENS, key is not None)
-                if cut < stop:
-                    yield PrefillSegment(cut, stop, True)
+                if key is None:
+                    yield from segments_of(begin, stop, len(prompt), runs)
+                else:
+                    yield PrefillSegment(begin, stop, stop - begin <= PRECISE_TOKENS, True)
         start = end
 
 

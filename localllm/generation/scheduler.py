@@ -145,7 +145,9 @@ class Scheduler:
                 samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
                 guide, stretches = (
                     task.guide(self._tokenizer, self._vocab),
-                    PrefillSegments(task.prompt, self._engine.runs),
+                    PrefillSegments(
+                        task.prompt, self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
+                    ),
                 )
                 request.answers = [
                     Completion(request, sampler, guide.copy(), self._engine.context, stretches, number)
