@@ -8,7 +8,9 @@ and `decode` [those, vocab]. One thread, keys and values in float32, no flash at
 one batch, no repacked weights; "encode": [...] are what an encoder reads before. {"model": path, "read": [[...], ...],
 "alone": bool, "out": path} writes `rows` [texts, width], what a model that pools makes of each text, all in one batch,
 or in a batch each. {"vocabulary": path, "texts": [...], "out": path} writes a .json with three lists of tokens for each
-text: as it is, with special tokens read in it, and with those added to it, too.
+text: as it is, with special tokens read in it, and with those added to it, too. {"model": path, "score": [[...], ...],
+"targets": [[...], ...], "out": path} writes a .json with how improbable (-ln p) each token of the second halves of the
+targets is, as llama-perplexity counts, with two threads.
 """
 
 import ctypes
@@ -61,7 +63,14 @@ def read(context, vocab: int, tokens: list[int], position: int, decode=llama.lla
 def run(job: dict) -> None:
     then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
     room = CONTEXT if len(job["tokens"]) + len(then) <= CONTEXT else LONG
-    model, context = opened(job["model"], room=room, flash_attn_type=int(job.get("flash", False)))
+    threads = job.get("threads", 1)
+    model, context = opened(
+        job["model"],
+        room=room,
+        flash_attn_type=int(job.get("flash", False)),
+        n_threads=threads,
+        n_threads_batch=threads,
+    )
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     if job.get("encode"):
         read(context, vocab, job["encode"], 0, llama.llama_encode)
@@ -105,6 +114,22 @@ def pooled(model, context, texts: list[list[int]]) -> list[np.ndarray]:
     return [np.ctypeslib.as_array(row, (width,)).copy() for row in found]
 
 
+def score(job: dict) -> None:
+    room, answers = len(job["score"][0]), []
+    model, context = opened(job["model"], room=room, n_threads=2, n_threads_batch=2)
+    vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    for ids, targets in zip(job["score"], job["targets"], strict=True):
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        rows = read(context, vocab, ids, 0).astype(np.float64)
+        for place in range(room // 2, room - 1):
+            row = rows[place] - rows[place].max()
+            answers.append(float(np.log(np.exp(row).sum()) - row[targets[place + 1]]))
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    with open(job["out"], "w") as file:
+        json.dump(answers, file)
+
+
 def tokenize(job: dict) -> None:
     chosen = llama.llama_model_default_params()
     chosen.vocab_only = True
@@ -134,4 +159,5 @@ if __name__ == "__main__":
     llama.llama_backend_init()
     for line in sys.stdin:
         job = json.loads(line)
-        {"texts": tokenize, "read": pool}.get(next((key for key in ("texts", "read") if key in job), ""), run)(job)
+        kinds = {"texts": tokenize, "read": pool, "score": score}
+        kinds.get(next((key for key in kinds if key in job), ""), run)(job)
