@@ -7,6 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
+case "$(uname -s)" in MINGW* | MSYS* | CYGWIN*) python=.venv/Scripts/python.exe ;; esac # Git's shell on Windows
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -9,7 +9,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 import write_models
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -19,7 +19,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
 def test_links_lead_somewhere(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if not link.startswith(("http:", "https:", "mailto:")):
@@ -32,6 +32,14 @@ def test_links_lead_somewhere(page):
 def test_the_index_has_every_page():
     index = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= index
+
+
+def test_the_site_and_the_list_of_decisions_have_every_page():
+    docs = ROOT / "docs"
+    navigation = set(re.findall(r"\S+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
+    assert {page.name for page in docs.glob("*.md")} | {"decisions/README.md"} <= navigation
+    listed = set(LINK.findall((docs / "decisions" / "README.md").read_text(encoding="utf-8")))
+    assert {page.name for page in (docs / "decisions").glob("*.md")} - {"README.md"} <= listed
 
 
 def test_every_architecture_is_told():

@@ -89,7 +89,7 @@ def test_imports_go_downward():
 def test_nothing_is_called_quant():
     """The folder quant/ is localllm.quant: what is installed as `quant` would be a quant.py beside a user's script."""
     names = {name for module, source in SOURCES.items() for name in imported(module, source)}
-    for file in [*(ROOT / "tests").glob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+    for file in [*(ROOT / "tests").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
         names |= {*imported(file.stem, file.read_text(encoding="utf-8"))}
     assert [name for name in sorted(names) if name.partition(".")[0] == "quant"] == []
 
