@@ -24,6 +24,9 @@ def test_named(name, number): ...
 
 def test_always(): ...
 
+@pytest.mark.real
+def test_of_a_real_model(): ...
+
 @given(st.integers())
 def test_numbers(number):
     print("drawn", number)
@@ -92,3 +95,11 @@ def test_all_with_another_seed(run):
 def test_who_names_a_case_gets_it(run):
     cases = [f"test_cases.py::test_one[{number}]" for number in range(10)]
     assert len(run(*cases)[0]) == 10
+
+
+@pytest.mark.slow
+def test_real_models_have_a_run_of_their_own(run):
+    """With --real, or by name."""
+    for arguments in (["--real"], ["--real", "--all"], ["test_cases.py::test_of_a_real_model"]):
+        assert run(*arguments)[0] == ["test_of_a_real_model"]
+    assert "test_of_a_real_model" not in run("--all")[0]
