@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record what exact arithmetic makes of the real models of `scripts/test --real`: tests/real.json.
 
-    python scripts/record_real.py --peer-python PEER/bin/python
+    python scripts/record_real.py --peer-python PEER/bin/python [NAME...]
 
 PEER is a virtual environment with llama-cpp-python. Exact is what llama.cpp computes for the file's weights in F32,
 which `localllm quantize` writes; beside it stands what llama.cpp computes for the file itself. Of each model: prompts,
@@ -104,11 +104,14 @@ def record(name: str, python: str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Parse, record, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODELS)}; none: all")
     parser.add_argument("--peer-python", required=True, help="an interpreter that has llama-cpp-python")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        recorded = {name: record(name, options.peer_python, Path(folder)) for name in MODELS}
-    OUT.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        recorded = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
+        for name in options.names or MODELS:
+            recorded[name] = record(name, options.peer_python, Path(folder))
+            OUT.write_text(json.dumps(recorded, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
