@@ -4,7 +4,7 @@ config_changes.json has by variant, and by the place of a value in its config.js
 of another value (null: none) and what it changes: by llama.cpp's converter (November 2026, which asks transformers 5.23
 for what is unsaid) these metadata, without the architecture in front (null: no longer there); or the message with which
 localllm refuses it. Values that localllm does not read are left out, and what it means to read otherwise.
-scripts/record_config_changes.py makes it.
+scripts/record/record_config_changes.py makes it.
 """
 
 import copy

@@ -10,7 +10,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.prefault import content_of, populate
 from localllm.system.memory import is_in_memory
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")

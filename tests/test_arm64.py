@@ -1,4 +1,5 @@
-"""The kernels for 64-bit ARMs, compiled on any computer: which instructions they have. scripts/test_arm64 runs them."""
+"""The kernels for 64-bit ARMs, compiled on any computer: which instructions they have. scripts/platform/test_arm64
+runs them."""
 
 import os
 import re

@@ -30,7 +30,7 @@ from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.text.tokenizer import Tokenizer
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "fuzz"))
 from check_schemas import Schemas, check, problem
 
 PERSON = {
@@ -76,7 +76,7 @@ def takes(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
 
 @pytest.mark.parametrize("temperature", [0.8, 1000.0])
 def test_answers_by_many_schemas(model: localllm.Model, temperature: float):
-    """scripts/check_schemas.py has more of them, and models that know words."""
+    """scripts/fuzz/check_schemas.py has more of them, and models that know words."""
     schemas = [schema for schema, _ in zip(Schemas(7), range(30), strict=False)]
     counts = check(model, schemas, temperature, 1, 120)
     assert counts["invalid"] == counts["failed"] == 0

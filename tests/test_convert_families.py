@@ -4,7 +4,7 @@ checkpoints.json has, per variant, the config.json and the names and shapes of a
 saves it ("-old": as older versions or the publishers did), and of what llama.cpp's converter (November 2026) made of it
 the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13,
 those with seven digits in float64, others in float32.
-scripts/record_checkpoints.py makes more of them.
+scripts/record/record_checkpoints.py makes more of them.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Whole models on a card that is Numba's simulator, against llama.cpp's logits and against the CPU.
 
-A few families and tokens; all of them by scripts/check_cuda.py.
+A few families and tokens; all of them by scripts/platform/check_cuda.py.
 """
 
 import numpy as np

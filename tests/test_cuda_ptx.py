@@ -31,8 +31,8 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not has_assembler(), reason="needs ptxas, of the wheel nvidia-cuda-nvcc")
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0"])
 def test_kernels_are_assembled_within_limits(capability):
-    """No spills, no local memory, few registers; scripts/check_ptx.py does all formats for all cards."""
-    result = run(str(ROOT / "scripts/check_ptx.py"), "--quick", "--capability", capability)
+    """No spills, no local memory, few registers; scripts/platform/check_ptx.py does all formats for all cards."""
+    result = run(str(ROOT / "scripts/platform/check_ptx.py"), "--quick", "--capability", capability)
     assert result.returncode == 0, result.stdout + result.stderr
     kinds = {line.split()[0].partition("-")[0] for line in result.stdout.splitlines()}
     assert capability != "8.0" or kinds >= MODULES.keys()
@@ -40,7 +40,7 @@ def test_kernels_are_assembled_within_limits(capability):
 
 def test_each_kernel_is_named_as_it_is_made():
     """A kind that is made for formats is checked for some of them, others as they are."""
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'platform'}"}
     result = run(
         "-c",
         "import check_ptx; from localllm.kernels.cuda import kernel; [*map(kernel, check_ptx.names(False, '8.0'))]",
@@ -53,7 +53,7 @@ def test_each_kernel_is_named_as_it_is_made():
 def test_a_kernel_over_a_limit_is_told():
     """A limit of nothing shows that limits are looked at."""
     code = "import check_ptx; check_ptx.REGISTERS = 8; check_ptx.main()"
-    result = run("-c", code, "fetch", "--capability", "8.0", PYTHONPATH=f"{ROOT}:{ROOT / 'scripts'}")
+    result = run("-c", code, "fetch", "--capability", "8.0", PYTHONPATH=f"{ROOT}:{ROOT / 'scripts' / 'platform'}")
     assert result.returncode == 1 and "fetch" in result.stdout and "over a limit" in result.stdout
 
 

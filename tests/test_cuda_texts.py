@@ -1,6 +1,6 @@
 """Rows of texts by a card that is Numba's simulator, against the reference.
 
-Two families and few tokens; scripts/check_cuda.py has all of them.
+Two families and few tokens; scripts/platform/check_cuda.py has all of them.
 """
 
 from types import SimpleNamespace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "fuzz"
 sys.path.append(str(SCRIPTS))
 
 from fuzz_kinds import KINDS  # noqa: E402

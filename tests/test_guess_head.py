@@ -146,7 +146,7 @@ def test_what_llama_cpp_says(name, tmp_path):
     """Measured: 4e-12 at most."""
     made = with_head(name)[1] if name in HEADS else with_guess(name)
     with np.load(GUESSES) as golden:
-        assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record_guesses.py"
+        assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record/record_guesses.py"
         expected = golden[name]
     meaning, ids = Meaning(written(name, tmp_path)), text()
     guessed = meaning.guess(Remembered(meaning.kept), 0, ids, len(ids), meaning.before(ids[:-1]))

@@ -7,12 +7,12 @@ from conftest import ROOT
 
 import localllm
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "train"))
 
 import guide_text
 import score_guide
 
-SETS = sorted((ROOT / "scripts").glob("guide_questions*.toml"))
+SETS = sorted((ROOT / "scripts" / "train").glob("guide_questions*.toml"))
 
 
 def ask(question: str) -> str:

@@ -10,7 +10,7 @@ from kernel_calls import dequantized
 
 from localllm.files.gguf.file import GGUFFile
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import MIXES, SHAPES, format_of, planned, vocabulary, write_model
 from synthetic_blocks import PLAIN
 

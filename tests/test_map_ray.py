@@ -1,4 +1,4 @@
-"""localllm map --ray on a cluster of several nodes, one of which is lost. Needs Ray: scripts/test_ray."""
+"""localllm map --ray on a cluster of several nodes, one of which is lost. Needs Ray: scripts/platform/test_ray."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from localllm.errors import LocalllmError
 from localllm.services.map import MapJob, Mapping
 from localllm.services.records import Prompts, Record
 
-ray = pytest.importorskip("ray", reason="needs Ray: scripts/test_ray")
+ray = pytest.importorskip("ray", reason="needs Ray: scripts/platform/test_ray")
 pytestmark = pytest.mark.slow
 STORE = 100 * 2**20  # bytes of a node's object store
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "tools"))
 import faults as finder
 import mutate
 
@@ -92,7 +92,7 @@ def test_a_place():
 @pytest.mark.sampled
 def test_who_tests_what_nobody_is_seen_to_execute(monkeypatch, tmp_path):
     monkeypatch.setattr(mutate, "executed", dict)
-    [mutant, *_] = mutate.placed("scripts/faults.py")
+    [mutant, *_] = mutate.placed("scripts/tools/faults.py")
     assert mutate.tests_of(mutant, 10) == []
     [mutant, *_] = mutate.placed("localllm/generation/sampling/history.py")
     assert "tests/test_sampling_steps.py" in mutate.tests_of(mutant, 10)
@@ -164,7 +164,11 @@ def test_which_functions_a_test_executes(tmp_path):
     (tmp_path / "test_x.py").write_text(
         "from localllm.generation.sampling.history import History\n\ndef test_x():\n    History(3).append(1)\n"
     )
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "EXECUTED": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'tools'}",
+        "EXECUTED": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "executed", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     [found] = [path.read_text() for path in tmp_path.glob("*.jsonl")]

@@ -252,8 +252,8 @@ def test_tiles_one_behind_the_other(tmp_path):
 
 
 def test_as_transformers_puts_lines_together():
-    """Images of some 500 sizes, from 3 to 3000 pixels, at those of LLaVA 1.6 7B (scripts/record_lines.py): which of
-    them is taken, which rows are of bars, where lines end."""
+    """Images of some 500 sizes, from 3 to 3000 pixels, at those of LLaVA 1.6 7B (scripts/record/record_lines.py):
+    which of them is taken, which rows are of bars, where lines end."""
     how = Anyres(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
     with np.load(FOLDER / "lines_of_llava16.npz") as golden:
         sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()

@@ -1,4 +1,5 @@
-"""What llama.cpp sees (its mtmd, recorded by scripts/record_pictures.py): the tokens of a prompt with two images, the
+"""What llama.cpp sees (its mtmd, recorded by scripts/record/record_pictures.py): the tokens of a prompt with two
+images, the
 images' rows, and the logits behind them. Its GELU comes from a table of float16: that is most of what is between."""
 
 from pathlib import Path

@@ -18,7 +18,7 @@ from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
 PROMPT = [*range(1, 17)]  # few enough for every lane to read rows as in decode

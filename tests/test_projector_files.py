@@ -143,7 +143,7 @@ def test_what_is_wrong_with_one(said, tmp_path):
     ("tensor", "shape"), [("v.class_embd", (95,)), ("v.class_embd", (96, 96)), ("v.position_embd.weight", (17 * 96,))]
 )
 def test_what_stands_for_the_whole_image(said, tmp_path, tensor, shape):
-    """Found by scripts/fuzz.py: LLaVA's first row of positions is added to before anything else looks at it."""
+    """Found by scripts/fuzz/fuzz.py: LLaVA's first row of positions is added to before anything else looks at it."""
     whole = projector("llava")
     tensors = {**whole.tensors, tensor: np.zeros(shape, np.float32)}
     code, _, err = said("inspect", write_projector(replace(whole, tensors=tensors), tmp_path / "mmproj.gguf"))

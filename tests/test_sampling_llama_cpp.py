@@ -1,4 +1,4 @@
-"""Every step of sampling against llama.cpp's, by what scripts/record_llama_samplers.py has recorded of it.
+"""Every step of sampling against llama.cpp's, by what scripts/record/record_llama_samplers.py has recorded of it.
 
 It computes in float32, we in float64: probabilities agree to 4 digits.
 """

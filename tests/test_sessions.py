@@ -122,8 +122,8 @@ def test_wherever_a_write_is_cut_off_whole_turns_stay():
 
 @pytest.mark.slow
 def test_processes_that_are_killed():
-    """The whole of it: scripts/kill_sessions.py."""
-    script = ROOT / "scripts" / "kill_sessions.py"
+    """The whole of it: scripts/fuzz/kill_sessions.py."""
+    script = ROOT / "scripts" / "fuzz" / "kill_sessions.py"
     done = subprocess.run([sys.executable, str(script), "25"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("25 processes killed, none of ") and "none of 0 " not in done.stdout

@@ -100,7 +100,7 @@ def test_a_question_is_seen(source: str):
     assert len(strangers("localllm.somewhere", source)) == 1
 
 
-# ---- what can be seen of other systems from here; scripts/test_windows runs the rest
+# ---- what can be seen of other systems from here; scripts/platform/test_windows runs the rest
 
 
 def core(kind: int, *masks: tuple[int, int]) -> bytes:

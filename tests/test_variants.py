@@ -19,7 +19,7 @@ import localllm
 from localllm.kernels.machine import this_lane
 from localllm.quant.cache import cache_folder
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
 BASE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"

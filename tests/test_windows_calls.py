@@ -1,5 +1,5 @@
 """What Windows is asked for, by a library that writes it down, on any system: names, numbers and structures as
-https://learn.microsoft.com/windows/win32/api has them. scripts/test_windows runs the real ones.
+https://learn.microsoft.com/windows/win32/api has them. scripts/platform/test_windows runs the real ones.
 """
 
 import ctypes

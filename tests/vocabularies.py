@@ -1,4 +1,4 @@
-"""Tiny vocabularies of every kind, with what llama.cpp makes of odd texts: see scripts/record_tokens.py.
+"""Tiny vocabularies of every kind, with what llama.cpp makes of odd texts: see scripts/record/record_tokens.py.
 
 Their merges and pieces come from the first pages of a play of 1608 (prose.txt, public domain), as the script learned
 them; what else they have is here.

@@ -1,4 +1,4 @@
-"""What llama.cpp computes for the models, as recorded in tests/goldens by scripts/record_goldens.py.
+"""What llama.cpp computes for the models, as recorded in tests/goldens by scripts/record/record_goldens.py.
 
 Of each row of logits, every fifth is kept: whatever is wrong inside a model shows in all of them, and the greedy tokens
 are the largest of all.

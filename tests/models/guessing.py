@@ -1,4 +1,4 @@
-"""Models with a layer that guesses, and what llama.cpp's says: recorded by scripts/record_guesses.py."""
+"""Models with a layer that guesses, and what llama.cpp's says: recorded by scripts/record/record_guesses.py."""
 
 from pathlib import Path
 from typing import Any

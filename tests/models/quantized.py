@@ -14,7 +14,7 @@ from localllm.quant.layouts import floats_at
 from .declaration import Model
 from .numbers import Numbers
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "measure"))
 from synthetic_blocks import mend_codes, set_scales
 
 PURE = [

@@ -66,7 +66,8 @@ TILE_REGISTERS = 8192 + 64  # bytes, for their emulation, and to configure tiles
 ATTEND_TILES = TILE_REGISTERS + 2048 + 64 * ATTEND_ROWS  # what attention needs besides: also a tile, queries' padding
 TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 4096  # slabs, sums, a tile, a row
 # Tokens from which on a product goes in tiles where there are any, by the format of the weights: where the times of
-# scripts/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; quantized: 24 to 48, here one number).
+# scripts/measure/measure_lanes.py cross on an Emerald Rapids (4096 x 2048, 2 threads; quantized: 24 to 48, here one
+# number).
 LEAST_IN_TILES = dict.fromkeys(sorted(PLAIN), 16) | dict.fromkeys(SUB_BLOCK, 32)
 SOME_IN_TILES, ALL_IN_TILES = min(LEAST_IN_TILES.values()), max(LEAST_IN_TILES.values())
 

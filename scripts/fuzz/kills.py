@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Kills localllm while it writes, again and again: python scripts/fuzz/kills.py quantize|calibrate|cache [--times N]
+
+Each process is forked from this one, which has imported everything (Windows starts it anew), and killed at a random
+moment of its work. What was there before has to be there after, or what should take its place, whole; and when one
+process was not killed, there is no file too many. The cache is deleted now and then, so that processes write it anew;
+answers have to be the same.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tiny_model import write_tiny_model  # noqa: E402
+
+from localllm.cli import main as program  # noqa: E402
+from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
+from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
+from localllm.quant.cache import cache_folder  # noqa: E402
+
+
+class Started:
+    """A process that runs a command, where none can be forked."""
+
+    def __init__(self, arguments: tuple[object, ...], out: Path | None):
+        with open(out or os.devnull, "wb") as answer:
+            command = [sys.executable, "-m", "localllm", *map(str, arguments)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self._process.wait()
+
+    def until_writing(self, folder: Path, before: set[str]) -> None:
+        """Wait until it has a new file there, or has ended: to start takes it most of its time."""
+        while self._process.poll() is None and before.issuperset(os.listdir(folder)):
+            time.sleep(0.005)
+
+    def kill(self) -> bool:
+        """Whether it was still at work."""
+        was_at_work = self._process.poll() is None
+        self._process.kill()
+        return self._process.wait() != 0 and was_at_work
+
+
+class Forked(Started):
+    """The same, forked."""
+
+    def __init__(self, arguments: tuple[object, ...], out: Path | None):
+        self._child = forked(arguments, out)
+
+    def until_writing(self, folder: Path, before: set[str]) -> None:
+        """It has started when it is forked."""
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+    def kill(self) -> bool:
+        os.kill(self._child, signal.SIGKILL)
+        return os.WIFSIGNALED(os.waitpid(self._child, 0)[1])
+
+
+def start(*arguments: object, out: Path | None = None) -> Started:
+    """A process that runs a command, with its answer in a file."""
+    return (Forked if hasattr(os, "fork") else Started)(arguments, out)
+
+
+def forked(arguments: tuple[object, ...], out: Path | None) -> int:
+    """The number of such a process."""
+    if child := os.fork():
+        return child
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if out else null, 1)
+    sys.argv = ["localllm", *map(str, arguments)]
+    try:
+        program.main()
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    os._exit(0)
+
+
+def finished(child: Started) -> None:
+    """Wait for it. Raises SystemExit if it failed."""
+    if code := child.wait():
+        raise SystemExit(f"a command that nobody killed ended with {code}")
+
+
+def seconds(*arguments: object, out: Path | None = None) -> float:
+    """Of a whole run."""
+    return seconds_left(start(*arguments, out=out))
+
+
+def seconds_left(child: Started) -> float:
+    """Until it ends by itself."""
+    began = time.monotonic()
+    finished(child)
+    return time.monotonic() - began
+
+
+def killed(wait: float, *arguments: object) -> bool:
+    """Whether it was still at work then."""
+    child = start(*arguments)
+    time.sleep(wait)
+    return child.kill()
+
+
+def writing(folder: Path, *arguments: object) -> Started:
+    """A process that writes to a folder, or is about to."""
+    before = set(os.listdir(folder))
+    child = start(*arguments)
+    child.until_writing(folder, before)
+    return child
+
+
+def kill_quantize(folder: Path, times: int) -> int:
+    """How many were killed at work. The old file is another model, so that both can be told apart."""
+    model, out = write_tiny_model(folder / "m.gguf"), folder / "out"
+    out.mkdir()
+    command = ["quantize", model, out / "x.gguf", "Q8_0"]
+    took = min(seconds_left(writing(out, *command)) for _ in range(3))
+    new, old = (out / "x.gguf").read_bytes(), model.read_bytes()
+    hit = 0
+    for number in range(times):
+        (out / "x.gguf").write_bytes(old)
+        child = writing(out, *command)
+        time.sleep(random.random() * took)
+        hit += child.kill()
+        require((out / "x.gguf").read_bytes() in (old, new), f"kill {number}: the file is neither old nor new")
+    seconds(*command)
+    require([file.name for file in out.iterdir()] == ["x.gguf"], "something was left over")
+    return hit
+
+
+def kill_calibrate(folder: Path, times: int) -> int:
+    """The same while a model is calibrated: what was encoded is still there, and later processes go on behind it."""
+    model, text, out = write_tiny_model(folder / "m.gguf", context=128), folder / "text.txt", folder / "out" / "x.gguf"
+    text.write_text("hello world, " * 60 + "".join(chr(97 + n * n % 26) for n in range(700)))
+    out.parent.mkdir()
+    records, command = Path(f"{out}.calibration"), ["quantize", model, out, "Q4_0", "--calibrate", text]
+    took = [seconds(*command) for _ in range(3)][-1]
+    new, old = out.read_bytes(), model.read_bytes()
+    out.write_bytes(old)
+    hit = ended = went_on = 0
+    for number in range(times):
+        before = whole_records(records)
+        hit += killed(random.random() * took, *command)
+        after, found = whole_records(records), out.read_bytes()
+        require(found in (old, new), f"kill {number}: the file is neither old nor new")
+        if found == new:
+            ended += 1
+            out.write_bytes(old)
+        else:
+            require(after.startswith(before), f"kill {number}: what was encoded is lost")
+            went_on += bool(before) and len(after) > len(before)
+    seconds(*command)
+    require(out.read_bytes() == new, "other bytes after all")
+    require([file.name for file in out.parent.iterdir()] == [out.name], "something was left over")
+    print(f"{ended} ended with the whole file, {went_on} went on behind what another one had encoded")
+    return hit
+
+
+def whole_records(path: Path) -> bytes:
+    """What a file of records has but for an unfinished one."""
+    data = path.read_bytes() if path.exists() else b""
+    end = following = len(MAGIC) + DIGEST
+    while following <= len(data):
+        end = following
+        if end + LENGTHS.size > len(data):
+            break
+        following = end + LENGTHS.size + sum(LENGTHS.unpack_from(data, end)) + DIGEST
+    return data[:end] if end <= len(data) else b""
+
+
+def kill_cache(folder: Path, times: int) -> int:
+    """The same for files of prompts, which are written behind the answer."""
+    os.environ["LOCALLLM_PREFIX_GB"] = "1"
+    model, said, kept = (
+        write_tiny_model(folder / "m.gguf", context=2000),
+        folder / "said",
+        folder / "cache" / "prefixes",
+    )
+    command = ["run", model, "--raw", "-p", "abcdefgh" * 150, "-n", "8", "--temp", "0"]
+    seconds(*command, "--no-cache", out=said)
+    expected = said.read_bytes()
+    took = [seconds(*command) + 0 * bool(shutil.rmtree(kept)) for _ in range(3)][-1]
+    hit = 0
+    for number in range(times):
+        if random.random() < 0.5:
+            shutil.rmtree(kept, ignore_errors=True)
+        hit += killed(random.random() * took, *command)
+        seconds(*command, out=said)
+        require(said.read_bytes() == expected, f"kill {number}: another answer")
+    require(not list(kept.glob(".*")), "something was left over")
+    return hit
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise SystemExit(otherwise)
+
+
+def main() -> None:
+    """Parse, kill, tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["quantize", "calibrate", "cache"])
+    parser.add_argument("--times", type=int, default=200)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "cache").mkdir()
+        if (cache_folder() / "kernels").exists():
+            kernels = Path(name) / "cache" / "kernels"
+            shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
+        os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
+        kills = {"quantize": kill_quantize, "calibrate": kill_calibrate, "cache": kill_cache}
+        hit = kills[options.what](Path(name), options.times)
+    print(f"{options.times} times, {hit} killed at work: nothing lost, nothing left over")
+
+
+if __name__ == "__main__":
+    main()

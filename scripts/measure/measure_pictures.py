@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""How long a vision encoder takes for a picture, and how much memory, here and in llama.cpp: SigLIP-400M's shape,
+random weights.
+
+    python scripts/measure/measure_pictures.py --peer-python PEER/bin/python [--format F16] [--side 512] [--rounds 3]
+
+One picture of so many pixels, both programs in turn with the same file and the same threads; the fastest round of each.
+Memory is the most that a process held (ru_maxrss): of `localllm run --image` with a tiny language model and one token
+of an answer, and of time_mtmd.py, which opens the same model and reads no token.
+PEER is a virtual environment with llama-cpp-python.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from models import write  # noqa: E402
+from models.projectors import projector, seeing, write_projector  # noqa: E402
+
+from localllm.engine.options import EngineOptions  # noqa: E402
+from localllm.engine.vision_encoder import VisionEncoder  # noqa: E402
+from localllm.files.gguf.file import GGUFFile  # noqa: E402
+
+SIGLIP = {"layers": 27, "width": 1152, "hidden": 4304, "heads": 16, "patch": 16, "merge": 4}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--format", default="F16")
+    parser.add_argument("--side", type=int, default=512, help="pixels")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where the file is written, or is since an earlier run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = options.folder or Path(made)
+        folder.mkdir(exist_ok=True)
+        path = folder / f"mmproj-{options.format}.gguf"
+        if not path.exists():
+            write_all(folder, path, options)
+        measure_memory(folder, path, options)
+        measure(folder, path, options)
+
+
+def write_all(folder: Path, path: Path, options: argparse.Namespace) -> None:
+    """A projector, a model that goes with it, and a picture."""
+    side = options.side
+    metadata = {"vision.projector.scale_factor": 4, "vision.preproc_image_size": side}
+    write_projector(projector("idefics3", metadata=metadata, **SIGLIP, side=side), path, options.format)
+    write(seeing("idefics3"), folder / "model.gguf")
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    np.save(folder / "picture.npy", pixels)
+    Image.fromarray(pixels).save(folder / "picture.png")
+
+
+def measure(folder: Path, path: Path, options: argparse.Namespace) -> None:
+    picture = Image.fromarray(np.load(folder / "picture.npy"))
+    reader = VisionEncoder(GGUFFile.open(path), EngineOptions(threads=options.threads))
+    reader.read(picture)
+    ours, theirs = [], []
+    for _ in range(options.rounds):
+        begin = time.perf_counter()
+        reader.read(picture)
+        ours.append(time.perf_counter() - begin)
+        theirs.append(peer_seconds(options, folder, path))
+    reader.close()
+    print(f"{options.format}: {min(ours):.2f} s, llama.cpp {min(theirs):.2f} s, ratio {min(theirs) / min(ours):.2f}")
+
+
+def peer_seconds(options: argparse.Namespace, folder: Path, path: Path) -> float:
+    """Of llama.cpp's second encoding in a process."""
+    done = subprocess.run(peer_command(options, folder, path), text=True, capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return float(done.stdout)
+
+
+def peer_command(options: argparse.Namespace, folder: Path, path: Path) -> list[str]:
+    files = [str(file) for file in (folder / "model.gguf", path, folder / "picture.npy")]
+    return [options.peer_python, str(ROOT / "scripts" / "measure" / "time_mtmd.py"), *files, str(options.threads)]
+
+
+def measure_memory(folder: Path, path: Path, options: argparse.Namespace) -> None:
+    run = ["run", folder / "model.gguf", "-p", "?", "--image", folder / "picture.png", "--mmproj", path, "-n", 1]
+    ours = peak([sys.executable, "-m", "localllm", *map(str, run), "--no-cache", "-t", str(options.threads)])
+    theirs = peak(peer_command(options, folder, path))
+    print(
+        f"{options.format}: {ours / 1e6:.0f} MB, llama.cpp {theirs / 1e6:.0f} MB, file {path.stat().st_size / 1e6:.0f}"
+    )
+
+
+def peak(command: list[str]) -> int:
+    """Bytes that a process held at most; asked by a small one, as a child is counted with what its parent held."""
+    asking = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024); sys.exit(done.returncode)"
+    )
+    done = subprocess.run([sys.executable, "-c", asking, *command], text=True, capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return int(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

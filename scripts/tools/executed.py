@@ -1,0 +1,78 @@
+"""A plugin of pytest: which functions of localllm each test executes, and how long it takes.
+
+    PYTHONPATH=scripts/tools EXECUTED=FOLDER python -m pytest -p executed ...
+
+Every process writes a file of JSON lines to FOLDER: [test, seconds, ["localllm/engine/pages.py:Pages.take", ...]]. What
+processes execute that a test starts is written by traced.py, without seconds. What is compiled is not seen, and what
+fails is left out. Tests that FOLDER knows are not run again: whoever is interrupted goes on.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pytest
+from traced import OURS, name_of
+
+seen, failed = set[CodeType](), set[str]()
+
+
+def see(frame: FrameType, event: str, argument: object) -> None:
+    if event == "call":
+        seen.add(frame.f_code)
+
+
+def recorded(folder: Path) -> list[tuple[str, float, set[str]]]:
+    """What was written to a folder: tests, seconds, names of functions. A last line that was cut off is left out."""
+    times, names = dict[str, float](), defaultdict[str, set[str]](set)
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                test, seconds, found = json.loads(line)
+                names[test].update(found)
+                times |= {test: seconds} if seconds else {}
+    return [(test, seconds, names[test]) for test, seconds in times.items()]
+
+
+@pytest.hookimpl(trylast=True)  # what others leave out is not counted here
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    done = {test for test, _, _ in recorded(Path(os.environ["EXECUTED"]))}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    seen.clear()
+    threading.setprofile(see)
+    sys.setprofile(see)
+    start = seconds()
+    try:
+        return (yield)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        if item.nodeid not in failed:
+            write(item.nodeid, max(seconds() - start, 1e-3))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        failed.add(report.nodeid)
+
+
+def seconds() -> float:
+    """Of the processor, by this process and those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def write(test: str, spent: float) -> None:
+    names = sorted({name_of(code) for code in seen.copy() if code.co_filename.startswith(OURS)})
+    with open(Path(os.environ["EXECUTED"], f"{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+        print(json.dumps([test, round(spent, 3), names]), file=file)

@@ -1,0 +1,366 @@
+"""Do the tests notice? Puts small faults into localllm, one by one, and runs the tests that execute the function.
+
+    scripts/mutate map [PYTEST'S ARGUMENTS]        once: which test executes what (minutes; goes on where it was ended)
+    scripts/mutate run --count 100 --seed 1        draws faults, and lists those that no test noticed
+    scripts/mutate run --count 100 --seed 1 --skip 60        the last 40 of them
+    scripts/mutate run --at localllm/engine/pages.py:44-60 --all     all that are possible there
+
+It works on copies of the tree and never touches the tree itself. What the tests of a function are is looked up in the
+map, build/executed/; of a function that no test is known to execute (kernels are compiled, commands may run in
+processes of their own) they are those of the test files whose imports reach the module in the fewest steps.
+Survivors are written to stdout, and at last the share that was noticed.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from queue import Empty, Queue
+from typing import NamedTuple
+
+from executed import recorded
+from faults import Fault, faults, is_valid
+
+ROOT = Path(__file__).resolve().parents[2]
+MAP = ROOT / "build" / "executed"
+PARTS = "engine", "generation", "files", "services", "cli", "arch", "convert", "text", "server", "images", "system"
+ELSEWHERE = {"localllm/services/map_ray.py"}  # scripts/platform/test_ray tests it
+MOST_TESTS, FEW = 400, 5
+FILES_BY_IMPORT = 3
+SITE = "import sys\nsys.path.append({scripts!r})\nimport traced\ntraced.begin()\nsys.path.pop()\n"
+UNTESTED = 5  # pytest's exit code for no tests
+
+
+class Mutant(NamedTuple):
+    """A fault in a file, by its path from the root."""
+
+    path: str
+    fault: Fault
+
+    @property
+    def is_valid(self) -> bool:
+        return is_valid(self.fault.applied((ROOT / self.path).read_bytes()))
+
+    def __str__(self) -> str:
+        source = (ROOT / self.path).read_bytes()
+        before = " ".join(source[self.fault.start : self.fault.end].decode().split())
+        after = " ".join(self.fault.text.split()) or "(nothing)"
+        line = source.splitlines()[self.fault.line - 1].decode().strip()
+        return f"{self.path}:{self.fault.line}: {self.fault.kind}: {before!r} -> {after!r}   in: {line}"
+
+
+# ---- which faults ---------------------------------------------------------------------------------------------------
+
+
+def modules(parts: Iterable[str]) -> list[str]:
+    """The files of these parts of localllm: folders within it, or files; "quant" beside it."""
+    found = []
+    for part in parts:
+        base = ROOT / (part if part.startswith("quant") else f"localllm/{part}")
+        if not base.exists():
+            raise SystemExit(f"there is no {base}")
+        files = base.rglob("*.py") if base.is_dir() else [base]
+        found += [path.relative_to(ROOT).as_posix() for path in files]
+    return sorted(path for path in found if path not in ELSEWHERE)
+
+
+@cache
+def faults_of(path: str) -> list[Fault]:
+    return faults((ROOT / path).read_bytes())
+
+
+def drawn(paths: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
+    """So many: from files by their length, from functions alike, and of a function from all kinds alike."""
+    draw, known = random.Random(seed), set[Mutant]()
+    weights = [len((ROOT / path).read_bytes()) for path in paths]
+    for _ in range(100 * count):
+        path = draw.choices(paths, weights)[0]
+        by_place = defaultdict[str, dict[str, list[Fault]]](lambda: defaultdict(list))
+        for fault in faults_of(path):
+            by_place[fault.function][fault.kind].append(fault)
+        if by_place:
+            kinds = by_place[draw.choice(sorted(by_place))]
+            mutant = Mutant(path, draw.choice(kinds[draw.choice(sorted(kinds))]))
+            if mutant not in known and mutant.is_valid:
+                known.add(mutant)
+                yield mutant
+            if len(known) == count:
+                return
+
+
+def placed(place: str) -> list[Mutant]:
+    """All faults at PATH or PATH:LINE or PATH:FIRST-LAST."""
+    path, _, lines = place.partition(":")
+    first, _, last = lines.partition("-")
+    begin, end = int(first or 0), int(last or first or 1 << 30)
+    found = [Mutant(path, fault) for fault in faults_of(path) if begin <= fault.line <= end]
+    return [mutant for mutant in found if mutant.is_valid]
+
+
+# ---- which tests ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def executed() -> dict[str, list[tuple[int, float, str]]]:
+    """By function: the tests that execute it, with the number of functions that they execute in all, and seconds."""
+    found = defaultdict[str, list[tuple[int, float, str]]](list)
+    for test, seconds, names in recorded(MAP):
+        for name in names if test in collected() else ():
+            found[name].append((len(names), seconds, test))
+    return found
+
+
+@cache
+def collected() -> frozenset[str]:
+    """All tests that there are now: pytest would refuse others, which is no notice of a fault."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--all", "-p", "no:cacheprovider", "tests"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return frozenset(said.splitlines())
+
+
+def tests_of(mutant: Mutant, seconds: float) -> list[str]:
+    """Those that execute the function, or what is around it; the most special first, as many as take so long.
+
+    Of a function with FEW of them also its module's, and if those are few the files that import it: what runs in a
+    fixture is known of one test only. What runs when a module is imported is known of tests with a process of their own
+    only, so what stands in no function is always the module's.
+    """
+    names, found = mutant.fault.function.split("."), list[tuple[int, float, str]]()
+    for count in range(len(names), 0, -1):
+        found = found or executed().get(f"{mutant.path}:{'.'.join(names[:count])}", [])
+    is_called = names[-1][:1].islower() or names[-1].startswith("_")  # not a module's or a class's
+    if len(found) < FEW or not is_called:
+        known = {test for _, _, test in found}
+        found = [
+            *((0 if is_called else special, each, test) for special, each, test in found),
+            *(t for t in of_module(mutant.path) if t[2] not in known),
+        ]
+    return chosen(found, seconds) + (by_imports(mutant.path) if len(found) < FEW else [])
+
+
+@cache
+def of_module(path: str) -> list[tuple[int, float, str]]:
+    """The tests of all of a module's functions."""
+    return sorted({test for name in executed() if name.startswith(f"{path}:") for test in executed()[name]})
+
+
+def chosen(tests: Iterable[tuple[int, float, str]], seconds: float) -> list[str]:
+    """Some, by how special they are, until they take so long."""
+    found, total = list[str](), 0.0
+    for _, each, test in sorted(tests):
+        if (total + each <= seconds or not found) and len(found) < MOST_TESTS:
+            found.append(test)
+            total += each
+    return found
+
+
+@cache
+def imports_of(path: str) -> frozenset[str]:
+    """The files that a file imports, from anywhere within it."""
+    names = set[str]()
+    for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = set[str]()
+    for name in names:
+        place = name.replace(".", "/").replace("localllm/quant", "quant")
+        found |= {
+            known for known in (f"{place}.py", f"{place}/__init__.py", f"tests/{place}.py") if (ROOT / known).exists()
+        }
+    return frozenset(found)
+
+
+@cache
+def by_imports(path: str) -> list[str]:
+    """The test files whose imports reach a module in the fewest steps."""
+    steps = dict[int, list[str]]()
+    for test in sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("test_*.py")):
+        if (distance := distance_to(test, path)) is not None:
+            steps.setdefault(distance, []).append(test)
+    return steps[min(steps)][:FILES_BY_IMPORT] if steps else []
+
+
+def distance_to(test: str, path: str) -> int | None:
+    """How many imports there are from a test to a module."""
+    known, waiting = {test}, deque([(test, 0)])
+    while waiting:
+        file, steps = waiting.popleft()
+        if file == path:
+            return steps
+        waiting += [(each, steps + 1) for each in imports_of(file) - known]
+        known |= imports_of(file)
+    return None
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the tree as it is now, with the shared folder beside it, if there is one."""
+    tree = folder / "tree"
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    if (ROOT.parent / "shared").exists():
+        (folder / "shared").symlink_to(ROOT.parent / "shared")
+    compile_all(tree)
+    return tree
+
+
+def compile_all(tree: Path) -> None:
+    """Keep all modules' bytecode in a copy, and that of the tests: compiling takes half of the time of a quick one."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "localllm", "quant"], cwd=tree, env=environment)
+    subprocess.run(command, cwd=tree, env=environment | {"PYTHONPATH": str(tree)}, stdout=subprocess.DEVNULL)
+
+
+def outcome(tree: Path, mutant: Mutant, tests: Sequence[str], limit: float) -> str:
+    """What the tests say of a fault: noticed, survived, untested, or hung, which is noticed, too.
+
+    A test that fails without it as well has noticed nothing, and is left out.
+    """
+    source, left = (tree / mutant.path).read_bytes(), list(tests)
+    while True:
+        try:
+            (tree / mutant.path).write_bytes(mutant.fault.applied(source))
+            became, failed = tried(tree, left, limit)
+        finally:
+            (tree / mutant.path).write_bytes(source)
+        if failed not in left or is_sound(tree, failed, limit):
+            return became
+        left.remove(failed)
+
+
+sound = dict[str, bool]()
+
+
+def is_sound(tree: Path, test: str, limit: float) -> bool:
+    """Whether a test passes without a fault."""
+    if test not in sound:
+        sound[test] = tried(tree, [test], limit)[0] == "survived"
+    return sound[test]
+
+
+def tried(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """What became of it, and the test that failed."""
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--commit", "0"]
+    if not tests:
+        return "untested", ""
+    process = subprocess.Popen(
+        [*command, *tests], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True, text=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return "hung", ""
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    lines = [line.partition(" ") for line in said.splitlines()]
+    failed = next((rest for word, _, rest in lines if word in ("FAILED", "ERROR")), "")
+    became = {0: "survived", UNTESTED: "untested"}.get(process.returncode, "noticed")
+    return became, next((test for test in tests if failed == test or failed.startswith(f"{test} - ")), "")
+
+
+def try_all(
+    mutants: Iterable[Mutant], tests: Callable[[Mutant], Sequence[str]], jobs: int, limit: float
+) -> Iterator[tuple[Mutant, str]]:
+    """Each with what became of it, as they come."""
+    waiting, results = Queue[Mutant](), Queue[tuple[Mutant, str] | None]()
+    for mutant in mutants:
+        waiting.put(mutant)
+
+    def work(folder: Path) -> None:
+        tree = copied(folder)
+        try:
+            while True:
+                mutant = waiting.get_nowait()
+                results.put((mutant, outcome(tree, mutant, tests(mutant), limit)))
+        except Empty:
+            results.put(None)
+
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
+        folders = [Path(temporary, str(number)) for number in range(jobs)]
+        threads = [threading.Thread(target=work, args=(folder,), daemon=True) for folder in folders]
+        for thread in threads:
+            thread.start()
+        ended = 0
+        while ended < jobs:
+            if result := results.get():
+                yield result
+            else:
+                ended += 1
+
+
+def report(results: Iterable[tuple[Mutant, str]]) -> None:
+    """Survivors as they come, then the share."""
+    counts = defaultdict[str, int](int)
+    for mutant, became in results:
+        counts[became] += 1
+        if became in ("survived", "untested"):
+            print(f"{became}: {mutant}", flush=True)
+        print(f"\r{sum(counts.values())}: {dict(counts)}", end="", file=sys.stderr, flush=True)
+    total, noticed = sum(counts.values()), counts["noticed"] + counts["hung"]
+    print(f"\n{noticed} of {total} faults were noticed: {noticed / max(total, 1):.0%} {dict(counts)}")
+
+
+def make_map(arguments: Sequence[str]) -> int:
+    """Run tests in a copy of the tree and remember what each executes; those that are known already are left out."""
+    MAP.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as temporary:
+        tree = copied(Path(temporary))
+        (tree / "sitecustomize.py").write_text(SITE.format(scripts=str(tree / "scripts" / "tools")))
+        environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'scripts' / 'tools'}", "EXECUTED": str(MAP)}
+        command = [sys.executable, "-m", "pytest", "-p", "executed", "-p", "no:cacheprovider", "-q", *arguments]
+        return subprocess.run(command, cwd=tree, env=environment).returncode
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["map"]:
+        return make_map(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run"])
+    parser.add_argument(
+        "parts", nargs="*", default=PARTS, help=f"folders of localllm, quant, or files; {' '.join(PARTS)}"
+    )
+    parser.add_argument("--count", type=int, default=100, help="how many faults  [100]")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="how many of them another call has tried  [0]")
+    parser.add_argument("--at", action="append", help="PATH:FIRST-LAST: all faults that are possible there")
+    parser.add_argument("--jobs", type=int, default=2, help="processes  [2]")
+    parser.add_argument("--seconds", type=float, default=30, help="of tests for each fault  [30]")
+    parser.add_argument("--limit", type=float, default=180, help="seconds until tests count as hung  [180]")
+    parser.add_argument("--tests", nargs="+", help="these for all faults, whatever executes them")
+    given = parser.parse_intermixed_args()
+    paths = modules(given.parts)
+    found = (
+        [each for place in given.at for each in placed(place)] if given.at else drawn(paths, given.count, given.seed)
+    )
+    left = islice(found, given.skip, None)
+    report(try_all(left, lambda mutant: given.tests or tests_of(mutant, given.seconds), given.jobs, given.limit))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
