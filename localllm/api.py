@@ -366,9 +366,9 @@ def open_model(
     _, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.engine.options import EngineOptions, layers_of
-    from localllm.files.gguf.prefault import map_ahead
+    from localllm.files.gguf.prefault import prefault
 
-    map_ahead(file)
+    prefault(file)
     tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
     if chat_template is not None and require_text("chat_template", chat_template) not in tokenizer.chat_templates:
         from localllm.text.builtin_templates import chosen_template  # seldom needed

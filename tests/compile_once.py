@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.objects import object_file
 
@@ -24,9 +24,9 @@ def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
             return compile(self, name)
         path = object_file(name, self.lane)
         with alone(path):
-            code = read_kept(path) or compile(self, name)
+            code = read_checksummed(path) or compile(self, name)
             with suppress(OSError):  # a folder that cannot be written: tests have such
-                write_kept(path, code)
+                write_checksummed(path, code)
         return code
 
     monkeypatch.setattr(Compiler, "compile", compile_or_wait)

@@ -10,7 +10,7 @@ import numpy as np
 from tiny_model import write_tiny_model
 
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import Output, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 
 GONE = object()  # instead of a value: the key, or the tensor, is left out
 Change = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Wrong:
             gc.collect()  # a refused file is mapped until what refused it is gone, and cannot be replaced before
         keys = changed(self.metadata, metadata)
         weights = changed(self.tensors, tensors)
-        write_gguf(self.path, keys, [Output.of(name, weight) for name, weight in weights.items()])
+        write_gguf(self.path, keys, [OutputTensor.of(name, weight) for name, weight in weights.items()])
         return self.path
 
 

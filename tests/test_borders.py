@@ -26,8 +26,8 @@ from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
 from localllm.files.cache import file_hash, prefix_files
 from localllm.files.cache import validated_cache as known
-from localllm.files.cache.prefix_files import Kept
-from localllm.files.logits_file import LogitsWriter, row_numbers, scored
+from localllm.files.cache.prefix_files import PrefixFile
+from localllm.files.logits_file import LogitsWriter, row_width, scored_tokens
 from localllm.generation.reasoning import overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
@@ -101,10 +101,10 @@ def test_known_checks_are_private_and_bounded(cache):
         [*files] = (cache / "known").glob(f"*-{number}")
         os.utime(files[0], (number + 1, number + 1))
     assert (cache / "known").stat().st_mode & 0o777 == 0o700
-    known.forget_oldest(cache / "known", 4)
+    known.remove_oldest(cache / "known", 4)
     assert all(known.is_known("vocabulary", str(number)) for number in range(4))
     known.remember("vocabulary", "4")
-    known.forget_oldest(cache / "known", 4)
+    known.remove_oldest(cache / "known", 4)
     assert [known.is_known("vocabulary", str(number)) for number in range(5)] == [False] * 3 + [True] * 2
 
 
@@ -114,7 +114,7 @@ def test_known_checks_are_private_and_bounded(cache):
 @pytest.mark.parametrize("spare", [0, -1])
 def test_logits_that_just_fit_the_disk(tmp_path, monkeypatch, spare: int):
     chunks = np.zeros((3, 16), np.int32)
-    needed = 3 * scored(16) * row_numbers(100) * 2
+    needed = 3 * scored_tokens(16) * row_width(100) * 2
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
     if spare < 0:
         with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* --chunks makes it fewer"):
@@ -130,7 +130,7 @@ PARTS = {"a": np.arange(5, dtype=np.uint8), "none": np.zeros(0, np.uint8), "b": 
 def test_a_kept_prompt_is_whole_or_gone(cache):
     """As its layout says; whatever is cut off, or of another key, is removed and was never there."""
     key, other = "0" * 32, "1" * 32
-    prefix_files.write_kept(key, ABOUT, PARTS)
+    prefix_files.write_prefix(key, ABOUT, PARTS)
     path = prefix_files.folder() / key
     data = path.read_bytes()
     size = int.from_bytes(data[8:12], "little")
@@ -138,18 +138,18 @@ def test_a_kept_prompt_is_whole_or_gone(cache):
     assert data[:8] == b"LLPREFX1" and header["about"] == {"model": "m", "end": 7, "before": ""}
     assert header["parts"] == [[name, part.nbytes, zlib.crc32(part)] for name, part in PARTS.items()]
     assert data[12 + size :] == struct.pack("<I", zlib.crc32(data[12 : 12 + size])) + bytes(range(5)) + bytes(range(9))
-    with prefix_files.open_kept(key) as kept:
+    with prefix_files.open_prefix(key) as kept:
         assert kept.about == ABOUT and kept.parts == {"a": 5, "none": 0, "b": 9}
         assert all(list(kept.read(name)) == list(PARTS[name]) for name in ("b", "a", "none", "b"))
     damaged = data.replace(b'"end": 7', b'"end": 8'), b"LLPREFX2" + data[8:], data[:9] + b"\xff" + data[10:]
     for content in (*(data[:length] for length in range(len(data))), data + b"x", *damaged):
         path.write_bytes(content)
-        assert prefix_files.open_kept(key) is None and not path.exists()
+        assert prefix_files.open_prefix(key) is None and not path.exists()
     (prefix_files.folder() / other).write_bytes(data)
-    assert prefix_files.open_kept(other) is None and not (prefix_files.folder() / other).exists()
-    assert prefix_files.open_kept(other) is None, "one that is not there"
+    assert prefix_files.open_prefix(other) is None and not (prefix_files.folder() / other).exists()
+    assert prefix_files.open_prefix(other) is None, "one that is not there"
     path.write_bytes(data[:-1] + b"x")
-    with prefix_files.open_kept(key) as kept:
+    with prefix_files.open_prefix(key) as kept:
         assert list(kept.read("a")) == list(PARTS["a"])
         with pytest.raises(ValueError, match=r"^b: damaged$"):
             kept.read("b")
@@ -158,16 +158,16 @@ def test_a_kept_prompt_is_whole_or_gone(cache):
 def test_kept_prompts_are_listed_and_cleared(cache, monkeypatch):
     """What else lies there is none of them; and no file stays open."""
     opened = []
-    monkeypatch.setattr(prefix_files, "Kept", lambda key, file: opened.append(file) or Kept(key, file))
-    assert prefix_files.entries() == [] and prefix_files.clear() == 0
+    monkeypatch.setattr(prefix_files, "PrefixFile", lambda key, file: opened.append(file) or PrefixFile(key, file))
+    assert prefix_files.list_entries() == [] and prefix_files.clear() == 0
     for number in range(3):
-        prefix_files.write_kept(f"{number:032x}", replace(ABOUT, end=number), PARTS)
+        prefix_files.write_prefix(f"{number:032x}", replace(ABOUT, end=number), PARTS)
         os.utime(prefix_files.folder() / f"{number:032x}", (number, number))
     for name in ("x", "0" * 31, "0" * 33, "g" * 32):
         (prefix_files.folder() / name).touch()
     sizes = [(prefix_files.folder() / f"{number:032x}").stat().st_size for number in range(3)]
     (prefix_files.folder() / f"{1:032x}").write_bytes(b"damaged")
-    found = sorted(prefix_files.entries(), key=lambda one: one.key)
+    found = sorted(prefix_files.list_entries(), key=lambda one: one.key)
     assert [(one.key, one.about.end, one.size, one.used) for one in found] == [
         (f"{number:032x}", number, sizes[number], number) for number in (0, 2)
     ]
@@ -207,10 +207,12 @@ def test_what_cannot_be_removed_or_marked_stays(tmp_path, monkeypatch):
 def test_the_limit_of_kept_prompts(monkeypatch, told: str, limit: int | None):
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, told)
     usual = prefix_files.USUAL_LIMIT
-    assert prefix_files.limit() == (usual if limit is None else limit)
+    assert prefix_files.size_limit() == (usual if limit is None else limit)
     usage = SimpleNamespace(free=10**9)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
-    assert prefix_files.allowed(10**9) == min(5 * 10**8, prefix_files.limit()), "a quarter of the disk, as the docs say"
+    assert prefix_files.size_limit_on_disk(10**9) == min(5 * 10**8, prefix_files.size_limit()), (
+        "a quarter of the disk, as the docs say"
+    )
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from localllm.engine.trace.recorder import recorded
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.tensor_source import map_under
+from localllm.files.gguf.tensor_source import find_map
 from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import Reference, dequantize
 from localllm.kernels.reference_cache import Remembered
@@ -356,7 +356,7 @@ def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
 def test_a_file_that_is_something_else_stays(model: Path, text: Path, tmp_path: Path, capsys):
     (tmp_path / "out.gguf.calibration").write_text("dear diary")
     assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 2
-    assert "this file is something else" in capsys.readouterr().err
+    assert "not a file of localllm" in capsys.readouterr().err
     assert (tmp_path / "out.gguf.calibration").read_text() == "dear diary"
 
 
@@ -379,7 +379,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(given, said: str, model, text,
 
 def test_inputs_that_are_no_numbers_are_an_error(text: Path, tmp_path: Path, capsys):
     path = write_tiny_model(tmp_path / "broken.gguf", context=128)
-    _, start = map_under(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    _, start = find_map(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
     with open(path, "r+b") as file:
         file.seek(start)
         file.write(np.full(64, 3e38, np.float32).tobytes())

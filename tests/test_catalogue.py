@@ -11,7 +11,14 @@ from conftest import ROOT
 from localllm.arch import ARCHITECTURES
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.models_folder import QUANTIZATION, ModelFile, model_files, models_folder, normal, size_of
+from localllm.files.models_folder import (
+    QUANTIZATION,
+    ModelFile,
+    model_files,
+    models_folder,
+    normalize_quantization,
+    size_of,
+)
 from localllm.services import catalogue
 from localllm.services.catalogue import (
     REPOSITORY,
@@ -70,7 +77,10 @@ def test_an_entry(model: Known):
     if model.repository:
         assert (match := REPOSITORY.fullmatch(model.repository)) and match["repository"] == model.repository
         assert model.file.count("*") == 1 and model.file.endswith("*.gguf")
-        assert QUANTIZATION.fullmatch(model.quantization) and normal(model.quantization) == model.quantization
+        assert (
+            QUANTIZATION.fullmatch(model.quantization)
+            and normalize_quantization(model.quantization) == model.quantization
+        )
 
 
 def test_entries_do_not_overlap():

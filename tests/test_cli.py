@@ -592,7 +592,7 @@ def test_a_shared_beginning_is_counted_once(cli, tmp_path: Path, monkeypatch):
     pieces = [("b", 512, "", 40), ("c", 700, "b", 20), ("d", 600, "b", 10), ("e", 90, "", 7)]
     for number, (key, end, before, kilobytes) in enumerate(pieces):
         about = prefix_files.PrefixAbout("tiny.gguf", end, before * 32)
-        prefix_files.write_kept(key * 32, about, {"pages": np.zeros(1000 * kilobytes, np.uint8)})
+        prefix_files.write_prefix(key * 32, about, {"pages": np.zeros(1000 * kilobytes, np.uint8)})
         os.utime(tmp_path / (key * 32), (1e9 + number, 1e9 + number))
     sizes = {key: (tmp_path / (key * 32)).stat().st_size for key, *_ in pieces}
     code, out, _ = cli("cache")

@@ -15,7 +15,7 @@ from localllm.api import Model
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.options import EngineOptions
 from localllm.files.cache import prefix_files
-from localllm.files.cache.prefix_files import PrefixAbout, open_kept, write_kept
+from localllm.files.cache.prefix_files import PrefixAbout, open_prefix, write_prefix
 from localllm.quantizing.imatrix import Collector
 from localllm.services.perplexity import ChunkReader
 
@@ -138,9 +138,9 @@ def test_a_file_of_a_prompt_is_closed_whatever_it_has(tmp_path, monkeypatch):
         return opened[-1]
 
     monkeypatch.setattr(prefix_files, "open", noted, raising=False)
-    write_kept(key, about, {"x": np.arange(9, dtype=np.uint8), "y": np.full(5, 7, np.uint8)})
+    write_prefix(key, about, {"x": np.arange(9, dtype=np.uint8), "y": np.full(5, 7, np.uint8)})
     path, data = prefix_files.folder() / key, (prefix_files.folder() / key).read_bytes()
-    with open_kept(key) as kept:
+    with open_prefix(key) as kept:
         assert (kept.about, kept.parts) == (about, {"x": 9, "y": 5})
         for _ in range(2):
             assert kept.read("y").tolist() == [7] * 5 and kept.read("x").tolist() == list(range(9))
@@ -148,15 +148,15 @@ def test_a_file_of_a_prompt_is_closed_whatever_it_has(tmp_path, monkeypatch):
     flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(head)]
     for broken in (data[:-1], data + b"x", b"", *(data[:end] for end in range(0, head, 3)), *flipped):
         path.write_bytes(broken)
-        assert open_kept(key) is None and not path.exists()
+        assert open_prefix(key) is None and not path.exists()
     for at in range(head, len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with open_kept(key) as kept, pytest.raises(ValueError, match=r"[xy]: damaged"):
+        with open_prefix(key) as kept, pytest.raises(ValueError, match=r"[xy]: damaged"):
             assert kept.read("x" if at >= head + 9 else "y").any(), "the other one is whole"
             kept.read("x" if at < head + 9 else "y")
     path.unlink()
     (prefix_files.folder() / ("1" * 32)).write_bytes(data)
-    assert open_kept("1" * 32) is None, "whole, and of another key"
+    assert open_prefix("1" * 32) is None, "whole, and of another key"
     count = len(opened)
-    assert open_kept(key) is None and len(opened) == count, "there is none"
+    assert open_prefix(key) is None and len(opened) == count, "there is none"
     assert all(file.closed for file in opened)

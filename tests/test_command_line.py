@@ -35,7 +35,7 @@ from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.registry import COMMANDS, params_of, require_command
 from localllm.cli.terminal.escapes import unescaped
 from localllm.errors import UsageError
-from localllm.files.settings import settings
+from localllm.files.settings import load_settings
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import COMING, FILE, coming_from, document
@@ -451,9 +451,9 @@ def test_a_file_that_cannot_be_read(cli, configure):
     configure("").write_bytes(b"# \n# \xff\n")
     assert re.search(r"config.toml, line 2: this is not UTF-8\n$", cli("config")[2])
     configure("").unlink()
-    assert settings().aliases == {}
+    assert load_settings().aliases == {}
     configure("").unlink()
-    (settings().path).mkdir()
+    (load_settings().path).mkdir()
     assert cli("config")[0] == 2
 
 
@@ -480,7 +480,7 @@ def test_a_relative_folder_is_ignored(monkeypatch, tmp_path: Path, folder: str):
     monkeypatch.setenv("XDG_CONFIG_HOME", folder)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("APPDATA", str(tmp_path / ".config"))  # Windows'
-    assert settings().path == tmp_path / ".config" / "localllm" / "config.toml"
+    assert load_settings().path == tmp_path / ".config" / "localllm" / "config.toml"
 
 
 def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):

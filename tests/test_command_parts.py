@@ -56,8 +56,8 @@ from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf import prefault as ahead
 from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.files.gguf.projectors import projector_among
-from localllm.files.gguf.writer import Output, write_gguf
+from localllm.files.gguf.projectors import choose_projector
+from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.quant.recipes import RECIPES
@@ -695,7 +695,7 @@ def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
 @pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
 def test_models_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
     metadata = {} if kind is None else {"general.type": kind}
-    write_gguf(tmp_path / "m.gguf", metadata, [Output.of("a", np.ones(4, np.float32))])
+    write_gguf(tmp_path / "m.gguf", metadata, [OutputTensor.of("a", np.ones(4, np.float32))])
     assert outputs.is_model(str(tmp_path / "m.gguf")) == is_model
 
 
@@ -704,7 +704,7 @@ def test_folders_are_private(tmp_path: Path):
     assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     make_private(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalllmError, match="cannot be made"):
+    with pytest.raises(LocalllmError, match="cannot be created"):
         make_private(tmp_path / "file" / "x")
 
 
@@ -759,7 +759,7 @@ def test_formats_in_a_file(tmp_path: Path):
     (["mmproj.txt", "x.gguf"], "m.gguf", None), (["MMPROJ-M.GGUF"], "m.gguf", "MMPROJ-M.GGUF"),
 ])  # fmt: skip
 def test_which_projector_belongs_to_a_model(names: list[str], model: str, found: str | None):
-    assert projector_among(names, model) == found
+    assert choose_projector(names, model) == found
 
 
 def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
@@ -768,11 +768,11 @@ def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
     file: Any = SimpleNamespace(tensors=tensors, parts={"/large": ["a"], "/small": ["b"], "/empty": []})
     mapped = []
     monkeypatch.setattr(ahead, "LEAST", 16)
-    monkeypatch.setattr(ahead.memory, "map_ahead", lambda *arguments: mapped.append(arguments))
+    monkeypatch.setattr(ahead.memory, "prefault", lambda *arguments: mapped.append(arguments))
     monkeypatch.setattr(ahead, "Thread", lambda target, args, daemon: SimpleNamespace(start=lambda: target(*args)))
     for can, expected in ((False, []), (True, [("/large", large.ctypes.data, 16, ahead.AT_ONCE)])):
-        monkeypatch.setattr(ahead.memory, "can_map_ahead", lambda can=can: can)
-        ahead.map_ahead(file)
+        monkeypatch.setattr(ahead.memory, "can_prefault", lambda can=can: can)
+        ahead.prefault(file)
         assert mapped == expected
 
 
@@ -781,7 +781,7 @@ def test_large_files_are_mapped_ahead(monkeypatch: pytest.MonkeyPatch):
 
 def header_of(tmp_path: Path) -> tuple[bytes, int]:
     """A small model, and how many of its bytes are its header."""
-    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [Output.of("a", np.ones(64, np.float32))])
+    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [OutputTensor.of("a", np.ones(64, np.float32))])
     data = (tmp_path / "m.gguf").read_bytes()
     return data, len(data) - 256
 
@@ -789,7 +789,7 @@ def header_of(tmp_path: Path) -> tuple[bytes, int]:
 def test_how_much_of_a_file_has_all_of_its_header(tmp_path: Path):
     data, length = header_of(tmp_path)
     with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        known = [hollow.is_there(content, "m", count) for count in range(len(data) + 1)]
+        known = [hollow.header_complete(content, "m", count) for count in range(len(data) + 1)]
         reader = HeaderReader(content, "m")
         reader.read()
     first = reader.position
@@ -1144,7 +1144,7 @@ def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert group(endpoint="http://x", api_key_file=str(tmp_path / "key"))._key() == "k"
     with pytest.raises(UsageError, match="api_key_file is for --endpoint, which is missing"):
         group(api_key_file=str(tmp_path / "key")).place()
-    with pytest.raises(UsageError, match="none is empty: it should have the key"):
+    with pytest.raises(UsageError, match="none has no key: it should have one in every line"):
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
     for said, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", said)
@@ -1245,8 +1245,8 @@ def test_what_is_kept_of_prompts_and_texts(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(prefix_files, "clear", lambda: 1500)
     monkeypatch.setattr(written_file, "clear", lambda: 500)
     entries, texts = list[Any](), list[Any]()
-    monkeypatch.setattr(prefix_files, "entries", lambda: entries)
-    monkeypatch.setattr(written_file, "sizes", lambda: texts)
+    monkeypatch.setattr(prefix_files, "list_entries", lambda: entries)
+    monkeypatch.setattr(written_file, "list_files", lambda: texts)
     cache.cache()
     cache.cache("clear")
     assert told == ["nothing is kept", "2.0 kB removed"] and capsysbinary.readouterr().out == b""

@@ -48,7 +48,7 @@ def test_a_tape_in_pieces(monkeypatch):
     full = [SimpleNamespace(stage=stage, arguments={"weights": np.zeros(5, np.uint8)}) for stage in range(3)]
     assert [end for end, _ in pieces_of(full)] == [2, 3]
     done = []
-    monkeypatch.setattr(passing, "forget", lambda some: done.append(where[id(some)]))
+    monkeypatch.setattr(passing, "release_pages", lambda some: done.append(where[id(some)]))
     StreamingRunner(SimpleNamespace(run_steps=lambda *steps: done.append(steps)), steps).run()
     assert done == [(0, 2), 0, 1, (2, 5), 3, 4, (5, 8), 5, 6, (8, 9), 8]
 

@@ -26,7 +26,7 @@ from localllm.cli.main import LEAST_MEMORY
 from localllm.cli.terminal import output as terminal
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
-from localllm.files.safe_file import OnlyWriter
+from localllm.files.safe_file import ExclusiveWriter
 from localllm.kernels.build import faults
 from localllm.services.records import read_records
 from localllm.text.messages import checked
@@ -114,7 +114,7 @@ def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli)
 
 
 def test_two_quantizes_with_one_output(folder: Path, cli):
-    with OnlyWriter(str(folder / "out.gguf")):
+    with ExclusiveWriter(str(folder / "out.gguf")):
         code, out, err = cli("quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0")
     assert (code, out) == (2, "")
     assert err == f"localllm: error: {folder}/out.gguf: another localllm is writing this file\n"
@@ -245,7 +245,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("data", "encoding", "text"), TEXTS)
 def test_encodings(data: bytes, encoding: str | None, text: str):
-    assert text_file.decoded(data, "name", encoding) == text
+    assert text_file.decode_text(data, "name", encoding) == text
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_encodings(data: bytes, encoding: str | None, text: str):
 )
 def test_what_is_in_no_encoding(data: bytes, encoding: str | None, problem: str):
     with pytest.raises(UsageError, match=problem):
-        text_file.decoded(data, "name", encoding)
+        text_file.decode_text(data, "name", encoding)
 
 
 def test_encodings_of_prompts(tiny: str, cli, folder: Path):

@@ -245,7 +245,7 @@ def test_what_is_met_has_to_be_numbers(number: float):
 def job_of(name: str, *shape: int, format: str = "Q4_0", before: str = "F32") -> TensorJob:
     """A tensor of an array."""
     data = np.random.default_rng(5).normal(size=shape).astype(np.float32).reshape(-1, shape[-1])
-    tensor: Any = SimpleNamespace(name=name, shape=shape, data=data, format=BY_NAME[before], forget=print)
+    tensor: Any = SimpleNamespace(name=name, shape=shape, data=data, format=BY_NAME[before], release_rows=print)
     return TensorJob(tensor, BY_NAME[format], format)
 
 

@@ -205,9 +205,9 @@ REFUSALS = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "only the magic": (b"GGUF", "the file ends at byte 4 but this needs 8 bytes"),
     "tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 1000, 0), "tensor count: the file ends at byte 24"),
-    "huge tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "tensor count: 18446744073709551615 is not"),
+    "huge tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "tensor count: 18446744073709551615 is too large"),
     "key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1000), "metadata key count: the file ends at byte 24"),
-    "huge key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata key count: 9223372036854775808 is not"),
+    "huge key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata key count: 9223372036854775808 is too large"),
     "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
     "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' has other characters than ASCII's"),
     "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: this metadata key is in the file twice"),
@@ -312,15 +312,15 @@ TOKENS = "tokenizer.ggml.tokens"
 LAST_THAT_FIT = {  # a limit, what just fits, what does not, and why
     "tensors": ("MAX_TENSORS", 2, built(tensors=[tensor("a"), tensor("b", offset=32)], weights=64),
                 built(tensors=[tensor(name) for name in "abc"]),
-                "tensor count: 3 is not believable; expected at most 2"),
+                "tensor count: 3 is too large; expected at most 2"),
     "keys": ("MAX_KEYS", 2, built([key(name, U8, b"1") for name in "ab"]),
              built([key(name, U8, b"1") for name in "abc"]),
-             "metadata key count: 3 is not believable; expected at most 2"),
+             "metadata key count: 3 is too large; expected at most 2"),
     "strings": ("MAX_ITEMS", 3, built([of_strings("a", 1, 1), of_strings("b", 1)]),
                 built([of_strings("a", 1, 1), of_strings("b", 1, 1)]),
-                "b: more than 3 strings in the metadata's arrays are not believable"),
+                "b: more than 3 strings in the metadata's arrays"),
     "arrays": ("MAX_ARRAYS", 5, built([of_arrays(1, 2)]), built([of_arrays(1, 3)]),
-               "a: more than 5 arrays in the metadata's arrays are not believable"),
+               "a: more than 5 arrays in the metadata's arrays"),
     "depth": ("MAX_DEPTH", 4, built([key("a", ARRAY, nested(4))]), built([key("a", ARRAY, nested(5))]),
               "a: arrays nested more than 4 deep"),
     "a string": ("MAX_PIECE_BYTES", 1 << 16, built([of_strings("a", 1, 65536)]), built([of_strings("a", 1, 65537)]),
@@ -407,7 +407,7 @@ def test_long_names_in_messages(tmp_path):
         assert f"the name {odd.encode()!r} has other characters than" in refusal(path)
     texts = ("a" * 100, "a" * 101, "", "a\n", "a" * 99 + "\n", "a" * 100 + "\n")
     told = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
-    assert [gguf_header.shown(each) for each in texts] == told and gguf_header.shown("abcd", 3) == "abc…"
+    assert [gguf_header.printable(each) for each in texts] == told and gguf_header.printable("abcd", 3) == "abc…"
 
 
 def test_what_is_known_without_decoding(tmp_path):

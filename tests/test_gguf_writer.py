@@ -8,7 +8,7 @@ import pytest
 
 from localllm.errors import LocalllmError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import Output, Packed, packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, Packed, pack_value, write_gguf
 from localllm.quant.formats import BY_NAME
 
 VALUES = {
@@ -53,7 +53,7 @@ def test_values_have_the_types_that_readers_expect(tmp_path: Path):
 @pytest.mark.parametrize("value", [None, {}, [None], ["a", 1], 1 << 64, object()])
 def test_what_a_file_cannot_hold(value):
     with pytest.raises((TypeError, StopIteration, OverflowError)):
-        packed(value)
+        pack_value(value)
 
 
 def test_a_file_copied_is_the_same(tmp_path: Path):
@@ -73,20 +73,20 @@ def test_a_file_copied_is_the_same(tmp_path: Path):
         write()
     with GGUFFile.open(tmp_path / "a.gguf") as file:
         metadata = {key: Packed(value) for key, value in file.packed.items()}
-        tensors = [Output(t.name, t.format, t.shape, list(t.data.reshape(-1, 2))) for t in file.tensors.values()]
+        tensors = [OutputTensor(t.name, t.format, t.shape, list(t.data.reshape(-1, 2))) for t in file.tensors.values()]
         write_gguf(tmp_path / "b.gguf", metadata, tensors)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
 def test_arrays_become_tensors(tmp_path: Path):
     arrays = {f"t.{kind}": np.arange(6).reshape(2, 3).astype(kind) for kind in ("f4", "f2", "f8", "i4", "i1")}
-    write_gguf(tmp_path / "x.gguf", {}, [Output.of(name, array) for name, array in arrays.items()])
+    write_gguf(tmp_path / "x.gguf", {}, [OutputTensor.of(name, array) for name, array in arrays.items()])
     for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:
         np.testing.assert_array_equal(tensor.data, arrays[tensor.name])
 
 
 def test_too_few_bytes_make_no_file(tmp_path: Path):
-    short = Output("x", BY_NAME["F32"], (4,), (bytes(12),))
+    short = OutputTensor("x", BY_NAME["F32"], (4,), (bytes(12),))
     with pytest.raises(ValueError, match="tensor x: 12 bytes; expected 16"):
         write_gguf(tmp_path / "x.gguf", {}, [short])
     assert list(tmp_path.iterdir()) == []

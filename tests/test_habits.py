@@ -17,7 +17,7 @@ from localllm.cli.open_model import compiling
 from localllm.cli.terminal.output import ProgressLine
 from localllm.cli.terminal.render import columns
 from localllm.errors import UsageError
-from localllm.files.gguf.file import description
+from localllm.files.gguf.file import describe
 from localllm.generation.beam_search import Answer, distinct
 from localllm.generation.constraints.constraint import Constraint, in_ascii
 from localllm.generation.generate import GenerationOptions
@@ -75,7 +75,7 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
-    assert code == 2 and "b.jsonl (28 bytes) does not go on; give another name" in err
+    assert code == 2 and "b.jsonl (28 bytes) does not continue; give another output name" in err
     (tmp_path / ".out.jsonl.localllm").unlink()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
     assert code == 2 and "the record 'x' is not in this input; give another name" in err
@@ -93,7 +93,9 @@ def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
     assert (
-        code == 2 and err.endswith("b.txt (6 bytes) does not go on; give another name\n") and "a.txt (3 bytes)" in err
+        code == 2
+        and err.endswith("b.txt (6 bytes) does not continue; give another output name\n")
+        and "a.txt (3 bytes)" in err
     )
     assert cli("map", tiny, "-o", out, *SHORT, stdin=second.read_bytes())[0] == 2
     assert out.read_bytes() == before
@@ -172,8 +174,8 @@ def test_equal_texts_are_one_answer():
 
 def test_errors_speak_no_python(cli, tmp_path: Path):
     assert unreached(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
-    assert description(b"export A=1\n") == "is a text"
-    assert description(b"\x01\x02\x03") == "does not begin with GGUF"
+    assert describe(b"export A=1\n") == "is a text"
+    assert describe(b"\x01\x02\x03") == "does not begin with GGUF"
     assert cli("inspect")[2] == "localllm: error: MODEL is missing: A GGUF file, or a name: see `localllm list`.\n"
 
 

@@ -242,7 +242,8 @@ def test_what_files_say_of_themselves_in_another_form(changes, noted):
     file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Oddities())
     assert require_general(file) == "llama"
     assert (
-        file.oddities.lines() == [f"the file is odd, but it is clear what it means: {'; '.join(noted)}"][: len(noted)]
+        file.oddities.lines()
+        == [f"the file has irregularities that do not change its meaning: {'; '.join(noted)}"][: len(noted)]
     )
 
 

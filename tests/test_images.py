@@ -22,7 +22,7 @@ import localllm
 from localllm.engine.image_tokens import is_within, last_end
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
-from localllm.files.gguf.projectors import projector_beside
+from localllm.files.gguf.projectors import find_projector
 from localllm.generation.chunked_prefill import around_images
 from localllm.generation.prefill import read_prompt
 
@@ -328,7 +328,7 @@ def test_a_model_that_cannot_see(models, said, tmp_path):
     """No projector beside it, more than one, one for another vocabulary, and a family that takes no rows."""
     path, image = tmp_path / "tiny.gguf", models / "one.png"
     shutil.copy(models / "gemma3" / "tiny.gguf", path)
-    assert "there is no projector" in said("run", path, "-p", "?", "--image", image)[2]
+    assert "no projector (mmproj" in said("run", path, "-p", "?", "--image", image)[2]
     for name in ("a-mmproj.gguf", "b-mmproj.gguf"):
         write_projector(projector("idefics3"), tmp_path / name)
     assert "there are 2 projectors" in said("run", path, "-p", "?", "--image", image)[2]
@@ -355,12 +355,12 @@ def test_which_projector(tmp_path):
     for name in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf", "mmproj-small-f16.gguf"):
         (tmp_path / name).write_bytes(b"")
     for model in ("small-Q4_K_M.gguf", "large-Q4_K_M.gguf"):
-        assert projector_beside(str(tmp_path / model)).endswith("mmproj-small-f16.gguf")
+        assert find_projector(str(tmp_path / model)).endswith("mmproj-small-f16.gguf")
     (tmp_path / "large-mmproj-Q8_0.gguf").write_bytes(b"")
-    assert projector_beside(str(tmp_path / "small-Q4_K_M.gguf")).endswith("mmproj-small-f16.gguf")
-    assert projector_beside(str(tmp_path / "large-Q4_K_M.gguf")).endswith("large-mmproj-Q8_0.gguf")
+    assert find_projector(str(tmp_path / "small-Q4_K_M.gguf")).endswith("mmproj-small-f16.gguf")
+    assert find_projector(str(tmp_path / "large-Q4_K_M.gguf")).endswith("large-mmproj-Q8_0.gguf")
     with pytest.raises(UsageError, match="there are 2 projectors"):
-        projector_beside(str(tmp_path / "other.gguf"))
+        find_projector(str(tmp_path / "other.gguf"))
 
 
 def test_a_template_without_a_place_for_images(models, opened):

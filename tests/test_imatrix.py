@@ -24,8 +24,8 @@ from localllm.files.imatrix_file import (
     ImportanceMatrix,
     Squares,
     load_imatrix,
+    positive_integer,
     read_imatrix,
-    whole_number,
     write_imatrix,
 )
 from localllm.files.text_file import read_text
@@ -254,7 +254,7 @@ def test_files_that_are_none(tmp_path, tiny):
         ({"a.in_sum2": np.ones(4)}, "sums and counts"),
         ({"a.in_sum2": np.ones(4), "a.counts": np.ones(2)}, "do not fit"),
         ({"a.in_sum2": np.ones(4), "a.counts": -np.ones(1)}, "do not fit"),
-        ({"a.in_sum2": np.full(4, np.inf), "a.counts": np.ones(1)}, "positive numbers"),
+        ({"a.in_sum2": np.full(4, np.inf), "a.counts": np.ones(1)}, "must not be negative"),
     ],
 )
 def test_tensors_that_make_no_sense(tmp_path, tensors, reason):
@@ -522,5 +522,5 @@ def test_a_disk_that_refuses(monkeypatch, tmp_path):
     ("said", "read"), [(1, 1), (300, 300), (0, 512), (-3, 512), ("8", 512), (2.0, 512), (None, 512)]
 )
 def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
-    assert whole_number({"imatrix.chunk_size": said}, "imatrix.chunk_size", 512) == read
-    assert whole_number({}, "imatrix.chunk_size", 512) == 512
+    assert positive_integer({"imatrix.chunk_size": said}, "imatrix.chunk_size", 512) == read
+    assert positive_integer({}, "imatrix.chunk_size", 512) == 512

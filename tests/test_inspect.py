@@ -131,7 +131,7 @@ def test_what_a_projector_sees_and_where_it_is(monkeypatch: pytest.MonkeyPatch, 
             raise found
         return found
 
-    monkeypatch.setattr(inspect, "projector_beside", beside)
+    monkeypatch.setattr(inspect, "find_projector", beside)
     found = [inspect.beside("m.gguf") for _ in range(3)]
     assert found == [{"path": os.path.join(tmp_path, "mmproj.gguf"), "bytes": 5}, None, None]
 

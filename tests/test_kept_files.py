@@ -120,10 +120,10 @@ def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
     read = world.prefixes.find([*ids, 10], known=7)
     assert (len(read.sequence.tokens), read.sequence.aligned, read.logits) == (8, 8, None)
     assert world.prefixes.find([*ids, 10], known=8) is None
-    abouts = {(one.about.model, one.about.end) for one in prefix_files.entries()}
+    abouts = {(one.about.model, one.about.end) for one in prefix_files.list_entries()}
     assert abouts == {("m.gguf", 4), ("m.gguf", 8), ("m.gguf", 10)}
-    before = {one.about.end: one.about.before for one in prefix_files.entries()}
-    keys = {one.about.end: one.key for one in prefix_files.entries()}
+    before = {one.about.end: one.about.before for one in prefix_files.list_entries()}
+    keys = {one.about.end: one.key for one in prefix_files.list_entries()}
     assert before == {4: "", 8: keys[4], 10: keys[8]}
     world.state = "changed"
     assert world.found(ids) is None
@@ -136,11 +136,11 @@ def test_what_is_written_of_a_prompt(folder, monkeypatch, aligned, logits, ends)
     """Whole runs that were read as such, and the rest with its logits."""
     world = World(monkeypatch)
     world.write(10, aligned, logits)
-    assert sorted(one.about.end for one in prefix_files.entries()) == ends
+    assert sorted(one.about.end for one in prefix_files.list_entries()) == ends
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "5e-9")  # bytes, of which the first piece has more
     prefix_files.clear()
     world.write(10, aligned, logits)
-    assert len(prefix_files.entries()) == min(len(ends), 1)
+    assert len(prefix_files.list_entries()) == min(len(ends), 1)
 
 
 @pytest.mark.parametrize(("room", "found"), [(99, 10), (9, 8), (7, 4), (3, None)])
@@ -261,7 +261,7 @@ def test_what_a_file_has_is_not_written_again(folder, monkeypatch):
 
 def test_the_limit(folder, monkeypatch):
     """The environment's, or the user's, or the usual one; 0 keeps nothing, and no disk is filled."""
-    monkeypatch.setattr(prefix_files, "settings", lambda: SimpleNamespace(cache_gb=told))
+    monkeypatch.setattr(prefix_files, "load_settings", lambda: SimpleNamespace(cache_gb=told))
     for given, of_user, expected in (
         (None, None, 4_000_000_000), (None, 0.5, 500_000_000), ("2", 0.5, 2_000_000_000), ("0", 0.5, 0),
         ("-1", 1, 0),
@@ -272,18 +272,18 @@ def test_the_limit(folder, monkeypatch):
             monkeypatch.delenv(prefix_files.SIZE_VARIABLE, raising=False)
         else:
             monkeypatch.setenv(prefix_files.SIZE_VARIABLE, given)
-        assert prefix_files.limit() == expected
+        assert prefix_files.size_limit() == expected
     told = 1e-8  # 10 bytes
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     for free, total, expected in ((100, 0, 10), (30, 9, 9), (31, 9, 10)):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        assert prefix_files.allowed(total) == expected
+        assert prefix_files.size_limit_on_disk(total) == expected
 
     def missing(path):
         raise FileNotFoundError
 
     monkeypatch.setattr("shutil.disk_usage", missing)
-    assert prefix_files.allowed(0) == 10
+    assert prefix_files.size_limit_on_disk(0) == 10
 
 
 @pytest.mark.parametrize(("most", "left"), [(100, "abcd"), (40, "abcd"), (39, "bcd"), (30, "bcd"), (20, "cd"), (9, "")])
@@ -293,7 +293,7 @@ def test_the_least_recently_used_goes_first(folder, monkeypatch, most, left):
         (folder / (name * 32)).write_bytes(b"x" * 10)
         os.utime(folder / (name * 32), (1000 - age, 1000 - age))
     (folder / "other").write_bytes(b"x" * 99)
-    monkeypatch.setattr(prefix_files, "allowed", lambda total: most if total == 40 else 1 // 0)
+    monkeypatch.setattr(prefix_files, "size_limit_on_disk", lambda total: most if total == 40 else 1 // 0)
     prefix_files.prune()
     assert sorted(path.name[0] for path in folder.iterdir() if path.name != "other") == [*left]
     assert (folder / "other").exists()
@@ -323,7 +323,7 @@ def test_what_killed_programs_have_left_goes(folder, monkeypatch):
 
 
 def test_a_file_that_cannot_be_removed(folder, monkeypatch):
-    prefix_files.write_kept("a" * 32, PrefixAbout("m", 1, ""), {})
+    prefix_files.write_prefix("a" * 32, PrefixAbout("m", 1, ""), {})
 
     def refuse(path, missing_ok=False):
         raise PermissionError(13, "Not allowed")

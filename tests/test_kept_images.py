@@ -298,13 +298,15 @@ def test_rows_that_are_kept(folder, monkeypatch):
     os.utime(file, (0, 0))
     opened, opens = [], seen_rows.open_kept
     with monkeypatch.context() as watched:
-        watched.setattr(seen_rows, "open_kept", lambda key: opened.append(opens(key)) or opened[-1])
+        watched.setattr(seen_rows, "open_prefix", lambda key: opened.append(opens(key)) or opened[-1])
         found = kept.find(b"a")
     assert [one._file.closed for one in opened] == [True]
     assert [lot.tolist() for lot in found] == [lot.tolist() for lot in lots]
     assert {lot.dtype for lot in found} == {np.dtype(np.float32)}
     assert file.stat().st_mtime > 1e9
-    assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.entries()] == [("name", 4, "")]
+    assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.list_entries()] == [
+        ("name", 4, "")
+    ]
     assert kept.find(b"b") is None
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     kept.keep(b"b", lots)
@@ -312,7 +314,7 @@ def test_rows_that_are_kept(folder, monkeypatch):
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     counts, about = np.array([4, -1]), prefix_files.PrefixAbout("name", 3, "")
     parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
-    prefix_files.write_kept(key_of(b"c"), about, parts)
+    prefix_files.write_prefix(key_of(b"c"), about, parts)
     assert kept.find(b"c") is None and not (folder / key_of(b"c")).exists()
     assert SeenRows("name", 4).find(b"a") is None and not file.exists()
     for failure in (OSError(), LocalllmError()):

@@ -37,9 +37,9 @@ def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: 
     for folder, copy in zip(known.CHECKS, copies, strict=True):
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(known, "CHECKS", copies)
-    known.state_of.cache_clear()
+    known.sources_hash.cache_clear()
     known.remember("vocabulary", "abc")
-    known.state_of.cache_clear()
+    known.sources_hash.cache_clear()
     assert known.is_known("vocabulary", "abc")
     source = copies[-1] / "vocabulary.py"
     if change == "size":
@@ -52,9 +52,9 @@ def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: 
         (copies[0] / "more.py").touch()
     else:
         source.rename(source.with_name("words_and_pieces.py"))
-    known.state_of.cache_clear()
+    known.sources_hash.cache_clear()
     assert not known.is_known("vocabulary", "abc")
-    known.state_of.cache_clear()
+    known.sources_hash.cache_clear()
 
 
 def test_the_order_in_which_a_folder_is_read_does_not_matter(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_the_order_in_which_a_folder_is_read_does_not_matter(tmp_path, monkeypat
     for name in ("b.py", "a.py", "c.txt"):
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1, 1))
-    found, scandir, state_of = [], os.scandir, known.state_of.__wrapped__
+    found, scandir, state_of = [], os.scandir, known.sources_hash.__wrapped__
     for order in (False, True):
         monkeypatch.setattr(known.os, "scandir", lambda folder, order=order: contextlib.nullcontext(
             sorted(scandir(folder), key=lambda entry: entry.name, reverse=order)))  # fmt: skip

@@ -14,7 +14,7 @@ import test_kernels
 import test_recurrent_kernels
 from kernel_calls import caller, compiled_for
 
-from localllm.files.cache.checksummed_cache import read_kept
+from localllm.files.cache.checksummed_cache import read_checksummed
 from localllm.kernels.build.library import Library
 from localllm.kernels.build.objects import object_file
 from localllm.kernels.machine import Lane, this_lane
@@ -106,5 +106,5 @@ def test_nothing_calls_a_function_for_what_other_cpus_have_instructions_for(othe
     kernels = ["rms_norm", "rope", "geglu", "quantize", f"embed-{name}"]
     kernels += compiled_for([f"linear_quantized-{name}"]) if name == "Q4_K" else [f"attend-{name}"]
     Library(kernels, lane=other)
-    needed = (functions_needed(read_kept(object_file(kernel, other)) or b"") for kernel in kernels)
+    needed = (functions_needed(read_checksummed(object_file(kernel, other)) or b"") for kernel in kernels)
     assert set().union(*needed) <= MATHEMATICS

@@ -17,13 +17,13 @@ from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import PrefixAbout
 from localllm.files.provenance import (
     Provenance,
+    continues,
     digest,
-    forget,
-    goes_on_from,
-    mark_of,
-    remember,
-    remembered,
-    require_same,
+    read_record,
+    record_path,
+    remove_record,
+    require_same_input,
+    write_record,
 )
 from localllm.files.safe_file import SafeFile
 from localllm.quantizing.imatrix import Collector
@@ -89,7 +89,7 @@ def names(folder: Path) -> list[str]:
 def write_prefixes() -> list[Path]:
     for number in range(3):
         key = f"{number}" * 32
-        prefix_files.write_kept(key, PrefixAbout("m", number, ""), {"x": np.zeros(1000, np.uint8)})
+        prefix_files.write_prefix(key, PrefixAbout("m", number, ""), {"x": np.zeros(1000, np.uint8)})
         os.utime(prefix_files.folder() / key, (number + 1, number + 1))
     return sorted(prefix_files.folder().iterdir())
 
@@ -105,7 +105,7 @@ def test_kept_prompts(lost, which: int):
     paths = write_prefixes()
     lost(paths[which])
     stay = [path.name for path in paths if path != paths[which]]
-    assert sorted(entry.key for entry in prefix_files.entries()) == stay
+    assert sorted(entry.key for entry in prefix_files.list_entries()) == stay
     paths[which].write_bytes(b"x")
     size = paths[1].stat().st_size if which != 1 else paths[0].stat().st_size
     assert prefix_files.clear() == 2 * size
@@ -125,11 +125,11 @@ def test_room_for_kept_prompts(lost, monkeypatch, which: int):
 
 @pytest.mark.parametrize("which", range(3))
 def test_texts_that_were_written(lost, which: int):
-    assert written_file.sizes() == [] and written_file.clear() == 0, "there is no folder"
+    assert written_file.list_files() == [] and written_file.clear() == 0, "there is no folder"
     paths = write_texts()
     content, size = paths[which].read_bytes(), paths[0].stat().st_size
     lost(paths[which])
-    assert [(tokens, taken) for tokens, taken, _ in written_file.sizes()] == [(5, size)] * 2
+    assert [(tokens, taken) for tokens, taken, _ in written_file.list_files()] == [(5, size)] * 2
     paths[which].write_bytes(content)
     assert written_file.clear() == 2 * size
     assert names(written_file.folder()) == [] and written_file.clear() == 0
@@ -201,7 +201,7 @@ def test_a_file_in_the_making(tmp_path, monkeypatch):
 
     monkeypatch.setattr(kept, "replace", noted)
     with pytest.raises(OSError, match="Input/output error"):
-        kept.write_kept(tmp_path / "folder" / "x", b"content")
+        kept.write_checksummed(tmp_path / "folder" / "x", b"content")
     assert names(tmp_path / "folder") == []
     assert os.path.dirname(begun[0]) == str(tmp_path / "folder"), "on the same disk"
     assert safe_file.TEMPORARY.fullmatch(os.path.basename(begun[0])), "others see that it is half written"
@@ -230,14 +230,14 @@ def test_what_an_output_was_made_of(tmp_path):
     """Its mark goes when it has gone, and not before; perhaps somebody has removed that, too."""
     output = str(tmp_path / "out")
     Path(output).write_bytes(b"answers")
-    remember(output, Provenance.of(b"questions", "q"))
-    forget(output)
-    assert os.path.exists(mark_of(output))
-    assert str(remembered(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.of(b"", "").path == ""
+    write_record(output, Provenance.of(b"questions", "q"))
+    remove_record(output)
+    assert os.path.exists(record_path(output))
+    assert str(read_record(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.of(b"", "").path == ""
     os.unlink(output)
     for _ in range(2):
-        forget(output)
-        assert not os.path.exists(mark_of(output))
+        remove_record(output)
+        assert not os.path.exists(record_path(output))
 
 
 @pytest.mark.parametrize(
@@ -251,48 +251,48 @@ def test_what_an_output_was_made_of(tmp_path):
 def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
     """One that has grown, or the same by another name."""
     output, now = str(tmp_path / "out"), Provenance.of(data, path)
-    assert goes_on_from(Provenance.of(b"questions", "q"), data, now) == goes_on
-    require_same(output, data, now)
+    assert continues(Provenance.of(b"questions", "q"), data, now) == goes_on
+    require_same_input(output, data, now)
     Path(output).write_bytes(b"answers")
-    require_same(output, data, now)
-    remember(output, Provenance.of(b"questions", "q"))
+    require_same_input(output, data, now)
+    write_record(output, Provenance.of(b"questions", "q"))
     if goes_on:
-        require_same(output, data, now)
+        require_same_input(output, data, now)
         return
     with pytest.raises(UsageError) as error:
-        require_same(output, data, now)
+        require_same_input(output, data, now)
     before, after = (
         f"{os.path.abspath('q')} (9 bytes)",
         f"{os.path.abspath(path) if path else 'stdin'} ({len(data)} bytes)",
     )
-    told = f"{output}: its answers are those of {before}, which {after} does not go on; give another name"
+    told = f"{output}: made from {before}, which {after} does not continue; give another output name"
     assert str(error.value) == told
 
 
 def test_how_much_of_an_input_is_looked_at():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
     before = Provenance.of(one, "q")  # all of it counts where it has become shorter
-    assert [goes_on_from(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
+    assert [continues(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
     assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
 
 
 def test_marks_that_are_none(tmp_path, monkeypatch):
     """Of an output that is empty, or that were cut off; what is known is not written again."""
     output, now = tmp_path / "out", Provenance.of(b"questions", "")
-    assert remembered(str(output)) is None and mark_of(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
+    assert read_record(str(output)) is None and record_path(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
     output.write_bytes(b"answers")
-    remember(str(output), now)
-    mark = Path(mark_of(str(output)))
+    write_record(str(output), now)
+    mark = Path(record_path(str(output)))
     content = mark.read_bytes()
     assert content == b'{"path": "", "size": 9, "beginning": "%s"}\n' % digest(b"questions").encode()
     monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
-    remember(str(output), now)
+    write_record(str(output), now)
     with pytest.raises(ZeroDivisionError):
-        remember(str(output), Provenance.of(b"questions", "q"))
+        write_record(str(output), Provenance.of(b"questions", "q"))
     for broken in (content[:-9], b"[]", b"1", b'{"path": ""}', content[:-2] + b', "x": 1}', b"\xff"):
         mark.write_bytes(broken)
-        assert remembered(str(output)) is None
+        assert read_record(str(output)) is None
     mark.write_bytes(content)
-    assert remembered(str(output)) == now
+    assert read_record(str(output)) == now
     output.write_bytes(b"")
-    assert remembered(str(output)) is None
+    assert read_record(str(output)) is None

@@ -20,7 +20,7 @@ from localllm.files.oddities import MOST, Oddities
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import read_vocabulary
 
-ODD = "localllm: warning: the file is odd, but it is clear what it means: "
+ODD = "localllm: warning: the file has irregularities that do not change its meaning: "
 IDS = ("bos", "eos", "unknown", "padding", "separator", "seperator", "mask", "cls", "eot", "eom",
        "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")  # fmt: skip
 ONES = np.ones((4, 64), np.float32)
@@ -101,7 +101,7 @@ def test_tensors_of_no_other_part(odd: Wrong, cli, name: str):
 def test_bytes_behind_the_last_tensor(odd: Wrong, cli, count: int):
     path = odd.write()
     path.write_bytes(path.read_bytes() + bytes([7]) * count)
-    printed = require_runs(cli, path, f"{count} bytes behind the last tensor")
+    printed = require_runs(cli, path, f"{count} bytes after the last tensor")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
     assert not GGUFFile.open(path.with_suffix(".out")).oddities.lines()
 

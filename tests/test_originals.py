@@ -31,7 +31,7 @@ class Numbered:
         self.data = np.arange(np.prod(shape[:-1])).repeat(shape[-1]).reshape(-1, shape[-1]).astype(np.float32)
         self.forgotten = list[tuple[int, int]]()
 
-    def forget(self, first: int, end: int) -> None:
+    def release_rows(self, first: int, end: int) -> None:
         self.forgotten.append((first, end))
 
     def rows(self, first: int, end: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from localllm.errors import LocalllmError
 from localllm.files import settings as config
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
-from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
+from localllm.files.logits_file import MAGIC, LogitsFile, row_width, scored_tokens
 from localllm.quantizing.quantize import parse_override
 from localllm.services.records import Prompts, read_records
 from localllm.services.validate import require_valid
@@ -67,7 +67,7 @@ def imatrix(path: Path) -> None:
 
 
 def logits(path: Path) -> None:
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored(8) * row_numbers(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored_tokens(8) * row_width(5) * 2)
     path.write_bytes(MAGIC + struct.pack("<3i", 8, 5, 2) + body)
 
 
@@ -79,7 +79,7 @@ def logits(path: Path) -> None:
         (write_everything, GGUFFile.open),
         (imatrix, read_imatrix),
         (lambda path: path.write_bytes(legacy({"a.weight": (4, np.ones(8)), "b": (1, np.ones(3))}, b"")), read_imatrix),
-        (logits, Logits.open),
+        (logits, LogitsFile.open),
     ],
     ids=["model", "file", "imatrix", "old imatrix", "logits"],
 )

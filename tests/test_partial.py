@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import download as partial
-from localllm.files.download import Download, partials, sha256_of
+from localllm.files.download import Download, find_partials, sha256_of
 
 CONTENT = bytes(range(250))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -40,7 +40,7 @@ def test_a_later_process_goes_on(target):
             assert (file.position, file.is_right) == (last, last == 250)
             if last == 250:
                 file.finish(checked.append)
-        assert partials(target) == ([file.path] if last < 250 else [])
+        assert find_partials(target) == ([file.path] if last < 250 else [])
     assert checked == [str(file.path)]
     assert target.read_bytes() == CONTENT
     told.clear()
@@ -75,7 +75,7 @@ def test_what_came_is_damaged(target):
             with pytest.raises(ModelError) as error:
                 file.finish(lambda path: None)
             assert file.position == 0
-        told = f"{target}: what came is damaged: its size or SHA-256 is not what was promised"
+        told = f"{target}: the download is corrupt (wrong size or SHA-256); pull it again"
         assert (str(error.value), [*target.parent.iterdir()]) == (told, [])
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_is_none(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LocalllmError, match=r"model\.gguf: cannot be written: "):
         begun(tmp_path / "file" / "model.gguf").__enter__()
-    assert partials(tmp_path / "file" / "model.gguf") == []
+    assert find_partials(tmp_path / "file" / "model.gguf") == []
 
 
 def test_another_process_pulls_it(target, monkeypatch):

@@ -19,7 +19,7 @@ from localllm.cli.terminal.eta import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, scored, unpack
+from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, scored_tokens, unpack
 from localllm.files.text_file import read_text
 from localllm.services import perplexity
 from localllm.services.chunks import as_read, cut
@@ -111,7 +111,7 @@ def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, 
     exact = exact_nll(tiny, chunks, bos)
     assert [result.chunks for result in results] == [1, 2, 3]
     np.testing.assert_allclose(results[-1].nll, exact, rtol=1e-4)  # keys and values are f16
-    np.testing.assert_array_equal(results[0].nll, results[-1].nll[: scored(SIZE)])
+    np.testing.assert_array_equal(results[0].nll, results[-1].nll[: scored_tokens(SIZE)])
     value, error = results[-1].perplexity
     assert value == pytest.approx(exp(exact.mean()), rel=bound(1e-5, in_tiles=1e-4))
     spread = (exact**2).mean() - exact.mean() ** 2
@@ -198,7 +198,7 @@ def test_nothing_is_infinite():
 @pytest.mark.parametrize("spread", [0.0, 0.5, 20.0])
 def test_a_row_as_llama_perplexity_makes_it(vocab, spread):
     logits = (spread * np.random.default_rng(0).standard_normal(vocab)).astype(np.float32)
-    row, work = np.zeros(row_numbers(vocab), "<u2"), np.empty(vocab, np.float32)
+    row, work = np.zeros(row_width(vocab), "<u2"), np.empty(vocab, np.float32)
     pack(logits, log_sum_exp(logits, work), row, work)
     scale, minimum = struct.unpack("<2f", row[:4].tobytes())
     most, least = logits.max(), max(logits.min(), logits.max() - 16)
@@ -276,11 +276,11 @@ def test_pieces_change_no_score(opened, monkeypatch, tmp_path, size: int):
         with ChunkReader("m", SIZE, 3) as reader:
             for found in (reader.predict(chunks), reader.predict(chunks, tmp_path / str(piece))):
                 np.testing.assert_allclose(list(found)[-1].nll, expected, rtol=1e-5)
-            base = Logits.open(tmp_path / str(piece))
+            base = LogitsFile.open(tmp_path / str(piece))
             compared = list(reader.compare(base))[-1]
         assert asked is None or opened.made.pieces == asked * 9
         assert max(count for count, _ in opened.made.pieces) <= piece
-        np.testing.assert_array_equal(base.rows, Logits.open(tmp_path / "1000").rows)
+        np.testing.assert_array_equal(base.rows, LogitsFile.open(tmp_path / "1000").rows)
         np.testing.assert_allclose(compared.base_nll, expected, atol=1e-3)
         np.testing.assert_allclose(compared.kld, 0, atol=1e-3)
         np.testing.assert_allclose(compared.change, 0, atol=1e-3)
@@ -315,7 +315,7 @@ def test_the_file(tmp_path):
             writer.write(chunk)
     data = (tmp_path / "x").read_bytes()
     assert data == b"_logits_" + struct.pack("<3i", 7, 3, 2) + chunks.tobytes() + rows.tobytes()
-    logits = Logits.open(tmp_path / "x")
+    logits = LogitsFile.open(tmp_path / "x")
     assert logits.vocab_size == 3
     np.testing.assert_array_equal(logits.chunks, chunks)
     np.testing.assert_array_equal(logits.rows, rows)
@@ -329,7 +329,7 @@ def test_the_file(tmp_path):
     ]:
         (tmp_path / "x").write_bytes(bad)
         with pytest.raises(ModelError, match=reason):
-            Logits.open(tmp_path / "x")
+            LogitsFile.open(tmp_path / "x")
 
 
 def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
@@ -351,7 +351,7 @@ def test_a_disk_without_room(monkeypatch, tmp_path):
 def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
     with ChunkReader(tiny, SIZE, 2) as reader:
         first = list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
-        base = Logits.open(tmp_path / "x")
+        base = LogitsFile.open(tmp_path / "x")
         same = list(reader.compare(base))[-1]
     np.testing.assert_array_equal(same.nll, first.nll)
     np.testing.assert_allclose(same.base_nll, first.nll, atol=1e-3)
@@ -377,7 +377,7 @@ def test_another_vocabulary(tmp_path, tiny):
     with LogitsWriter(tmp_path / "x", np.zeros((1, 7), np.int32), 3) as writer:
         writer.write(np.zeros((3, 8), "<u2"))
     with ChunkReader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="different vocabularies, 3 and 268"):
-        next(reader.compare(Logits.open(tmp_path / "x")))
+        next(reader.compare(LogitsFile.open(tmp_path / "x")))
 
 
 # ---- the figures of llama-perplexity --------------------------------------------------------------------------------

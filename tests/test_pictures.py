@@ -27,7 +27,7 @@ from localllm.engine.run import Span
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.page_release import forget, map_of
+from localllm.files.gguf.page_release import map_of, release_pages
 from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 
@@ -129,7 +129,7 @@ def test_what_is_no_view_of_a_file_is_not_forgotten(tmp_path):
         data, start = map_of(tensor.data)
         assert data[start : start + tensor.nbytes] == tensor.data.tobytes()
     own = np.arange(1 << 16)
-    forget(own[4:].reshape(-1, 3))
+    release_pages(own[4:].reshape(-1, 3))
     assert map_of(own) is None
     assert (own == np.arange(1 << 16)).all()
 

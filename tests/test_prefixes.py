@@ -183,7 +183,7 @@ def test_windows_of_long_prompts(model_path):
     path = model_path("gemma3")
     ids = tokens(5 * BATCH + 10)
     in_new_process(path, ids)
-    parts = {entry.about.end: set(prefix_files.open_kept(entry.key).parts) for entry in prefix_files.entries()}
+    parts = {entry.about.end: set(prefix_files.open_prefix(entry.key).parts) for entry in prefix_files.list_entries()}
     assert parts == {
         **{key: {"pages"} for key in (512, 1024, 1536)},
         **{key: {"pages", "windows"} for key in (2048, 2304, 2560)},
@@ -334,7 +334,9 @@ def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
     with open_model(tiny) as model:
         _, logits = read(model, tokens(600))
         model.close()
-        assert f"cannot be kept: {folder}: cannot be made: " in model.prefixes.warning  # behind it the system's words
+        assert (
+            f"cannot be kept: {folder}: cannot be created: " in model.prefixes.warning
+        )  # behind it the system's words
     folder.unlink()
 
     def refuse(self, data):
@@ -355,10 +357,10 @@ def test_the_least_recently_used_goes_first(tiny: Path, folder: Path, monkeypatc
         for file in folder.iterdir():
             os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 1000 + number))
     in_new_process(tiny, prompts[0])  # used again
-    one = sum(entry.size for entry in prefix_files.entries()) / 3
+    one = sum(entry.size for entry in prefix_files.list_entries()) / 3
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, str(3.2 * one / 1e9))
     in_new_process(tiny, prompts[3])
-    sizes = sum(entry.size for entry in prefix_files.entries())
+    sizes = sum(entry.size for entry in prefix_files.list_entries())
     assert sizes <= 3.2 * one
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "1")
     with open_model(tiny) as model:

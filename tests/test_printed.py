@@ -262,7 +262,7 @@ def test_perplexity_against_a_base(tiny: str, monkeypatch, capsys):
 
     heard: list[Any] = []
     base = SimpleNamespace(chunks=np.zeros((9, 64), np.int32))
-    monkeypatch.setattr(logits_file.Logits, "open", lambda path: heard.append(path) or base)
+    monkeypatch.setattr(logits_file.LogitsFile, "open", lambda path: heard.append(path) or base)
     monkeypatch.setattr(perplexity_service, "ChunkReader", lambda *told: Reads(heard, "what\nit was"))
     invoke("perplexity", tiny, "--kl-divergence", "--base", "b", "--chunks", "5")
     out, _ = capsys.readouterr()

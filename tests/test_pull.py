@@ -30,8 +30,8 @@ from localllm.files import download as partial_file
 from localllm.files.download import Download
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.projectors import projector_among, projector_beside
-from localllm.files.models_folder import files_below, models_folder
+from localllm.files.gguf.projectors import choose_projector, find_projector
+from localllm.files.models_folder import list_files, models_folder
 from localllm.services import hub as hub_service
 from localllm.services import pull as service
 from localllm.services.catalogue import HubReference, MissingError, models_on_disk, referred, resolve
@@ -86,7 +86,7 @@ def pulled(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pul
 
 def there() -> dict[str, bytes]:
     """All files in the folder of models, and their bytes."""
-    return {name: (models_folder() / name).read_bytes() for name in files_below(models_folder())}
+    return {name: (models_folder() / name).read_bytes() for name in list_files(models_folder())}
 
 
 def partial_of(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
@@ -377,7 +377,7 @@ def test_what_is_not_supported_is_found_by_its_header(hub, models):
 
 def split(path: Path, parts: int) -> dict[str, bytes]:
     """A model as several files, by name."""
-    from localllm.files.gguf.writer import Output, Packed, write_gguf
+    from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 
     found = {}
     with GGUFFile.open(path) as file:
@@ -388,7 +388,9 @@ def split(path: Path, parts: int) -> dict[str, bytes]:
             numbers = {"split.no": number, "split.count": parts, "split.tensors.count": len(tensors)}
             metadata = (packed if number == 0 else {}) | numbers
             name = f"Tiny-Q6_K-{number + 1:05d}-of-{parts:05d}.gguf"
-            write_gguf(path.with_name(name), metadata, [Output(t.name, t.format, t.shape, (t.data,)) for t in mine])
+            write_gguf(
+                path.with_name(name), metadata, [OutputTensor(t.name, t.format, t.shape, (t.data,)) for t in mine]
+            )
             found[name] = path.with_name(name).read_bytes()
     return found
 
@@ -425,9 +427,9 @@ def test_a_projector_comes_with_a_model(hub, models, seen):
     done = pulled()
     assert (done.path.name, done.size, done.received) == ("Tiny-Q4_K_M.gguf", whole, whole)
     assert sorted(there()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q4_K_M.gguf", "mmproj-Tiny-f16.gguf")]
-    assert projector_beside(str(done.path)).endswith("mmproj-Tiny-f16.gguf")
+    assert find_projector(str(done.path)).endswith("mmproj-Tiny-f16.gguf")
     assert pulled().received == 0 and pulled(":Q8_0").received == len(models[1])
-    projector_beside(str(done.path))
+    find_projector(str(done.path))
     (models_folder() / REPOSITORY / "mmproj-Tiny-f16.gguf").unlink()
     del hub.repositories[REPOSITORY]["mmproj-Tiny-f16.gguf"]
     assert pulled().received == len(seen["mmproj-Tiny-BF16.gguf"])
@@ -435,9 +437,9 @@ def test_a_projector_comes_with_a_model(hub, models, seen):
 
 def test_which_projector_is_brought():
     names = ["a/mmproj-F16.gguf", "mmproj-other-F16.gguf", "mmproj-one-Q8_0.gguf", "README.md", "mmproj-one-F32.gguf"]
-    assert projector_among(names, "one-Q4_K_M.gguf") == "mmproj-one-Q8_0.gguf"
-    assert projector_among(names, "b/one-Q4_K_M.gguf") is None
-    assert projector_among(names, "a/one-Q4_K_M.gguf") == "a/mmproj-F16.gguf"
+    assert choose_projector(names, "one-Q4_K_M.gguf") == "mmproj-one-Q8_0.gguf"
+    assert choose_projector(names, "b/one-Q4_K_M.gguf") is None
+    assert choose_projector(names, "a/one-Q4_K_M.gguf") == "a/mmproj-F16.gguf"
 
 
 def test_a_damaged_projector_is_not_kept(hub, models):
@@ -661,7 +663,7 @@ def test_room_for_what_is_to_come(monkeypatch, tmp_path, free: int, fits: bool):
     asked = list[Path]()
     monkeypatch.setattr(service, "SPARE", 100)
     monkeypatch.setattr(service, "free_bytes", lambda disk: asked.append(disk) or free)
-    monkeypatch.setattr(service, "partials", lambda target: [target] if target.name == "a" else [])
+    monkeypatch.setattr(service, "find_partials", lambda target: [target] if target.name == "a" else [])
     monkeypatch.setattr(service, "size_of", lambda path: 4)
     missing = [(RemoteFile(name, size, "0" * 64), tmp_path / name) for name, size in (("a", 10), ("b", 25))]
     if fits:
@@ -815,5 +817,5 @@ def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
 def test_beginnings_of_a_file_are_no_other_ones(tmp_path: Path):
     for name in ("a.gguf.01ab.partial", "b.gguf.01ab.partial", "a.gguf.txt", "a.gguf", "a.ggufx.01ab.partial"):
         (tmp_path / name).touch()
-    assert partial_file.partials(tmp_path / "a.gguf") == [tmp_path / "a.gguf.01ab.partial"]
-    assert partial_file.partials(tmp_path / "none" / "a.gguf") == []
+    assert partial_file.find_partials(tmp_path / "a.gguf") == [tmp_path / "a.gguf.01ab.partial"]
+    assert partial_file.find_partials(tmp_path / "none" / "a.gguf") == []

@@ -34,8 +34,8 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf import tensor_source as source
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.tensor_source import GGUFTensor, map_under, row_count
-from localllm.files.gguf.writer import Output, write_gguf
+from localllm.files.gguf.tensor_source import GGUFTensor, find_map, row_count
+from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.safe_file import SafeFile
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import ENCODERS, encode
@@ -81,7 +81,7 @@ def arrays(dtype=np.float32) -> dict[str, np.ndarray]:
 
 def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **metadata) -> Path:
     weights = arrays() if weights is None else weights
-    write_gguf(path, MADE | metadata, [Output.of(name, array) for name, array in weights.items()])
+    write_gguf(path, MADE | metadata, [OutputTensor.of(name, array) for name, array in weights.items()])
     return path
 
 
@@ -282,7 +282,7 @@ def test_how_far_ahead_is_searched(model: Path, monkeypatch):
     monkeypatch.setattr(service, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     jobs, forgotten = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["F32"])).jobs, []
-    monkeypatch.setattr(type(jobs[0].tensor), "forget", lambda tensor, *rows: forgotten.append((tensor.name, *rows)))
+    monkeypatch.setattr(type(jobs[0].tensor), "release_rows", lambda tensor, *rows: forgotten.append((tensor.name, *rows)))
     monkeypatch.setattr(
         service, "new_rows", lambda widener, job, importance, first, last: (job.tensor.name, first, last)
     )
@@ -357,8 +357,8 @@ def test_the_default_name_of_a_folder(tmp_path: Path, monkeypatch):
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray]) -> str:
-    tensors = [Output.of(f"{name}.in_sum2", np.asarray(array, np.float32)) for name, array in sums.items()]
-    tensors += [Output.of(f"{name}.counts", np.ones((len(array), 1), np.float32)) for name, array in sums.items()]
+    tensors = [OutputTensor.of(f"{name}.in_sum2", np.asarray(array, np.float32)) for name, array in sums.items()]
+    tensors += [OutputTensor.of(f"{name}.counts", np.ones((len(array), 1), np.float32)) for name, array in sums.items()]
     keys = {
         "general.type": "imatrix",
         "imatrix.datasets": ["text"],
@@ -762,22 +762,22 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     whole = np.frombuffer(mapped, np.uint8)
     for array, start in ((whole, 0), (whole[5000:], 5000), (whole[4096:][10:].view("<u2"), 4106)):
-        assert map_under(array) == (mapped, start)
+        assert find_map(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
-        assert map_under(array) == (None, 0)
+        assert find_map(array) == (None, 0)
 
 
 def test_rows_that_are_forgotten(tmp_path: Path, monkeypatch):
     """Their place in the file; of what is in no file nothing is."""
     told = []
-    monkeypatch.setattr(source, "forget", lambda *place: told.append(place))
+    monkeypatch.setattr(source, "release_pages", lambda *place: told.append(place))
     file = GGUFFile.open(write_model(tmp_path / "m.gguf"))
     tensor, data = GGUFTensor(file.tensors["blk.1.ffn_gate_exps.weight"]), (tmp_path / "m.gguf").read_bytes()
-    tensor.forget(3, 5)
+    tensor.release_rows(3, 5)
     ((mapped, begin, end),) = told
     assert data[begin:end] == tensor.rows(3, 5).tobytes() == mapped[begin:end] and end - begin == 2 * 1024
     assert tensor.rows(3, 5).shape == (2, 1024)
-    GGUFTensor(replace(file.tensors["output.weight"], data=np.zeros((40, 1024), np.uint8))).forget(0, 40)
+    GGUFTensor(replace(file.tensors["output.weight"], data=np.zeros((40, 1024), np.uint8))).release_rows(0, 40)
     assert len(told) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from test_quantize import arrays, write_imatrix, write_model
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf.writer import Packed, packed
+from localllm.files.gguf.writer import Packed, pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, Squares
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES, Options
@@ -178,14 +178,14 @@ def metadata_of(path: Path, recipe: str, **request: Any) -> dict[str, Any]:
 
 
 def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
-    assert metadata_of(model, "Q8_0")["general.file_type"] == packed(7)
-    assert metadata_of(model, "COPY")["general.file_type"] == packed(0)
+    assert metadata_of(model, "Q8_0")["general.file_type"] == pack_value(7)
+    assert metadata_of(model, "COPY")["general.file_type"] == pack_value(0)
     metadata = metadata_of(model, "Q8_0", imatrix=imatrix)
     assert list(metadata)[-6:] == ["general.quantization_version", "general.file_type", "quantize.imatrix.file",
                                    "quantize.imatrix.dataset", "quantize.imatrix.entries_count",
                                    "quantize.imatrix.chunks_count"]  # fmt: skip
     assert not [key for key in metadata_of(model, "Q8_0") if key.startswith("quantize.")]
-    assert metadata["quantize.imatrix.entries_count"] == packed(7)
+    assert metadata["quantize.imatrix.entries_count"] == pack_value(7)
 
 
 @pytest.mark.parametrize(("before", "value", "after"), [
@@ -195,7 +195,7 @@ def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
     (np.uint8(1), "x", "x"),
 ])  # fmt: skip
 def test_types_of_values_that_are_replaced(before: Any, value: Any, after: Any):
-    assert packed(like(None if before is None else Packed(packed(before)), value)) == packed(after)
+    assert pack_value(like(None if before is None else Packed(pack_value(before)), value)) == pack_value(after)
 
 
 def test_an_alignment_of_the_files_own(tmp_path: Path):
@@ -215,8 +215,10 @@ def test_every_part_says_which_one_it_is(model: Path):
     source.parts = [names[:3], names[3:5], names[5:]]
     parts = make_plan(source, QuantizeRequest(COPY, keep_split=True)).files
     for number, (metadata, jobs) in enumerate(parts):
-        assert metadata["split.no"] == packed(np.uint16(number)) and metadata["split.count"] == packed(np.uint16(3))
-        assert metadata["split.tensors.count"] == packed(np.int32(len(names)))
+        assert metadata["split.no"] == pack_value(np.uint16(number)) and metadata["split.count"] == pack_value(
+            np.uint16(3)
+        )
+        assert metadata["split.tensors.count"] == pack_value(np.int32(len(names)))
         assert [each.tensor.name for each in jobs] == source.parts[number]
         assert ("general.name" in metadata) == (number == 0)
     (whole, jobs), *rest = make_plan(source, QuantizeRequest(COPY)).files
@@ -265,7 +267,7 @@ class Lock:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     done = list[Any]()
     monkeypatch.setattr(quantize, "check_output", lambda *given: done.append(given) or ["a", "b"])
-    monkeypatch.setattr(quantize, "OnlyWriter", lambda target: Lock(done, target))
+    monkeypatch.setattr(quantize, "ExclusiveWriter", lambda target: Lock(done, target))
     monkeypatch.setattr(quantize, "write", lambda *given: done.append(("write", *given)) or "the disk is odd")
     return done
 

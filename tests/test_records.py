@@ -265,7 +265,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(job: EmbedJob, monkeypat
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localllm.services.embed.write_kept", full)
+    monkeypatch.setattr("localllm.services.embed.write_checksummed", full)
     cache, make = VectorCache(job, 3), Maker()
     assert cache.vectors(["a"], make).tolist() == cache.vectors(["a"], make).tolist() and len(make.asked) == 1
 

@@ -15,7 +15,7 @@ from system_calls import SAFE, SystemCalls
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files import safe_file
-from localllm.files.safe_file import SafeFile, checked_target
+from localllm.files.safe_file import SafeFile, resolve_target
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
@@ -141,10 +141,10 @@ def test_targets_that_must_not_be_written(tmp_path: Path):
     os.link(model, tmp_path / "hard")
     for name in ("model", "soft", "hard", "./model"):
         with pytest.raises(UsageError, match="the output is an input"):
-            checked_target(f"{tmp_path}/{name}", (str(model),))
+            resolve_target(f"{tmp_path}/{name}", (str(model),))
         with pytest.raises(UsageError, match="the output is an input"):
-            checked_target(tmp_path / name, (str(tmp_path / "soft"),))
-    assert checked_target(tmp_path / "new", (str(model), str(tmp_path / "missing"))) == str(tmp_path / "new")
+            resolve_target(tmp_path / name, (str(tmp_path / "soft"),))
+    assert resolve_target(tmp_path / "new", (str(model), str(tmp_path / "missing"))) == str(tmp_path / "new")
     for name, problem in [
         ("none/x", "there is no folder"),
         (".", "not a regular file"),
@@ -153,7 +153,7 @@ def test_targets_that_must_not_be_written(tmp_path: Path):
         if name == "fifo":
             os.mkfifo(tmp_path / "fifo")
         with pytest.raises(UsageError, match=problem):
-            checked_target(tmp_path / name)
+            resolve_target(tmp_path / name)
 
 
 @pytest.mark.parametrize(("denied", "problem"), [("file", "write-protected"), ("folder", "no permission to write in")])
@@ -164,4 +164,4 @@ def test_permissions_are_checked(denied: str, problem: str, tmp_path: Path, monk
     refused = str(target if denied == "file" else tmp_path)
     monkeypatch.setattr(safe_file.os, "access", lambda path, mode: path != refused)
     with pytest.raises(UsageError, match=problem):
-        checked_target(target)
+        resolve_target(target)

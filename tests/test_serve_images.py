@@ -239,7 +239,7 @@ def test_refused(served: Served, folder):
     assert "file_id" in said("/v1/responses", {"max_tokens": None, "input": [{"role": "user", "content": [shown]}]})
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}
     assert "data is missing" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
-    assert "sees no images: there is no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
+    assert "sees no images: no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
     drawn = [*asked("Draw."), {"role": "assistant", "content": [part(url)]}, *asked("What is it?")]
     assert "sees no images" in said(chat, {"model": "blind", "messages": drawn})
     sees = {each["name"]: each.get("modalities") for each in served.get("/props").json["models"]}

@@ -428,7 +428,7 @@ def test_who_sees(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr("localllm.generation.vision.image_encoder.ImageEncoder", opening)
-    monkeypatch.setattr("localllm.files.gguf.projectors.projector_beside", lambda path: f"beside {path}")
+    monkeypatch.setattr("localllm.files.gguf.projectors.find_projector", lambda path: f"beside {path}")
     monkeypatch.setattr("localllm.files.gguf.projectors.projector_bytes", lambda path: len(path))
     sight = VisionAdapter("m.gguf", "engine", "tokenizer", 3, True)
     sight.close()

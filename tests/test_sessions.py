@@ -203,7 +203,7 @@ def test_without_sessions(monkeypatch, tmp_path: Path):
         sessions.latest()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    with pytest.raises(LocalllmError, match="cannot be made"):
+    with pytest.raises(LocalllmError, match="cannot be created"):
         SessionFile("x")
 
 

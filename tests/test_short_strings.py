@@ -40,7 +40,7 @@ def test_the_same_strings(monkeypatch, unusual, chunk):
         data = packed(strings)
         for behind in (b"", b"\5\0\0\0\0\0\0\0after", bytes(40)):
             reader = HeaderReader(data + behind, "x")
-            expected = [gguf_header.decoded(string) for string in strings]
+            expected = [gguf_header.decode_utf8(string) for string in strings]
             assert (reader.strings(300), reader.position) == (expected, len(data))
 
 

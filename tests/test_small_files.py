@@ -17,10 +17,10 @@ from localllm.files import jsonl_file as line_file
 from localllm.files import logits_file, settings, text_file
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.metadata_reader import Checked, is_number, is_text, number_of_strings
-from localllm.files.gguf.writer import Output, write_gguf
+from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.jsonl_file import JsonlFile
-from localllm.files.settings import line_of, names_in, parse
-from localllm.files.text_file import require_encoding, without_line_break
+from localllm.files.settings import line_of, parse, split_key
+from localllm.files.text_file import require_encoding, strip_line_break
 from localllm.system import files
 
 # ---- files of users -------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_texts_of_files(tmp_path, monkeypatch, data, encoding, text):
         assert str(error.value).startswith(text)
     else:
         assert text_file.read_text("x", encoding) == text
-    assert without_line_break("a\n\r") == "a\n"
+    assert strip_line_break("a\n\r") == "a\n"
 
 
 def test_files_that_are_no_texts(tmp_path):
@@ -91,7 +91,7 @@ temp = 0.2
 )
 def test_where_settings_stand(keys, line):
     assert line_of(TOML, keys) == line
-    assert names_in("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
+    assert split_key("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ def test_settings_that_make_no_sense(text, told):
 
 def test_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "config_path", lambda: tmp_path / "config.toml")
-    empty = settings.settings()
+    empty = settings.load_settings()
     assert (empty.path, empty.cache_gb, empty.aliases, empty.defaults) == (tmp_path / "config.toml", None, {}, {})
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     (tmp_path / "config.toml").write_text("cache_gb = 0\n[aliases]\na = '~/b'\n[model.m]\nx = 1\n", encoding="utf-8")
-    found = settings.settings()
+    found = settings.load_settings()
     assert (found.cache_gb, found.aliases, found.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
     assert str(found.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
     (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
     with pytest.raises(UsageError) as error:
-        settings.settings()
+        settings.load_settings()
     assert str(error.value) == f"{tmp_path / 'config.toml'}, line 3: this is not UTF-8"
 
 
@@ -160,7 +160,7 @@ def test_lines_that_are_there(tmp_path, data, records, wrong):
     if wrong:
         with pytest.raises(UsageError) as error:
             JsonlFile(path).__enter__()
-        told = f"{path}: line {wrong} is no record of an earlier start; give another name"
+        told = f"{path}: line {wrong} is not a record of an earlier run; give another output name"
         assert (str(error.value), path.read_bytes()) == (told, data)
     else:
         with JsonlFile(path) as file:
@@ -184,7 +184,7 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
     with JsonlFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
         full.setattr(os, "write", refuse)
         file.write(b"x")
-    told = f"{path}: cannot be written: No space; what is there stays, and a later start goes on"
+    told = f"{path}: No space; the records written so far stay, and the next run resumes"
     assert str(error.value) == told
     for name, fails in (("empty", False), ("gone", True), ("kept", True)):
         with suppress(ZeroDivisionError), JsonlFile(tmp_path / name) as file:
@@ -249,7 +249,7 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
 def test_a_model_without_its_weights(tmp_path, monkeypatch):
     """Its header in pieces, each as much as there is; what is wrong is said by the names that people know."""
     content, asked = np.arange(1000, dtype=np.float32), list[tuple]()
-    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [Output.of("x", content)])
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [OutputTensor.of("x", content)])
     data = (tmp_path / "m.gguf").read_bytes()
 
     def fetch(name: str, start: int, end: int) -> bytes:
@@ -257,13 +257,13 @@ def test_a_model_without_its_weights(tmp_path, monkeypatch):
         return data[start:end]
 
     monkeypatch.setattr(hollow, "FIRST", 16)
-    with hollow.hollow_model({"m.gguf": len(data)}, fetch) as (model, fetched):
+    with hollow.open_header_only({"m.gguf": len(data)}, fetch) as (model, fetched):
         assert (model.path, [*model.tensors], model.tensors["x"].shape) == ("m.gguf", ["x"], (1000,))
         assert asked == [
             ("m.gguf", first, last) for first, last in pairwise([0, 16, 32, 64, 128, 256]) if first < fetched
         ]
         assert asked[-1][2] == fetched < 300 and model.parts == {"m.gguf": ["x"]}
-    with pytest.raises(ModelError) as error, hollow.hollow_model({"m.gguf": len(data) - 64}, fetch):
+    with pytest.raises(ModelError) as error, hollow.open_header_only({"m.gguf": len(data) - 64}, fetch):
         pass
     assert str(error.value).startswith("m.gguf: ") and str(tmp_path) not in str(error.value)
     assert "/" not in str(error.value)
@@ -284,7 +284,7 @@ def test_logits_in_16_bits(logits):
     """Steps of a 65535th of what lies between the largest and the least, which is 16 below it at most."""
     numbers = np.array(logits, np.float32)
     log_sum = float(np.log(np.exp(numbers.astype(float)).sum()))
-    row = np.full(logits_file.row_numbers(len(logits)), 7, np.uint16)
+    row = np.full(logits_file.row_width(len(logits)), 7, np.uint16)
     logits_file.pack(numbers, log_sum, row, np.zeros_like(numbers))
     found = logits_file.unpack(row, np.zeros_like(numbers))
     floor = numbers.max() - logits_file.FLOOR
@@ -299,7 +299,7 @@ def test_logits_in_16_bits(logits):
 def test_the_least_likely_are_kept_alike():
     """As if by a factor of e to the 16; where all are alike, there is nothing to scale by."""
     for logits, expected in (([0, -15, -16, -17, -99], [0, -15, -16, -16, -16]), ([3, 3, 3, 3, 3], [3] * 5)):
-        numbers, row = np.array(logits, np.float32), np.full(logits_file.row_numbers(5), 7, np.uint16)
+        numbers, row = np.array(logits, np.float32), np.full(logits_file.row_width(5), 7, np.uint16)
         with np.errstate(all="raise"):
             logits_file.pack(numbers, 0.0, row, np.empty(5, np.float32))
         np.testing.assert_allclose(logits_file.unpack(row, np.empty(5, np.float32)), expected, atol=3e-4)
@@ -308,12 +308,12 @@ def test_the_least_likely_are_kept_alike():
 
 def test_a_file_of_logits(tmp_path):
     chunks = np.arange(10).reshape(2, 5)
-    assert [logits_file.scored(size) for size in (4, 5, 512)] == [1, 2, 255]
+    assert [logits_file.scored_tokens(size) for size in (4, 5, 512)] == [1, 2, 255]
     path, rows = tmp_path / "x", np.arange(2 * 2 * 8, dtype=np.uint16)
     with logits_file.LogitsWriter(path, chunks, 3) as file:
         file.write(rows[:16])
         file.write(rows[16:])
-    found = logits_file.Logits.open(path)
+    found = logits_file.LogitsFile.open(path)
     assert (found.chunks.tolist(), found.vocab_size) == (chunks.tolist(), 3)
     assert found.rows.shape == (2, 2, 8) and found.rows.reshape(-1).tolist() == rows.tolist()
     del found
@@ -333,10 +333,10 @@ def test_a_file_of_logits(tmp_path):
     ):  # fmt: skip
         (tmp_path / "y").write_bytes(data)
         with pytest.raises(ModelError) as error:
-            logits_file.Logits.open(tmp_path / "y")
+            logits_file.LogitsFile.open(tmp_path / "y")
         assert str(error.value) == f"{tmp_path / 'y'}: {told}"
     with pytest.raises(UsageError) as error:
-        logits_file.Logits.open(tmp_path / "none")
+        logits_file.LogitsFile.open(tmp_path / "none")
     assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
     with pytest.raises(ZeroDivisionError), logits_file.LogitsWriter(tmp_path / "z", chunks, 3) as file:
         file.write(rows)

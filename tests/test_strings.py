@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 
 from localllm.files.gguf import strings
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.strings import StringPlaces, Strings, keep_strings, kept_strings, table_of
+from localllm.files.gguf.strings import MappedStrings, StringIndex, build_table, load_strings, save_strings
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
@@ -36,7 +36,7 @@ def opened(path: Path) -> Tokenizer:
 
 
 def is_kept(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer.pieces, Strings)
+    return isinstance(tokenizer.pieces, MappedStrings)
 
 
 def require_same(kept: Tokenizer, made: Tokenizer) -> None:
@@ -109,7 +109,7 @@ def test_what_others_could_have_written_is_not_believed(model, cache_folder):
 
 def test_forgotten_when_the_checks_change(model, monkeypatch):
     opened(model)
-    monkeypatch.setattr(strings, "state_of", lambda *folders: "another")
+    monkeypatch.setattr(strings, "sources_hash", lambda *folders: "another")
     assert not is_kept(opened(model))
 
 
@@ -143,15 +143,15 @@ def placed(texts: list[bytes]) -> tuple[bytes, slice]:
     return data, slice(len(b"before"), len(data))
 
 
-def found_in(texts: list[str]) -> Strings:
+def found_in(texts: list[str]) -> MappedStrings:
     data, place = placed([text.encode() for text in texts])
-    table = table_of(place, texts)
+    table = build_table(place, texts)
     assert table is not None
-    return Strings(data, table)  # type: ignore[arg-type]
+    return MappedStrings(data, table)  # type: ignore[arg-type]
 
 
 def test_a_string_that_comes_twice_is_found_at_its_first_place():
-    found = StringPlaces(found_in(["a b", "c d", "a b"]))
+    found = StringIndex(found_in(["a b", "c d", "a b"]))
     assert found["a b"] == 0 and found.get("c d") == 1 and dict(found.items()) == {"a b": 0, "c d": 1}
     assert found.get("a b", 5) == 0 and found.get("none") is None and found.get("none", 5) == 5
 
@@ -160,7 +160,7 @@ def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
     found = found_in(["a b", "c d", "a b", "é"])
     assert (len(found), found[0], found[-1], found[1:3], found[::-2]) == (4, "a b", "é", ["c d", "a b"], ["é", "c d"])
     assert ["a b" in found, "é" in found, "none" in found, 5 in found] == [True, True, False, False]
-    places = StringPlaces(found)
+    places = StringIndex(found)
     assert [places["é"], [*places], "c d" in places, "none" in places] == [3, ["a b", "c d", "é"], True, False]
     assert dict(places.items()) == {"a b": 0, "c d": 1, "é": 3}
     with pytest.raises(KeyError, match="none"):
@@ -174,7 +174,7 @@ def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
 def test_after_many_questions_it_is_a_dictionary(monkeypatch):
     monkeypatch.setattr(strings, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]
-    found = StringPlaces(found_in(texts))
+    found = StringIndex(found_in(texts))
     del found["text 7"]
     for _ in range(2):
         assert [found.get(text) for text in texts] == [0, 1, 2, 3, 4, 5, 6, None, 8, 9]
@@ -183,12 +183,12 @@ def test_after_many_questions_it_is_a_dictionary(monkeypatch):
 
 
 def test_what_cannot_be_kept():
-    assert table_of(placed([b"a", b""])[1], ["a", ""]) is None, "an empty string has another name in a vocabulary"
-    assert table_of(placed([b"a", b"\xff"])[1], ["a", "\\xff"]) is None, "it is not in the file as it is shown"
+    assert build_table(placed([b"a", b""])[1], ["a", ""]) is None, "an empty string has another name in a vocabulary"
+    assert build_table(placed([b"a", b"\xff"])[1], ["a", "\\xff"]) is None, "it is not in the file as it is shown"
     alike = [text for text in map("".join, itertools.product("ab", repeat=3))]
-    assert table_of(placed([text.encode() for text in alike])[1], alike) is not None
+    assert build_table(placed([text.encode() for text in alike])[1], alike) is not None
     same = ["one"] * (strings.MOST_ALIKE + 1)
-    assert table_of(placed([text.encode() for text in same])[1], same) is None, (
+    assert build_table(placed([text.encode() for text in same])[1], same) is None, (
         "they would be looked through, each time"
     )
 
@@ -214,5 +214,5 @@ def test_small_vocabularies_are_not_worth_a_file(model, monkeypatch, cache_folde
 def test_what_cannot_be_kept_leaves_what_is_kept(model):
     opened(model)
     with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        keep_strings(data, [(slice(0, 8), ["not there"])])
-        assert len(kept_strings(data)) == 2
+        save_strings(data, [(slice(0, 8), ["not there"])])
+        assert len(load_strings(data)) == 2

@@ -328,7 +328,7 @@ def test_whole_pages_are_forgotten(start: float, end: float, told: tuple[int, in
     """In pages: from the first that begins there on, as many as end there."""
     calls = []
     data = SimpleNamespace(madvise=lambda *call: calls.append(call))
-    memory.forget(data, int(start * memory.PAGE), int(end * memory.PAGE))
+    memory.release_pages(data, int(start * memory.PAGE), int(end * memory.PAGE))
     expected = [(mmap.MADV_DONTNEED, *(memory.PAGE * number for number in told))] if told else []
     assert calls == expected
 
@@ -593,7 +593,7 @@ def test_who_maps_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch, system: 
     library = SimpleNamespace(mallopt=lambda *given: asked.append(given))
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda name: library))
-    assert memory.can_map_ahead() == can
+    assert memory.can_prefault() == can
     memory.give_back_from(12345)
     assert asked == ([(-3, 12345)] if system == "linux" else [])
     del library.mallopt  # of another C library
@@ -615,7 +615,7 @@ def test_pages_are_mapped_some_at_a_time(monkeypatch: pytest.MonkeyPatch, there:
     monkeypatch.setattr(memory, "is_in_memory", lambda path, size: {("m.gguf", 10): there}[path, size])
     known = SimpleNamespace(CDLL=lambda name: SimpleNamespace(madvise=advise), c_void_p=1, c_size_t=2, c_int=3)
     monkeypatch.setattr(memory, "ctypes", known)
-    memory.map_ahead("m.gguf", 100, 10, 4)
+    memory.prefault("m.gguf", 100, 10, 4)
     assert asked == [(*piece, 22) for piece in mapped] and advise.argtypes == [1, 2, 3]  # type: ignore[attr-defined]
 
 

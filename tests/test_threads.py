@@ -19,7 +19,7 @@ import pytest
 from localllm.engine.cpu.threads import KERNEL, Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build import compilers, library, objects
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.library import Library
@@ -438,34 +438,34 @@ def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
 
 def test_the_folders_are_private(tmp_path):
     path = tmp_path / "kernels" / "key" / "add.o"
-    write_kept(path, b"code")
+    write_checksummed(path, b"code")
     assert [folder.stat().st_mode & 0o777 for folder in path.parents[:2]] == [0o700, 0o700]
 
 
 def test_an_object_file_is_good_in_its_place_only(tmp_path):
     """Not under another kernel's name, nor another computer's key."""
     path = tmp_path / "key" / "add.o"
-    write_kept(path, b"code")
+    write_checksummed(path, b"code")
     for other in (tmp_path / "key" / "select.o", tmp_path / "yek" / "add.o"):
         other.parent.mkdir(exist_ok=True)
         shutil.copy(path, other)
-        assert read_kept(other) is None
-    assert read_kept(path) == b"code"
+        assert read_checksummed(other) is None
+    assert read_checksummed(path) == b"code"
 
 
 @pytest.mark.parametrize(("place", "mode"), [("folder", 0o777), ("folder", 0o770), ("file", 0o666), ("file", 0o620)])
 def test_what_others_can_write_is_not_loaded(tmp_path, place: str, mode: int):
     """Its checksum is right, but a stranger can make one too."""
     path = tmp_path / "key" / "add.o"
-    write_kept(path, b"code")
+    write_checksummed(path, b"code")
     (path if place == "file" else path.parent).chmod(mode)
-    assert read_kept(path) is None
+    assert read_checksummed(path) is None
 
 
 def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path, monkeypatch):
     used, old, recent, foreign = (tmp_path / name for name in ("a" * 20, "0" * 20, "1" * 20, "not ours"))
     for folder in (used, old, recent, foreign):
-        write_kept(folder / "select.o", b"code")
+        write_checksummed(folder / "select.o", b"code")
         (folder / ".localllm-1-x.tmp").touch()
     in_use = used / ".localllm-1-y.tmp"
     for folder, days in ((used, 40), (old, 31), (recent, 29), (foreign, 40)):
@@ -481,7 +481,7 @@ def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path,
 
 @pytest.mark.parametrize(("days", "marked"), [(0.5, False), (2, True)])
 def test_use_is_marked_once_a_day(tmp_path, monkeypatch, days, marked):
-    write_kept(tmp_path / "key" / "add.o", read_kept(object_file("add")))
+    write_checksummed(tmp_path / "key" / "add.o", read_checksummed(object_file("add")))
     os.utime(tmp_path / "key", (0, time.time() - days * DAY))
     for module in (objects, library):
         monkeypatch.setattr(module, "object_folder", lambda of=None: tmp_path / "key")
@@ -592,7 +592,7 @@ def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
 def test_an_object_file_defines_its_kernel_and_nothing_else(name):
     """Otherwise two of them could not be linked into one process; and what they need must be there without Numba."""
     Library([name])
-    content = read_kept(object_file(name))
+    content = read_checksummed(object_file(name))
     if not content.startswith(b"\x7fELF\x02\x01"):
         pytest.skip("reads 64-bit ELF files only")
     defined, undefined = global_symbols(content)

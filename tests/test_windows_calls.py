@@ -128,7 +128,7 @@ def test_a_file_is_read_ahead(windows: Windows):
     windows.answers["PrefetchVirtualMemory"] = lambda process, count, span, flags: asked.append(
         (span._obj.address, span._obj.size)
     )
-    memory.map_ahead("m.gguf", 4096, 100, 10)
+    memory.prefault("m.gguf", 4096, 100, 10)
     assert windows.calls == [("PrefetchVirtualMemory", THIS_PROCESS, 1, None, 0)] and asked == [(4096, 100)]
     assert ctypes.sizeof(memory.AddressRange) == 16
 

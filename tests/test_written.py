@@ -146,8 +146,8 @@ def test_a_later_process_knows_it(cache):
     later = NgramCache(1000, "v").earlier()
     assert [later.find(numbers(seed, 100)[:SURE]).agreed for seed in (1, 2, 3)] == [SURE, SURE, 0]
     assert NgramCache(1000, "w").earlier() is NOTHING
-    assert [tokens for tokens, _, _ in written_file.sizes()] == [202]
-    assert written_file.clear() > 0 and written_file.sizes() == [] and written_file.clear() == 0
+    assert [tokens for tokens, _, _ in written_file.list_files()] == [202]
+    assert written_file.clear() > 0 and written_file.list_files() == [] and written_file.clear() == 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])

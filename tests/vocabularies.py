@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tiny_model import byte_pieces
 
-from localllm.files.gguf.writer import header
+from localllm.files.gguf.writer import build_header
 
 FOLDER = Path(__file__).parent
 PROSE = (FOLDER / "prose.txt").read_text()
@@ -94,5 +94,5 @@ def write_vocabulary(metadata: dict[str, Any], path: Path) -> Path:
     sizes = {"context_length": 512, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
     sizes |= {"attention.head_count": 1, "rope.dimension_count": 64}
     fields = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}
-    path.write_bytes(header({**fields, "llama.attention.layer_norm_rms_epsilon": 1e-5, **metadata}, []))
+    path.write_bytes(build_header({**fields, "llama.attention.layer_norm_rms_epsilon": 1e-5, **metadata}, []))
     return path

@@ -11,7 +11,7 @@ from localllm.arch.metadata_types import require_kinds
 from localllm.arch.unsupported_keys import require_asked
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 ARCHITECTURES = {
     "afmoe": "afmoe",
@@ -186,7 +186,7 @@ def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
         if name in REFUSED:
             raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
         known = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
-        raise UnsupportedError(f"{file.path}: architecture {shown(name)} is not supported ({known})")
+        raise UnsupportedError(f"{file.path}: architecture {printable(name)} is not supported ({known})")
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)

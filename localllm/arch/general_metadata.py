@@ -7,7 +7,7 @@ import re
 
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata_reader import Checked, is_text, is_whole, number_of_strings, show
 
 ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -38,5 +38,5 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     if not isinstance(name, str):
         raise ModelError(f"{file.path}: no text general.architecture in the metadata; not a language model?")
     if not ARCHITECTURE.fullmatch(name):
-        raise ModelError(f"{file.path}: general.architecture: {shown(name)} is no name of an architecture")
+        raise ModelError(f"{file.path}: general.architecture: {printable(name)} is no name of an architecture")
     return name

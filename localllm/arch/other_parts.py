@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 
 PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the beginning of their names
@@ -19,5 +19,5 @@ def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:
     others = {name: part for name in names if (part := part_of(name))}
     if others:
         parts = " and ".join(sorted(set(others.values())))
-        oddities.note(f"{len(others)} tensors of {parts}, which are not used ({shown(next(iter(others)))})")
+        oddities.note(f"{len(others)} tensors of {parts}, which are not used ({printable(next(iter(others)))})")
     return [name for name in names if name not in others]

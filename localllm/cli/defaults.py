@@ -12,7 +12,7 @@ from localllm.cli.argv import did_you_mean
 from localllm.cli.parameters import PREFIX, Parameter
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
-from localllm.files.settings import Settings, settings
+from localllm.files.settings import Settings, load_settings
 
 # Variables that are none of an option's.
 OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
@@ -34,7 +34,7 @@ def chosen_before(command: str, params: Sequence[Parameter], model: str | None, 
     known = {key: param for param in params for key in param.keys}
     if not known:
         return {}
-    held = settings()
+    held = load_settings()
     model = model or model_by_default(known, held, command)
     found = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
     chosen = {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in found.items()}
@@ -139,7 +139,7 @@ def strange(command: str, params: Sequence[Parameter], model: str | None) -> Ite
         names = {name for param in all_params() for name in param.variables} | OTHER_VARIABLES
         if variable not in names:
             yield f"{variable} in the environment means nothing; {did_you_mean(variable, sorted(names))}".rstrip("; ")
-    held, keys = settings(), {key for param in params for key in param.keys}
+    held, keys = load_settings(), {key for param in params for key in param.keys}
     for each in all_entries(held):
         about = each.tables[1] if each.tables[0] == "command" else ""
         if about == command or (not about and each.key in keys):

@@ -83,11 +83,11 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
     """A text file's text, less the line break at its end unless the whole is wanted. Raises UsageError if it is not in
     the encoding.
     """
-    from localllm.files.text_file import decoded, without_line_break
+    from localllm.files.text_file import decode_text, strip_line_break
 
     try:
-        text = decoded(data, name, encoding)
-        return text if whole else without_line_break(text)
+        text = decode_text(data, name, encoding)
+        return text if whole else strip_line_break(text)
     except UsageError as error:
         raise UsageError(f"{error}; --encoding NAME reads another") from None
 

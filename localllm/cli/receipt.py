@@ -20,12 +20,12 @@ def prepared(
     inputs: files with the prompt; the receipt must not replace them, nor a file of a model, nor anything else
     than a receipt, unless it is forced.
     """
-    from localllm.files.safe_file import checked_target
+    from localllm.files.safe_file import resolve_target
     from localllm.services.outputs import is_receipt, require_kind
     from localllm.services.receipts import plain_options, repeatable
     from localllm.services.remote import receipts as remote
 
-    checked_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
+    resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
     require_kind(path, is_receipt, "receipt", force)
     chosen = repeatable(model, chosen) if model.file else remote.repeatable(chosen)
     plain_options(chosen)

@@ -14,7 +14,7 @@ from localllm.convert.places import TensorPlace, places
 from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, scaled, stacked
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.quant.formats import BY_NAME, Format
 
 # What old checkpoints store and nobody reads.
@@ -42,7 +42,7 @@ class CheckpointTensor:
         """Rows first to last - 1 (a vector is one row): uint8 [last - first, bytes of a row]. Raises ModelError."""
         return self.source.rows(first, last)
 
-    def forget(self, first: int, last: int) -> None:
+    def release_rows(self, first: int, last: int) -> None:
         """Nothing is kept."""
 
 
@@ -104,7 +104,9 @@ def by_place(
         if h.tied and name == "output.weight":
             continue
         if name not in parts or expert in found.setdefault(name, {}):
-            raise ModelError(f"{tensor.path}: tensor {shown(theirs)} has no place in the architecture {family.arch}")
+            raise ModelError(
+                f"{tensor.path}: tensor {printable(theirs)} has no place in the architecture {family.arch}"
+            )
         found[name][expert] = tensor
     if names.images:
         left = f"{names.images} tensors for images are left out: only text remains"
@@ -170,7 +172,7 @@ def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlac
 def checked(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
     """The tensor. Raises ModelError if it is not of this shape, or of none of these types."""
     if tensor.dtype not in dtypes:
-        raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {shown(tensor.dtype)} is not supported")
+        raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
     if tensor.shape != shape:
         sizes = f"{list(tensor.shape)}; expected {list(shape)} by config.json"
         raise ModelError(f"{tensor.path}: tensor {tensor.name} has the shape {sizes}")

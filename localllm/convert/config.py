@@ -7,7 +7,7 @@ from typing import Any
 from localllm.arch.metadata import MOST
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 LARGEST = 1e38  # number
 
@@ -80,14 +80,14 @@ class Config:
         """A whole number above 0, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= most or value == default):
-            raise self.refusal(f"{name} should be a number from 1 to {most}, is {shown(str(value))}")
+            raise self.refusal(f"{name} should be a number from 1 to {most}, is {printable(str(value))}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0 that float32 can hold."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
-            raise self.refusal(f"{name} should be a positive number, is {shown(str(value))}")
+            raise self.refusal(f"{name} should be a positive number, is {printable(str(value))}")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
@@ -101,14 +101,14 @@ class Config:
         """Yes or no."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refusal(f"{name} should be true or false, is {shown(str(value))}")
+            raise self.refusal(f"{name} should be true or false, is {printable(str(value))}")
         return value
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuse any other value than these (or none): the GGUF architecture could not tell it."""
         value = self.get(name)
         if value is not None and value not in allowed:
-            raise self.refusal(f"{name} {shown(str(value))} is not supported")
+            raise self.refusal(f"{name} {printable(str(value))} is not supported")
 
     def windows(self, expected: Sequence[bool]) -> None:
         """Refuse layer_types other than these: whether a layer sees a window only."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 MOST_BYTES = 1 << 28  # the largest tokenizer.json known has 33 MB
 
@@ -54,4 +54,4 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path}: not as expected: {shown(problem)}") from None
+        raise ModelError(f"{path}: not as expected: {printable(problem)}") from None

@@ -23,7 +23,7 @@ from localllm.convert.unused_keys import unused_of_config
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import row_count
 from localllm.quant.recipes import ordered, recipe_named
 
@@ -95,8 +95,8 @@ def refuse_adapter(folder: Path) -> None:
     if (said := read_json(path)) is None or (folder / "config.json").is_file():
         return
     kind, base = said.get("peft_type"), said.get("base_model_name_or_path")
-    name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(str(kind), 20)})"
-    of = f", {shown(base, 80)}," if isinstance(base, str) and base else ""
+    name = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({printable(str(kind), 20)})"
+    of = f", {printable(base, 80)}," if isinstance(base, str) and base else ""
     raise ModelError(f"{folder}: is {name}, not a model: merge it into its base model{of} first")
 
 
@@ -111,7 +111,7 @@ def invalid_templates(metadata: Mapping[str, Any]) -> list[str]:
                 ChatTemplate(text)
             except ModelError as error:
                 name = key.removeprefix("tokenizer.chat_template").removeprefix(".")
-                found.append(f"{error}{f' ({shown(name)})' if name else ''}: it is written as it is")
+                found.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written as it is")
     return found
 
 

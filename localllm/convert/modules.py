@@ -11,7 +11,7 @@ from typing import Any
 from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.weights import Stored, read_header
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers
 FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
@@ -31,13 +31,15 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
     for _, place in found:
         if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
-            raise ModelError(f"{path}: a module lies in another place, {shown(str(place))}")
+            raise ModelError(f"{path}: a module lies in another place, {printable(str(place))}")
     return [(kind, folder / place) for kind, place in found]
 
 
 def left_out(folder: Path) -> list[str]:
     """Warnings of modules that nothing is made of."""
-    return [f"the module {shown(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ]
+    return [
+        f"the module {printable(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ
+    ]
 
 
 def pooling_type(folder: Path) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 from localllm.convert.pretokenizer_name import parts
 from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.text.token_types import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.wordpiece import LONGEST
 
@@ -23,7 +23,7 @@ def from_wordpiece(path: Path, content: dict[str, Any], size: int) -> Tokens:
         raise ModelError(f"{path}: WordPiece with another normalizer or pre-tokenizer than BERT's is not supported")
     for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", LONGEST)):
         if model.get(name, usual) != usual:
-            raise ModelError(f"{path}: {name} {shown(str(model[name]))} is not supported")
+            raise ModelError(f"{path}: {name} {printable(str(model[name]))} is not supported")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
         raise ModelError(f"{path}: a normalizer that leaves control or Chinese characters alone is not supported")
     lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
@@ -49,7 +49,7 @@ def from_unigram(path: Path, content: dict[str, Any], size: int) -> Tokens:
         elif step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}:
             merges_spaces = True
         else:
-            raise ModelError(f"{path}: normalizer {shown(str(step['type']))} is not supported")
+            raise ModelError(f"{path}: normalizer {printable(str(step['type']))} is not supported")
     kinds = {part["type"]: part for part in parts(content.get("pre_tokenizer"))}
     if not kinds.keys() <= {"WhitespaceSplit", "Metaspace"} or "Metaspace" not in kinds:
         raise ModelError(f"{path}: a unigram model with this pre-tokenizer is not supported")

@@ -17,7 +17,7 @@ from localllm.convert.projectors.parts import Part, plain, with_bias
 from localllm.convert.tensors import in_float32
 from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 PAIR = "CLIPModel"  # in config.json
 ACTIVATIONS = {"quick_gelu": False, "gelu": True}  # whether it is GELU itself
@@ -110,7 +110,7 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
     stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
         if name not in wanted and name not in UNREAD:
-            raise ModelError(f"{tensor.path}: tensor {shown(name)} has no place in a file of CLIP")
+            raise ModelError(f"{tensor.path}: tensor {printable(name)} has no place in a file of CLIP")
     found = list[CheckpointTensor]()
     for name, part in parts.items():
         if part.theirs not in stored:

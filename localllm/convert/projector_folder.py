@@ -18,7 +18,7 @@ from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
 from localllm.convert.tensors import in_float32
 from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 OF_IMAGES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
@@ -74,7 +74,7 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
         if name not in wanted and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):
             kind = facts.metadata["projector_type"]
             raise ModelError(
-                f"{tensor.path}: tensor {shown(tensor.name)} has no place in projectors of the type {kind}"
+                f"{tensor.path}: tensor {printable(tensor.name)} has no place in projectors of the type {kind}"
             )
     for name, part in facts.parts.items():
         if part.theirs not in found:

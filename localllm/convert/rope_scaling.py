@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.config import Config
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 PLAIN = "default"
 BEYOND = "dynamic"  # stretches only what is longer than the context that the model has: GGUF has no word for it
@@ -52,7 +52,7 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
         config.warnings.append(f"{said} is left out: beyond {context} tokens answers get worse")
         return found
     if not isinstance(kind, str) or kind not in kinds:
-        raise config.refusal(f"rope scaling {shown(str(kind))} is not supported")
+        raise config.refusal(f"rope scaling {printable(str(kind))} is not supported")
     if kind == "linear":
         found.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
     elif kind == "yarn":

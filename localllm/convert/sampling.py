@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from localllm.convert.unused_keys import OF_GENERATION, unused_of
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 FILE = "generation_config.json"
 FLOAT32, INT32 = np.float32, np.int32
@@ -43,7 +43,7 @@ def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[
             metadata[f"general.sampling.{key}"] = kind(value)
         else:
             expected = "a whole number" if kind is INT32 else "a number"
-            warnings.append(f"{FILE}: {name} should be {expected}, is {shown(str(value), 40)}: left out")
+            warnings.append(f"{FILE}: {name} should be {expected}, is {printable(str(value), 40)}: left out")
     return metadata, warnings + unused_of(FILE, content, {*KEYS, SEQUENCE}, OF_GENERATION)
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.text.token_types import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
@@ -36,7 +36,7 @@ class Tokens:
     def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
         """Set a token. Raises ValueError."""
         if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
-            raise ValueError(f"token {shown(repr(piece))} has the id {token}")
+            raise ValueError(f"token {printable(repr(piece))} has the id {token}")
         if token >= self.size:
             self.left_out[token] = piece
         else:

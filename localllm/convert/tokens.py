@@ -11,7 +11,7 @@ from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
 from localllm.convert.token_table import Tokens, steps
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.text.subwords import merge
 from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 
@@ -38,7 +38,7 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemm
         kind = model.get("type", "BPE")
         if kind not in ("BPE", "WordPiece", "Unigram"):
             raise ModelError(
-                f"{path}: tokenizers of type {shown(str(kind))} are not supported: BPE, WordPiece and Unigram are"
+                f"{path}: tokenizers of type {printable(str(kind))} are not supported: BPE, WordPiece and Unigram are"
             )
         if kind != "BPE":
             tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
@@ -103,7 +103,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     try:
         model = read_sentencepiece(read_bytes(path) or b"")
     except ValueError as error:
-        raise ModelError(f"{path}: {shown(str(error))}") from None
+        raise ModelError(f"{path}: {printable(str(error))}") from None
     if model.kind != BPE:
         raise ModelError(
             f"{path}: SentencePiece models that are not BPE (this is of kind {model.kind}) are not supported"
@@ -153,7 +153,7 @@ def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
     for part in parts(content.get("pre_tokenizer")):
         if not cuts_nothing(part, content):
             raise ModelError(
-                f"{path}: pre-tokenizer {shown(str(part.get('type')))} with byte_fallback is not supported"
+                f"{path}: pre-tokenizer {printable(str(part.get('type')))} with byte_fallback is not supported"
             )
 
 
@@ -175,14 +175,14 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
         lengths = [(len(left), len(right)) for left, right in group]
         pieces = {left + right for left, right in group}
         if len(pieces) > 1 and lengths != sorted(lengths, reverse=True):  # Hugging Face's order among equal scores
-            raise ModelError(f"{path}: the merges of {shown(min(pieces))} are apart, as in no SentencePiece model")
+            raise ModelError(f"{path}: the merges of {printable(min(pieces))} are apart, as in no SentencePiece model")
         scores |= dict.fromkeys(pieces, float(-rank))
     known = set(pairs)
     for piece in plain:
         for cut in range(1, len(piece)):
             pair = piece[:cut], piece[cut:]
             if pair not in known and pair[0] in plain and pair[1] in plain:
-                made = f"{shown(piece)} of {shown(' '.join(pair))}"
+                made = f"{printable(piece)} of {printable(' '.join(pair))}"
                 raise ModelError(f"{path}: no merge makes {made}, as SentencePiece would")
     return scores
 
@@ -212,7 +212,7 @@ def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) ->
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
         if kind not in allowed or not spaces or step.get("prepend", "▁") != "▁":
-            raise ModelError(f"{path}: normalizer {shown(str(kind))} is not supported")
+            raise ModelError(f"{path}: normalizer {printable(str(kind))} is not supported")
 
 
 def prepends_space(content: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 MOST = 8  # names in a line
 # Patterns of names, by what they are about.
@@ -106,5 +106,5 @@ def unused_of(file: str, content: Mapping[str, Any], used: Collection[str], mean
 def warning(file: str, names: list[str]) -> list[str]:
     """One line, or none."""
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    said = ", ".join(shown(name, 60) for name in names[:MOST])
+    said = ", ".join(printable(name, 60) for name in names[:MOST])
     return [f"{file}: {said}{more}: not known here, left out"] if names else []

@@ -10,7 +10,7 @@ from localllm.convert.files import read_json, read_text, understood
 from localllm.convert.tokens import Tokens, read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS
@@ -90,7 +90,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
     warnings += unused_of("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
-        ends = ", ".join(map(shown, ends_left_out(tokens, settings)))
+        ends = ", ".join(map(printable, ends_left_out(tokens, settings)))
         among = f"; among them {ends}, which ends answers" if ends else ""
         warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}{among}")
     return metadata, warnings
@@ -114,7 +114,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
     kinds |= {f"{name}_token": (str, dict) for name in OF_ENCODERS}
     for name, kind in kinds.items():
         if (value := settings.config.get(name)) is not None and not isinstance(value, kind):
-            odd.append(f"tokenizer_config.json: {name} is {shown(str(value), 40)}")
+            odd.append(f"tokenizer_config.json: {name} is {printable(str(value), 40)}")
     return [f"{problem}: left out" for problem in odd]
 
 
@@ -189,7 +189,7 @@ def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict
     """
     vocabulary = read_vocabulary(metadata, oddities := Oddities())
     if lines := oddities.lines():
-        raise ModelError(lines[0].removeprefix("the file is odd, but it is clear what it means: "))
+        raise ModelError(lines[0].removeprefix("the file has irregularities that do not change its meaning: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
     more = [token for token in ends if token not in vocabulary.end_ids]
     found: dict[str, Any] = {

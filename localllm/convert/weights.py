@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from localllm.convert.files import read_json, understood
 from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.frozen import frozen
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -53,12 +53,12 @@ def open_weights(folder: Path) -> dict[str, Stored]:
     for path in weight_files(folder):
         tensors = read_header(path)
         for name in tensors.keys() & found.keys():
-            raise ModelError(f"{path}: tensor {shown(name)} is in {found[name].path.name} too")
+            raise ModelError(f"{path}: tensor {printable(name)} is in {found[name].path.name} too")
         found |= tensors
     if not (folder / WHOLE).is_file():
         for name, file in (read_index(folder) or {}).items():
             if name not in found:
-                raise ModelError(f"{folder / INDEX}: tensor {shown(name)} should be in {file}, and is not")
+                raise ModelError(f"{folder / INDEX}: tensor {printable(name)} should be in {file}, and is not")
     return found
 
 
@@ -90,7 +90,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
         raise ModelError(f"{folder / INDEX}: expected a weight_map")
     for file in index.values():
         if not isinstance(file, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", file):
-            raise ModelError(f"{folder / INDEX}: expected the name of a safetensors file, found {shown(str(file))}")
+            raise ModelError(f"{folder / INDEX}: expected the name of a safetensors file, found {printable(str(file))}")
     return index
 
 
@@ -114,7 +114,7 @@ def read_header(path: Path) -> dict[str, Stored]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not a valid safetensors file: {shown(str(error))}") from None
+        raise ModelError(f"{path}: not a valid safetensors file: {printable(str(error))}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     with understood(path):

@@ -1,4 +1,4 @@
-"""A large file that comes in pieces, perhaps over several processes, and has its name only when it is whole and right.
+"""A resumable download that gets its final name only when it is complete and its SHA-256 is right.
 
 What has come is in a file beside the target, NAME.CHECKSUM.partial. A process that is killed leaves it, and the next
 one goes on behind its last byte. Whatever its end looks like then (a system that went down may have written zeros):
@@ -22,25 +22,31 @@ CHUNK = 1 << 22  # bytes that are read at once
 
 
 class Download:
-    """What has come of a file, open for more in a `with` block; nobody else can open it in the meantime.
+    """A partly downloaded file, open for writing in a `with` block; no other process can open it.
 
     Attributes:
-        path: where it is until it is whole.  position: how many bytes there are.
+        path: of the partial file.  position: how many bytes there are.
     """
 
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
-        """size, in bytes, and sha256, in hexadecimal digits: of the whole file; on_read(bytes) is told of what an
-        earlier process has left while it is read."""
+        """Prepare a download; nothing is opened yet.
+
+        size, in bytes, and sha256, in hexadecimal digits, are of the whole file; on_read(bytes) reports progress while
+        what an earlier process left is read.
+        """
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
         self._on_read = on_read
 
     def __enter__(self) -> Self:
-        """Raises UsageError if another process has it open, LocalllmError if the folder cannot be written to."""
+        """Open the partial file.
+
+        Raises UsageError if another process has it open, LocalllmError if the folder cannot be written to.
+        """
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._locked()
-            self._remove_others()
+            self._descriptor = self._open_locked()
+            self._remove_other_versions()
             if os.fstat(self._descriptor).st_size > self.size:
                 os.ftruncate(self._descriptor, 0)
             self._read()
@@ -48,8 +54,8 @@ class Download:
             raise self._failure(error) from None
         return self
 
-    def _locked(self) -> int:
-        """The file, which may have got its name, and another one its place, while it was waited for."""
+    def _open_locked(self) -> int:
+        """Open and lock the partial file; open it again if it was renamed or replaced meanwhile."""
         while True:
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             if not lock(descriptor):
@@ -60,14 +66,14 @@ class Download:
                     return descriptor
             os.close(descriptor)
 
-    def _remove_others(self) -> None:
-        """What is left of earlier versions of the file."""
-        for path in partials(self.target):
+    def _remove_other_versions(self) -> None:
+        """Remove partial files of other versions."""
+        for path in find_partials(self.target):
             if path != self.path:
                 remove_unlocked(path)
 
     def _read(self) -> None:
-        """Go behind the last byte; what is there counts for the checksum."""
+        """Hash the bytes that are already there and move to their end."""
         self._hash, self.position = hashlib.sha256(), 0
         while data := read_at(self._descriptor, CHUNK, self.position):
             self._hash.update(data)
@@ -88,16 +94,16 @@ class Download:
 
     @property
     def is_right(self) -> bool:
-        """Whether it has the size and the checksum of the whole file."""
+        """Whether size and checksum are those of the whole file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
     def restart(self) -> None:
-        """Forget what has come."""
+        """Discard all bytes."""
         os.ftruncate(self._descriptor, 0)
         self._read()
 
     def finish(self, check: Callable[[str], object]) -> None:
-        """Give the file its name, if `check(path)` finds nothing to object to. What is not right is removed.
+        """Rename the file to its target if `check(path)` accepts it; remove it otherwise.
 
         Raises ModelError, what `check` raises, LocalllmError.
         """
@@ -112,11 +118,13 @@ class Download:
             raise self._failure(error) from None
 
     def _problem(self, check: Callable[[str], object]) -> ModelError | None:
-        """What is not right. Nothing holds on to what `check` has mapped when this is back: Windows keeps the size of a
-        mapped file."""
+        """Return what is wrong with the file.
+
+        No reference to what `check` mapped may remain afterwards: Windows fixes the size of a mapped file.
+        """
         try:
             if not self.is_right:
-                raise ModelError(f"{self.target}: what came is damaged: its size or SHA-256 is not what was promised")
+                raise ModelError(f"{self.target}: the download is corrupt (wrong size or SHA-256); pull it again")
             check(str(self.path))
         except ModelError as error:
             return type(error)(str(error).replace(str(self.path), str(self.target)))
@@ -125,7 +133,7 @@ class Download:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What has come stays, if it is anything."""
+        """Close the file, which stays unless it is empty."""
         if self.position == 0:
             with suppress(OSError):
                 os.unlink(self.path)
@@ -135,8 +143,8 @@ class Download:
         return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
 
 
-def partials(target: Path) -> list[Path]:
-    """What there is of a file that was begun."""
+def find_partials(target: Path) -> list[Path]:
+    """List the partial files of a target."""
     with suppress(OSError):
         return [
             path
@@ -147,11 +155,11 @@ def partials(target: Path) -> list[Path]:
 
 
 def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:
-    """The checksum of a file that is there, in hexadecimal digits; on_read(bytes) is told how far it is."""
-    found, done = hashlib.sha256(), 0
+    """Compute a file's SHA-256 in hexadecimal digits; on_read(bytes) reports progress."""
+    digest, done = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
         while data := file.read(CHUNK):
-            found.update(data)
+            digest.update(data)
             done += len(data)
             on_read(done)
-    return found.hexdigest()
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Importance matrices in files: which columns of a matrix meet large activations, so that quantizing can spare them.
+"""Importance matrix files: mean squared activations per column, which guide quantizing.
 
 llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (the texts' names), imatrix.chunk_count and
 imatrix.chunk_size (tokens); per matrix NAME of the model the tensors NAME.in_sum2, float32 [matrices, columns], sums of
@@ -20,8 +20,8 @@ import numpy as np
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import MAGIC, shown
-from localllm.files.gguf.writer import Output, write_gguf
+from localllm.files.gguf.header import MAGIC, printable
+from localllm.files.gguf.writer import OutputTensor, write_gguf
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNK_SIZE = 512  # tokens, for files that do not tell
@@ -30,18 +30,18 @@ RUN = "localllm.imatrix.run"
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """What met one matrix, or each expert of a stack."""
+    """Sums of squared activations of one matrix, or of each expert of a stack."""
 
     sums: np.ndarray  # float32 [matrices, columns] of squared activations
     counts: np.ndarray  # float64 [matrices], whole numbers of tokens
 
     def mean(self) -> np.ndarray:
-        """Per column, float32 [matrices, columns]; 1 for an expert that no token met, about which nothing is known."""
+        """Average per column, float32 [matrices, columns]; 1 for an expert that no token was routed to."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32)
 
     def plus(self, other: "Squares") -> "Squares":
-        """Over the tokens of both. Raises ValueError if the shapes differ."""
+        """Add the sums and counts of both. Raises ValueError if the shapes differ."""
         if self.sums.shape != other.sums.shape:
             raise ValueError(f"{list(self.sums.shape)} and {list(other.sums.shape)}")
         return Squares(self.sums + other.sums, self.counts + other.counts)
@@ -49,7 +49,7 @@ class Squares:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """What a model's matrices met while it read some texts."""
+    """The squared activations of all matrices of a model, measured over some texts."""
 
     squares: Mapping[str, Squares]  # by tensor name, as blk.0.attn_q.weight
     datasets: Sequence[str] = ()  # the texts
@@ -58,37 +58,44 @@ class ImportanceMatrix:
     run: str = ""  # a key of what is being computed, in a file that waits for the rest
 
     def plus(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
-        """Both together, as if one had gone on where the other stopped. Raises UsageError for those of two models."""
+        """Merge both, as if one run had continued the other. Raises UsageError for two different models."""
         squares = dict(self.squares)
         for name, theirs in other.squares.items():
             try:
                 squares[name] = squares[name].plus(theirs) if name in squares else theirs
             except ValueError as error:
                 raise UsageError(f"these importance matrices do not fit together: {name} is {error}") from None
-        known = [*self.datasets, *(name for name in other.datasets if name not in self.datasets)]
+        datasets = [*self.datasets, *(name for name in other.datasets if name not in self.datasets)]
         tokens = self.chunks * self.chunk_size + other.chunks * other.chunk_size
-        return replace(self, squares=squares, datasets=known, chunks=tokens // self.chunk_size)
+        return replace(self, squares=squares, datasets=datasets, chunks=tokens // self.chunk_size)
 
 
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Mean squared activations per column by tensor name: float32 [columns], or [experts, columns]; of experts in the
-    older layout [experts * columns]. Raises ModelError."""
+    """Load mean squared activations by tensor name: float32 [columns], or [experts, columns].
+
+    Of experts in the older layout [experts * columns]. Raises ModelError.
+    """
     means = {name: squares.mean() for name, squares in read_imatrix(path).squares.items()}
     return {name: mean[0] if len(mean) == 1 else mean for name, mean in means.items()}
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
-    """An importance matrix in either layout. Raises ModelError, and UsageError for a file that cannot be read."""
+    """Read an importance matrix in either layout.
+
+    Raises ModelError, and UsageError for a file that cannot be read.
+    """
     path = os.fsdecode(path)
     try:
         with open(path, "rb") as file:
             is_gguf = file.read(4) == MAGIC
     except OSError as error:
-        raise UsageError(f"{shown(path, 4096)}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{printable(path, 4096)}: cannot be read: {error.strerror}") from None
     matrix = read_gguf(path) if is_gguf else read_legacy(path)
     for name, squares in matrix.squares.items():
         if not (np.isfinite(squares.sums).all() and (squares.sums >= 0).all()):
-            raise ModelError(f"{shown(path, 4096)}: the squares of {shown(name)} are no positive numbers")
+            raise ModelError(
+                f"{printable(path, 4096)}: the squares of {printable(name)} must not be negative or infinite"
+            )
     return matrix
 
 
@@ -96,88 +103,88 @@ def read_gguf(path: str) -> ImportanceMatrix:
     with GGUFFile.open(path) as file:
         names = [name.removesuffix(SUMS) for name in file.tensors if name.endswith(SUMS)]
         if not names:
-            raise ModelError(f"{shown(path, 4096)}: not an importance matrix")
-        squares = {name: squares_of(file, name) for name in names}
-        size = whole_number(file.metadata, "imatrix.chunk_size", CHUNK_SIZE)
-        chunks, run = whole_number(file.metadata, "imatrix.chunk_count", 0), file.metadata.get(RUN)
+            raise ModelError(f"{printable(path, 4096)}: not an importance matrix")
+        squares = {name: read_squares(file, name) for name in names}
+        size = positive_integer(file.metadata, "imatrix.chunk_size", CHUNK_SIZE)
+        chunks, run = positive_integer(file.metadata, "imatrix.chunk_count", 0), file.metadata.get(RUN)
         datasets = file.metadata.get("imatrix.datasets")
         texts = [str(text) for text in datasets] if isinstance(datasets, list) else []
         return ImportanceMatrix(squares, texts, chunks, size, run if isinstance(run, str) else "")
 
 
-def squares_of(file: GGUFFile, name: str) -> Squares:
-    """The two tensors of a matrix."""
+def read_squares(file: GGUFFile, name: str) -> Squares:
+    """Read the two tensors of a matrix."""
     sums, counts = file.tensors[name + SUMS], file.tensors.get(name + COUNTS)
     if counts is None or {sums.format.name, counts.format.name} != {"F32"}:
-        raise ModelError(f"{shown(file.path, 4096)}: {shown(name)} should have sums and counts in F32")
+        raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} should have sums and counts in F32")
     columns = sums.shape[-1]
     rows = np.ascontiguousarray(sums.data).view(np.float32).reshape(-1, columns).copy()
     tokens = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1).astype(np.float64)
     if len(tokens) not in (1, len(rows)) or not (np.isfinite(tokens).all() and (tokens >= 0).all()):
-        raise ModelError(f"{shown(file.path, 4096)}: the counts of {shown(name)} do not fit its sums")
+        raise ModelError(f"{printable(file.path, 4096)}: the counts of {printable(name)} do not fit its sums")
     return Squares(rows, np.broadcast_to(np.rint(tokens), len(rows)))
 
 
-def whole_number(metadata: Mapping[str, Any], key: str, default: int) -> int:
-    """A positive number of the metadata, or what to assume."""
+def positive_integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
+    """Return a positive integer of the metadata, or the default."""
     value = metadata.get(key)
     return value if isinstance(value, int) and value > 0 else default
 
 
 def read_legacy(path: str) -> ImportanceMatrix:
-    """The layout before GGUF, in which experts of a stack have one count."""
+    """Read the layout before GGUF, in which all experts of a stack share one count."""
     data, squares = memoryview(Path(path).read_bytes()), {}
     try:
-        entries, data = number(data)
+        entries, data = read_number(data)
         if not 0 < entries <= len(data):
             raise ValueError
         for _ in range(entries):
-            name, data = text(data)
-            calls, data = number(data)
-            values, data = number(data)
+            name, data = read_string(data)
+            calls, data = read_number(data)
+            values, data = read_number(data)
             if values < 1 or calls < 0 or 4 * values > len(data):
                 raise ValueError
             with np.errstate(over="ignore"):  # what is infinite is refused
                 sums = np.frombuffer(data[: 4 * values], "<f4")[None] * np.float32(CHUNK_SIZE)
             squares[name], data = Squares(sums, np.array([max(calls, 1) * CHUNK_SIZE], float)), data[4 * values :]
-        chunks, data = number(data) if data else (0, data)
-        dataset, data = text(data) if data else ("", data)
+        chunks, data = read_number(data) if data else (0, data)
+        dataset, data = read_string(data) if data else ("", data)
     except (ValueError, UnicodeDecodeError):
-        raise ModelError(f"{shown(path, 4096)}: not an importance matrix") from None
+        raise ModelError(f"{printable(path, 4096)}: not an importance matrix") from None
     return ImportanceMatrix(squares, [dataset] if dataset else [], max(chunks, 0))
 
 
-def number(data: memoryview) -> tuple[int, memoryview]:
-    """An int32 and what follows it."""
+def read_number(data: memoryview) -> tuple[int, memoryview]:
+    """Read an int32; return it and the rest."""
     if len(data) < 4:
         raise ValueError
     return int.from_bytes(data[:4], "little", signed=True), data[4:]
 
 
-def text(data: memoryview) -> tuple[str, memoryview]:
-    """A string behind its length, and what follows it."""
-    length, data = number(data)
+def read_string(data: memoryview) -> tuple[str, memoryview]:
+    """Read a string after its length; return it and the rest."""
+    length, data = read_number(data)
     if not 0 <= length <= len(data):
         raise ValueError
     return bytes(data[:length]).decode(), data[length:]
 
 
 def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
-    """Write the GGUF layout; the file is there when it is whole, or not at all. Raises LocalllmError."""
+    """Write the GGUF layout, atomically. Raises LocalllmError."""
     metadata = {
         "general.type": "imatrix",
         "imatrix.datasets": list(matrix.datasets) or ["unknown"],  # llama-quantize takes the first without asking
         "imatrix.chunk_count": matrix.chunks,
         "imatrix.chunk_size": matrix.chunk_size,
     }
-    outputs = [output for name, squares in sorted(matrix.squares.items()) for output in outputs_of(name, squares)]
+    outputs = [output for name, squares in sorted(matrix.squares.items()) for output in to_tensors(name, squares)]
     write_gguf(path, metadata | ({RUN: matrix.run} if matrix.run else {}), outputs)
 
 
-def outputs_of(name: str, squares: Squares) -> tuple[Output, Output]:
-    """The two tensors of a matrix."""
+def to_tensors(name: str, squares: Squares) -> tuple[OutputTensor, OutputTensor]:
+    """Make the two tensors of a matrix."""
     one, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
-        Output.of(name + SUMS, squares.sums[0] if one else squares.sums),
-        Output.of(name + COUNTS, counts if one else counts[:, None]),
+        OutputTensor.of(name + SUMS, squares.sums[0] if one else squares.sums),
+        OutputTensor.of(name + COUNTS, counts if one else counts[:, None]),
     )

@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows by whole lines, and goes on after a process that was killed.
+"""A JSON Lines file that grows by whole lines and can be resumed after a crash.
 
 Every line is written at once and given to the system, so whoever is killed leaves at most one torn line at the end,
 which is cut off by the next.
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.safe_file import SafeFile, checked_target
+from localllm.files.safe_file import SafeFile, resolve_target
 from localllm.system.files import can_replace_open_files, lock, open_file, sync
 
 BEGINNING = b'{"id": '  # of every line
 
 
 def json_line(record: dict[str, Any]) -> bytes:
-    """A record as a line; ASCII if a text in it is none that UTF-8 can hold."""
+    """Encode a record as a line; in ASCII if a text in it cannot be encoded as UTF-8."""
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -25,40 +25,47 @@ def json_line(record: dict[str, Any]) -> bytes:
 
 
 class JsonlFile:
-    """Open for appending, in a `with` block. Nobody else can have it open so at the same time.
+    """A JSON Lines file open for appending, in a `with` block; no other process can open it so.
 
     Attributes:
-        records: what was there already and stays, in order.
+        records: those that were already there and stay, in order.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], inputs: tuple[str, ...] = (), keep: Callable[[dict[str, Any]], bool] = bool
     ):
-        """inputs: files that `path` must not be.  keep: which of the records that are there stay.
+        """Prepare the file; nothing is opened yet.
+
+        inputs: files that `path` must not be.  keep: which of the present records stay.
 
         Raises UsageError for a path that cannot be written.
         """
-        self.path, self._keep, self._descriptor = checked_target(path, inputs), keep, -1
+        self.path, self._keep, self._descriptor = resolve_target(path, inputs), keep, -1
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        """Raises UsageError if the file holds something else, which then stays, or another process writes it."""
+        """Open the file and read its records.
+
+        Raises UsageError if it holds anything else, which then stays, or another process writes it.
+        """
         self._open()
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
             lines = [(record, line) for record, line in self._whole_lines(data) if self._keep(record)]
-            self.records, kept = [record for record, _ in lines], b"".join(line for _, line in lines)
-            if kept != data:
-                self._replace(kept)
+            self.records, content = [record for record, _ in lines], b"".join(line for _, line in lines)
+            if content != data:
+                self._replace(content)
         except BaseException:
             self._close()
             raise
         return self
 
     def _replace(self, content: bytes) -> None:
-        """The file again, with this content: it is open all the time, where an open file can be replaced. Elsewhere
-        another process may come first; then it has the file, and whatever it found there before stays.
+        """Replace the file's content.
+
+        It stays open throughout where an open file can be replaced. Elsewhere another process may come first; then it
+        has the file, with its old content.
         """
         with SafeFile(self.path) as new:
             new.write(content)
@@ -79,7 +86,10 @@ class JsonlFile:
             raise UsageError(f"{self.path}: another process is writing this file")
 
     def _whole_lines(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Records with their lines. Raises UsageError if there is anything else, less a torn line at the end."""
+        """Parse records with their lines, without a torn line at the end.
+
+        Raises UsageError if there is anything else.
+        """
         *lines, torn = data.split(b"\n")
         if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
             lines.append(torn)
@@ -91,22 +101,22 @@ class JsonlFile:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or not isinstance(record.get("id"), str | int):
-            raise UsageError(f"{self.path}: line {number} is no record of an earlier start; give another name")
+            raise UsageError(f"{self.path}: line {number} is not a record of an earlier run; give another output name")
         return record
 
     def write(self, line: bytes) -> None:
-        """A whole line. Raises LocalllmError if the disk is full or refuses."""
+        """Append a whole line. Raises LocalllmError if the disk is full or refuses."""
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
             raise LocalllmError(
-                f"{self.path}: cannot be written: {error.strerror}; what is there stays, and a later start goes on"
+                f"{self.path}: {error.strerror}; the records written so far stay, and the next run resumes"
             ) from None
 
     def __exit__(self, *error: object) -> None:
-        """Wait until all is on the disk. A file in which nothing came to be is gone."""
+        """Sync and close the file; remove it if it is empty."""
         try:
             if os.fstat(self._descriptor).st_size:
                 sync(self._descriptor)

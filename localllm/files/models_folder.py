@@ -1,7 +1,7 @@
-"""The folder of models that were pulled: plain files, OWNER/REPOSITORY/FILE.gguf, for people and other programs too.
+"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, for other programs too.
 
-Other GGUF files that lie in it are models as well. What is on its way is beside its place, with the ending .partial
-(see localllm.files.download).
+Other GGUF files in it are models as well. A download in progress is beside its target, with the ending .partial (see
+localllm.files.download).
 """
 
 import os
@@ -27,7 +27,7 @@ QUANTIZATION = re.compile(
 
 @frozen
 class ModelFile:
-    """A model in a repository or in the folder: one file, or all the files of a split one.
+    """A model in a repository or in the folder: one file, or all the files of a split model.
 
     Attributes:
         name: of the file, without the number of a part and the ending; folders before it are set off by slashes.
@@ -41,20 +41,20 @@ class ModelFile:
 
     @property
     def quantization(self) -> str:
-        """What its name says, as Q4_K_M; "" if that is nothing."""
+        """The quantization in the file's name, such as Q4_K_M; "" if there is none."""
         for part in reversed(PurePosixPath(self.name).parts):
-            if found := QUANTIZATION.findall(part):
-                return normal(found[-1])
+            if matches := QUANTIZATION.findall(part):
+                return normalize_quantization(matches[-1])
         return ""
 
 
-def normal(quantization: str) -> str:
-    """One way of writing it: q4_k_m as Q4_K_M, fp16 as F16."""
+def normalize_quantization(quantization: str) -> str:
+    """Normalize the name of a quantization: q4_k_m to Q4_K_M, fp16 to F16."""
     return quantization.upper().replace("FP", "F") if "MXFP" not in quantization.upper() else quantization.upper()
 
 
 def model_files(names: Iterable[str]) -> list[ModelFile]:
-    """The models among files, by name. What sees or hears (mmproj) and importance matrices are none."""
+    """Group files into models, by name; projectors (mmproj) and importance matrices are left out."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         base = PurePosixPath(name).name.lower()
@@ -69,32 +69,32 @@ def model_files(names: Iterable[str]) -> list[ModelFile]:
 
 
 def models_folder() -> Path:
-    """Where models are. Raises as chosen_folder."""
-    return chosen_folder()[0]
+    """Return the folder of models. Raises as chosen_folder."""
+    return find_models_folder()[0]
 
 
-def chosen_folder() -> tuple[Path, str]:
-    """Where models are, and the variable in the environment that says so; "" if none does.
+def find_models_folder() -> tuple[Path, str]:
+    """Return the folder of models, and the environment variable that sets it; "" if none does.
 
-    LOCALLLM_MODELS names the folder, XDG_DATA_HOME one that it is in: the XDG specification has a relative one ignored.
-    Raises UsageError if LOCALLLM_MODELS is relative.
+    LOCALLLM_MODELS names the folder, XDG_DATA_HOME its parent: the XDG specification has a relative one ignored. Raises
+    UsageError if LOCALLLM_MODELS is relative.
     """
-    if chosen := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
-        if not os.path.isabs(chosen):
-            raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {chosen!r}")
-        return Path(chosen), FOLDER_VARIABLE
+    if folder := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
+        if not os.path.isabs(folder):
+            raise UsageError(f"{FOLDER_VARIABLE} should be an absolute path, not {folder!r}")
+        return Path(folder), FOLDER_VARIABLE
     return data_folder() / "models", variable_of("data")
 
 
-def files_below(folder: Path) -> list[str]:
-    """The names of all files in a folder and the folders in it, set off by slashes; none if it is not there."""
+def list_files(folder: Path) -> list[str]:
+    """List all files in a folder and its subfolders, with slashes; none if there is no folder."""
     return [
         (Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
     ]
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if it has just gone, or got its name."""
+    """Return a file's size in bytes; 0 if it is gone."""
     try:
         return path.stat().st_size
     except OSError:
@@ -102,7 +102,7 @@ def size_of(path: Path) -> int:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove a folder in the folder of models if nothing is in it, and those above that are empty then."""
+    """Remove a folder of models and its parents as far as they are empty."""
     while models_folder() in folder.parents:
         try:
             folder.rmdir()

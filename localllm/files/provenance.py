@@ -1,4 +1,4 @@
-"""Which input an output is made of: a hidden file beside the output remembers it, .NAME.localllm for NAME.
+"""The input that an output was made from, recorded in a hidden file beside it: .NAME.localllm for NAME.
 
 {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65"}
 """
@@ -17,7 +17,7 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 @frozen
 class Provenance:
-    """An input.
+    """An input file, or stdin.
 
     Attributes:
         path: absolute, or "" for stdin.  size: in bytes.
@@ -30,7 +30,7 @@ class Provenance:
 
     @classmethod
     def of(cls, data: bytes, path: str) -> "Provenance":
-        """path: "" for stdin."""
+        """Describe an input; path: "" for stdin."""
         return cls(os.path.abspath(path) if path else "", len(data), digest(data))
 
     def __str__(self) -> str:
@@ -43,42 +43,42 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
 
 
-def goes_on_from(before: Provenance, data: bytes, now: Provenance) -> bool:
-    """Whether an input is the one that was remembered: under its name it may have grown, under another it may not."""
+def continues(before: Provenance, data: bytes, now: Provenance) -> bool:
+    """Return whether an input is the recorded one; under the same name it may have grown."""
     same_beginning = len(data) >= before.size and digest(data[: before.size]) == before.beginning
     return same_beginning and (now.path == before.path or now.size == before.size)
 
 
-def mark_of(output: str) -> str:
+def record_path(output: str) -> str:
     folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.localllm")
 
 
-def remembered(output: str) -> Provenance | None:
-    """What an output is made of; None if it holds nothing yet, or if that was forgotten."""
+def read_record(output: str) -> Provenance | None:
+    """Read what an output was made from; None if it holds nothing yet, or there is no record."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
-            with open(mark_of(output), "rb") as file:
+            with open(record_path(output), "rb") as file:
                 return Provenance(**json.load(file))
     return None
 
 
-def require_same(output: str, data: bytes, now: Provenance) -> None:
-    """Raises UsageError for an output of another input."""
-    before = remembered(output)
-    if before and not goes_on_from(before, data, now):
-        raise UsageError(f"{output}: its answers are those of {before}, which {now} does not go on; give another name")
+def require_same_input(output: str, data: bytes, now: Provenance) -> None:
+    """Raise UsageError for an output of another input."""
+    before = read_record(output)
+    if before and not continues(before, data, now):
+        raise UsageError(f"{output}: made from {before}, which {now} does not continue; give another output name")
 
 
-def remember(output: str, now: Provenance) -> None:
-    """Raises LocalllmError if the disk refuses."""
-    if remembered(output) != now:
-        with SafeFile(mark_of(output)) as file:
+def write_record(output: str, now: Provenance) -> None:
+    """Record what an output is made from. Raises LocalllmError if the disk refuses."""
+    if read_record(output) != now:
+        with SafeFile(record_path(output)) as file:
             file.write(json.dumps(asdict(now)).encode() + b"\n")
 
 
-def forget(output: str) -> None:
-    """If the output is gone."""
+def remove_record(output: str) -> None:
+    """Remove the record of an output that is gone."""
     if not os.path.lexists(output):
         with suppress(OSError):
-            os.unlink(mark_of(output))
+            os.unlink(record_path(output))

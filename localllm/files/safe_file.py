@@ -1,4 +1,4 @@
-"""Files that appear whole, under their name, or not at all.
+"""Atomic writing: a file appears under its name whole, or not at all.
 
 The bytes go to a file beside the target, which replaces it when everything is on the disk. On Linux that file has no
 name until then, so that even a process that is killed leaves nothing behind.
@@ -27,10 +27,11 @@ from localllm.system.files import (
 TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
-def checked_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
-    """Where writing to `path` ends up: links are followed. Raises UsageError if that cannot be a new regular file.
+def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
+    """Resolve the links of a path to write to.
 
-    inputs: files that must not be replaced, by whatever link or name `path` leads to one.
+    inputs: files that must not be replaced, by whatever link or name `path` leads to one. Raises UsageError if it
+    cannot be a new regular file.
     """
     path = os.fsdecode(path)
     if not path or "\0" in path:
@@ -54,7 +55,7 @@ def checked_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
 
 
 class SafeFile:
-    """A new file for `path`, open for writing in a `with` block; at its end it is there, if the block raised nothing.
+    """A new file, open for writing in a `with` block, which replaces `path` if the block raises nothing.
 
     Raises LocalllmError, with the reason, if the disk is full or refuses.
     """
@@ -81,7 +82,7 @@ class SafeFile:
         return self
 
     def write(self, data: Any) -> None:
-        """All bytes of a buffer (bytes, or a contiguous array), at the end."""
+        """Append all bytes of a buffer (bytes, or a contiguous array)."""
         rest = memoryview(data).cast("B")
         try:
             while rest.nbytes:
@@ -92,7 +93,7 @@ class SafeFile:
             raise self.failure(error) from None
 
     def sync(self) -> None:
-        """Wait until what was written so far is on the disk."""
+        """Wait until all written bytes are on the disk."""
         try:
             sync(self._descriptor)
         except OSError as error:
@@ -111,7 +112,10 @@ class SafeFile:
             raise self.failure(error) from None
 
     def _link(self) -> None:
-        """Name the nameless file. A link cannot replace a file, so it gets a name of its own first."""
+        """Name the nameless file.
+
+        A link cannot replace a file, so it gets a temporary name first.
+        """
         self.temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
         give_name(self._descriptor, self.temporary)
 
@@ -125,7 +129,7 @@ class SafeFile:
             self.discard()
 
     def discard(self) -> None:
-        """Close the file; if it has not replaced the target, it is gone."""
+        """Close the file, and remove it if it has not replaced the target."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -135,7 +139,7 @@ class SafeFile:
             self.temporary = ""
 
     def failure(self, error: OSError) -> LocalllmError:
-        """What went wrong, for people."""
+        """Make the error for a failed write."""
         return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}; nothing was changed")
 
 
@@ -144,7 +148,7 @@ def temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """What processes that were killed have left: temporary files that nobody has locked any more."""
+    """Remove temporary files of killed processes: those that nobody holds a lock on."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))
@@ -161,8 +165,11 @@ def remove_unlocked(path: str | os.PathLike[str]) -> None:
             os.close(descriptor)
 
 
-class OnlyWriter:
-    """In a `with` block, no other localllm on this computer writes to `path`: UsageError if one does already."""
+class ExclusiveWriter:
+    """A `with` block in which no other localllm on this computer writes to `path`.
+
+    Raises UsageError if one does already.
+    """
 
     def __init__(self, path: str):
         self._path = path

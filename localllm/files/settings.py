@@ -1,4 +1,4 @@
-"""What the user has written into config.toml: defaults of options, other names of models, the size of the cache.
+"""The user's config.toml: defaults of options, aliases of models, the size of the cache.
 
     cache_gb = 2                    # what is kept of long prompts, in GB
 
@@ -36,7 +36,7 @@ CACHE_SIZE = "cache_gb"
 
 @frozen
 class Settings:
-    """The file's content, checked as far as it can be without knowing the commands.
+    """The content of config.toml, checked as far as that works without knowing the commands.
 
     aliases: other names of models.  cache_gb: None if the file does not say.  defaults, command, model: options by
     their long names without dashes, the latter two by the name of the command and of the model.
@@ -51,21 +51,21 @@ class Settings:
     model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def error(self, message: str, *keys: str) -> UsageError:
-        """About what the keys lead to: the file, the line, and what is wrong there."""
+        """Make an error about a key: the file, the line and the message."""
         return UsageError(f"{self.path}, line {self.line(*keys)}: {message}")
 
     def line(self, *keys: str) -> int:
-        """Where the keys lead to, from 1."""
+        """Return the line of a key, from 1."""
         return line_of(self.text, keys)
 
 
 def config_path() -> Path:
-    """Where the file would be."""
+    """Return the path of config.toml, which need not exist."""
     return folder_of("config") / "config.toml"
 
 
-def settings() -> Settings:
-    """What the file says; nothing if there is none. Raises UsageError if it cannot be read or makes no sense."""
+def load_settings() -> Settings:
+    """Read config.toml; empty if there is none. Raises UsageError if it cannot be read or is invalid."""
     path = config_path()
     try:
         text = path.read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def settings() -> Settings:
 
 
 def parse(path: Path, text: str) -> Settings:
-    """Raises UsageError."""
+    """Parse and check a file's content. Raises UsageError."""
     import tomllib
 
     try:
@@ -111,24 +111,24 @@ def parse(path: Path, text: str) -> Settings:
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int:
-    """The number of the line with the last of the keys, or with the table it is in."""
+    """Return the line of the last of the keys, or of the table it is in."""
     table: list[str] = []
     best = 1
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            table = names_in(header[1])
-            found = table
+            table = split_key(header[1])
+            path = table
         elif "=" in line:
-            found = [*table, *names_in(line.partition("=")[0])]
+            path = [*table, *split_key(line.partition("=")[0])]
         else:
             continue
-        if found == list(keys):
+        if path == list(keys):
             return number
-        if found == list(keys)[: len(found)]:
+        if path == list(keys)[: len(path)]:
             best = number
     return best
 
 
-def names_in(text: str) -> list[str]:
-    """A dotted key's parts; a part in quotes may have dots."""
+def split_key(text: str) -> list[str]:
+    """Split a dotted key; a quoted part may contain dots."""
     return [quoted or literal or bare for quoted, literal, bare in re.findall(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)", text)]

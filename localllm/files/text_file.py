@@ -1,60 +1,62 @@
-"""Bytes of people's files as text: UTF-8, UTF-16 where a byte order mark says so, or the encoding that the user names.
+"""Text files of users: UTF-8, UTF-16 with a byte order mark, or the encoding that the user names.
 
-What is something else is refused: a text that is silently wrong costs more than an error.
+Anything else is refused: a text that is silently wrong costs more than an error.
 """
 
 import codecs
 import os
 
 from localllm.errors import UsageError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
-    """A text file, less the line break at its end. Raises UsageError, with the path."""
-    name = shown(os.fsdecode(path), 4096)
+    """Read a text file, without the line break at its end. Raises UsageError, with the path."""
+    name = printable(os.fsdecode(path), 4096)
     try:
         with open(path, "rb") as file:
             data = file.read()
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
         raise UsageError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return without_line_break(decoded(data, name, encoding))
+    return strip_line_break(decode_text(data, name, encoding))
 
 
 def read_keys(path: str) -> list[str]:
-    """The keys in a file, a line each; blank lines and those that begin with # are none. Raises UsageError."""
+    """Read API keys, one a line; blank lines and lines that begin with # are skipped. Raises UsageError."""
     lines = [line.strip() for line in read_text(path).splitlines()]
     if keys := [line for line in lines if line and not line.startswith("#")]:
         return keys
     raise UsageError(f"{path} has no key: it should have one in every line")
 
 
-def decoded(data: bytes, name: str, encoding: str | None = None) -> str:
-    """A text without its byte order mark; encoding: a name that `require_encoding` takes, or None.
+def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
+    """Decode a text without its byte order mark; encoding: a name that `require_encoding` accepts, or None.
 
-    Raises UsageError, with `name` and the place of the first byte that makes no sense.
+    Raises UsageError, with `name` and the position of the first invalid byte.
     """
-    chosen = encoding or ("utf-16" if data.startswith(UTF16_MARKS) else "utf-8")
+    codec = encoding or ("utf-16" if data.startswith(UTF16_MARKS) else "utf-8")
     try:
-        return data.decode(chosen).removeprefix("\ufeff")
+        return data.decode(codec).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         wrong = data[error.start : error.start + 1].hex()
-        raise UsageError(f"{name}: not {chosen.upper()} at byte {error.start} (0x{wrong})") from None
+        raise UsageError(f"{name}: not {codec.upper()} at byte {error.start} (0x{wrong})") from None
     except UnicodeError as error:  # of codecs that know no places
-        raise UsageError(f"{name}: not {chosen.upper()}: {error}") from None
+        raise UsageError(f"{name}: not {codec.upper()}: {error}") from None
 
 
 def require_encoding(name: str | None) -> None:
-    """Raises UsageError for an encoding that Python does not know."""
+    """Raise UsageError for an encoding that Python does not know."""
     try:
         if name is not None and not isinstance(b" ".decode(name), str):
             raise LookupError
     except (LookupError, ValueError):
-        raise UsageError(f"encoding {shown(str(name))} is not known; utf-8, utf-16, latin-1 and cp1252 are") from None
+        raise UsageError(
+            f"encoding {printable(str(name))} is not known; utf-8, utf-16, latin-1 and cp1252 are"
+        ) from None
 
 
-def without_line_break(text: str) -> str:
-    """The text less one line break at its end."""
+def strip_line_break(text: str) -> str:
+    """Remove one line break at the end."""
     return text.removesuffix("\n").removesuffix("\r")

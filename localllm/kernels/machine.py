@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.quant.cache import cache_folder
 from localllm.system import cpu
 
@@ -94,12 +94,12 @@ def processor() -> tuple[str, str]:
         return processor_by_llvm()
     key = sha256(version_file("llvmlite") + b"\0" + said).hexdigest()[:20]
     path = cache_folder() / "kernels" / "processors" / key
-    if kept := read_kept(path):
+    if kept := read_checksummed(path):
         name, _, features = kept.decode().partition("\n")
         return name, features
     found = processor_by_llvm()
     with suppress(OSError):  # of which the kernels warn
-        write_kept(path, "\n".join(found).encode())
+        write_checksummed(path, "\n".join(found).encode())
     return found
 
 

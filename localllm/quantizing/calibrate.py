@@ -26,9 +26,9 @@ from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
-from localllm.files.gguf.writer import packed
+from localllm.files.gguf.writer import pack_value
 from localllm.files.oddities import Oddities
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.block_codes import decoded
@@ -122,7 +122,7 @@ class Calibration:
             key.update(chunk.astype("<i4").tobytes())
         self.key = key.hexdigest()
         made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
-        self._metadata = {name: packed(value) for name, value in made.items()}
+        self._metadata = {name: pack_value(value) for name, value in made.items()}
 
     def planned(self, plan: QuantizePlan) -> "Calibration":
         """The same, of another plan for the model."""
@@ -237,7 +237,7 @@ class CalibratedMatrices(Originals):
     def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
         moments = Hessian(pieces, columns, self._threads, is_read=name == EMBEDDING)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
-            raise ModelError(f"what meets the tensor {shown(name)} is not finite")
+            raise ModelError(f"what meets the tensor {printable(name)} is not finite")
         return moments
 
     def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:

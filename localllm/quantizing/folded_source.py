@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
-from localllm.files.gguf.writer import packed
+from localllm.files.gguf.writer import pack_value
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.formats import BY_NAME
 from localllm.services.quantization_info import SCALED
@@ -41,8 +41,8 @@ class FoldedTensor:
         weights = self._widener.widen(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
         return (weights * self._of_columns * self._of_rows[first:last]).view(np.uint8)
 
-    def forget(self, first: int, last: int) -> None:
-        self._tensor.forget(first, last)
+    def release_rows(self, first: int, last: int) -> None:
+        self._tensor.release_rows(first, last)
 
 
 class FoldedSource:
@@ -66,4 +66,4 @@ class FoldedSource:
         self.tensors: list[Any] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
         says: dict[str, Any] = {SCALED: len(scales)} if scales else {}
         self.metadata: Mapping[str, Any] = {**inner.metadata, **says}
-        self.packed: Mapping[str, Any] = {**inner.packed, **{name: packed(value) for name, value in says.items()}}
+        self.packed: Mapping[str, Any] = {**inner.packed, **{name: pack_value(value) for name, value in says.items()}}

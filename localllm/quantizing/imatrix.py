@@ -19,7 +19,7 @@ from localllm.api import open_model
 from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
 from localllm.errors import ModelError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
-from localllm.files.safe_file import checked_target
+from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
 from localllm.services.chunks import as_read, cut
@@ -59,11 +59,11 @@ class Collector:
         """
         self._part = Path(f"{os.fsdecode(out)}.part")
         for target in (out, self._part):
-            checked_target(target, tuple(map(os.fsdecode, (path, *texts))))
+            resolve_target(target, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
         self._observer = Observer()
         self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
-        checked_target(out, tuple(self._model.files))
+        resolve_target(out, tuple(self._model.files))
         self.path, self.trained_context, self.warnings = (
             self._model.path, self._model.trained_context, self._model.warnings,
         )  # fmt: skip

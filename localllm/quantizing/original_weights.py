@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.weights import Weight
 from localllm.errors import UnsupportedError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
@@ -37,7 +37,7 @@ class Originals:
         """A weight by the rows of its tensor."""
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
-            raise UnsupportedError(f"tensor {shown(tensor.name)}: experts in a tensor each cannot be calibrated")
+            raise UnsupportedError(f"tensor {printable(tensor.name)}: experts in a tensor each cannot be calibrated")
         every, first = (1, *tensor.shape)[-2], weight.first_row
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
@@ -46,7 +46,7 @@ class Originals:
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
         some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])
-        tensor.forget(n * rows, (n + 1) * rows)
+        tensor.release_rows(n * rows, (n + 1) * rows)
         return some
 
     def in_pieces(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
@@ -55,12 +55,12 @@ class Originals:
         for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
             end = min(first + step, (n + 1) * rows)
             yield self.widened(tensor, first, end)
-            tensor.forget(first, end)
+            tensor.release_rows(first, end)
 
     def read(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
         """Rows, float32, good until this thread's next ones; the file's pages count as this process's no longer."""
         rows = widened(self._widener, tensor, first, end)
-        tensor.forget(first, end)
+        tensor.release_rows(first, end)
         return rows
 
     def widened(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:

@@ -13,9 +13,9 @@ from localllm.arch.other_parts import part_of
 from localllm.arch.vision import CLIP
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import SPLIT_NAME
-from localllm.files.gguf.header import SCALARS, shown
+from localllm.files.gguf.header import SCALARS, printable
 from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
-from localllm.files.gguf.writer import Output, Packed, header, packed
+from localllm.files.gguf.writer import OutputTensor, Packed, build_header, pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import can_widen
@@ -67,8 +67,8 @@ class TensorJob:
         return self.format.name != self.wanted
 
     @property
-    def output(self) -> Output:
-        return Output(self.tensor.name, self.format, self.tensor.shape)
+    def output(self) -> OutputTensor:
+        return OutputTensor(self.tensor.name, self.format, self.tensor.shape)
 
     def ranges(self) -> list[tuple[int, int]]:
         """The chunks: first and last row + 1, each within one matrix of a stack."""
@@ -101,7 +101,7 @@ class QuantizePlan:
     def nbytes(self) -> int:
         """Of all files."""
         return sum(
-            len(header(metadata, [job.output for job in jobs], alignment(metadata)))
+            len(build_header(metadata, [job.output for job in jobs], alignment(metadata)))
             + sum(-(-job.output.nbytes // alignment(metadata)) * alignment(metadata) for job in jobs)
             for metadata, jobs in self.files
         )
@@ -135,7 +135,7 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     facts = Facts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
-        raise ModelError(f"{shown(source.path, 4096)}: there are no weights in this file")
+        raise ModelError(f"{printable(source.path, 4096)}: there are no weights in this file")
     parts = source.parts if request.keep_split else [ordered(tensors)]
     planner = Planner(request.recipe, facts, tensors, request.options)
     jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
@@ -159,13 +159,13 @@ def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeR
     names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
     is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # where patterns count nowhere
     lines = [
-        f"--tensor-type {shown(pattern.pattern)}={format} matches no tensor that is quantized"
+        f"--tensor-type {printable(pattern.pattern)}={format} matches no tensor that is quantized"
         for pattern, format in request.options.patterns
         if is_plain or not any(pattern.search(name) for name in names)
     ]
     for option, parts in (("include", request.include), ("exclude", request.exclude)):
         lines += [
-            f"--{option}-weights {shown(part)} matches no tensor that is quantized"
+            f"--{option}-weights {printable(part)} matches no tensor that is quantized"
             for part in parts
             if not any(part in name for name in names)
         ]
@@ -184,7 +184,7 @@ def job_for(
     format = BY_NAME[choice.format] if choice else tensor.format
     if format == tensor.format:
         return TensorJob(tensor, format, choice.wanted if choice else format.name)
-    name = f"tensor {shown(tensor.name)}"
+    name = f"tensor {printable(tensor.name)}"
     if tensor.format.block > 1 and not request.allow_requantize:
         raise UsageError(
             f"{name} is {tensor.format.name} already; --allow-requantize makes it {format.name}, at a loss"
@@ -238,7 +238,8 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
     if role_of(tensor.name) == "embedding":  # its rows are picked, not multiplied: an entry is an accident
         return None
     raise ModelError(
-        f"tensor {shown(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, not {list(expected)}"
+        f"tensor {printable(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, "
+        f"not {list(expected)}"
     )
 
 
@@ -249,7 +250,7 @@ def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
         if job.is_fallback:
             found.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
     return [
-        f"{shown(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
+        f"{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
         f"{format} for {wanted}, because rows are no multiple of {BY_NAME[wanted].block}"
         for (wanted, format), names in found.items()
     ]
@@ -264,7 +265,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
         lines.append(f"{request.recipe.name} is poor without an importance matrix: give --imatrix")
     missing = [job.tensor.name for job in blind if role_of(job.tensor.name) not in ("embedding", "output")]
     if request.imatrix and not request.include and not request.exclude and missing:
-        lines.append(f"the importance matrix does not have {shown(missing[0])} and {len(missing) - 1} more")
+        lines.append(f"the importance matrix does not have {printable(missing[0])} and {len(missing) - 1} more")
     return lines
 
 
@@ -286,7 +287,7 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
         additions += [("quantize.imatrix.chunks_count", imatrix.chunks)] if imatrix.chunks else []
     for key, value in additions:
         metadata.pop(key, None)
-        metadata[key] = packed(value)
+        metadata[key] = pack_value(value)
     return metadata
 
 
@@ -311,7 +312,7 @@ def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]
     tensors = np.int32(sum(map(len, jobs)))
     values = [(np.uint16(number), np.uint16(len(jobs)), tensors) for number in range(len(jobs))]
     return [
-        (metadata if number == 0 else {}) | dict(zip(SPLIT_KEYS, map(packed, value), strict=True))
+        (metadata if number == 0 else {}) | dict(zip(SPLIT_KEYS, map(pack_value, value), strict=True))
         for number, value in enumerate(values)
     ]
 
@@ -319,4 +320,4 @@ def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]
 def alignment(metadata: Mapping[str, Any]) -> int:
     """Of the tensors in the file."""
     value = metadata.get("general.alignment")
-    return 32 if value is None else int.from_bytes(packed(value)[4:8], "little")
+    return 32 if value is None else int.from_bytes(pack_value(value)[4:8], "little")

@@ -24,11 +24,11 @@ import numpy as np
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import SPLIT_NAME, GGUFFile
-from localllm.files.gguf.header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, shown
+from localllm.files.gguf.header import ALIGNMENT, MAX_KEY_BYTES, MOST_ALIGNMENT, printable
 from localllm.files.gguf.metadata_reader import is_whole, show
 from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
-from localllm.files.gguf.writer import packed, write_body
-from localllm.files.safe_file import OnlyWriter, SafeFile, checked_target
+from localllm.files.gguf.writer import pack_value, write_body
+from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
 from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
@@ -98,7 +98,7 @@ def type_named(text: str) -> Recipe | None:
 def parse_format(text: str) -> str:
     """A format's name, given in any case. Raises UsageError."""
     if text.upper() not in BY_NAME:
-        raise UsageError(f"{shown(text)} is no format of a tensor; expected one as Q8_0 or Q6_K")
+        raise UsageError(f"{printable(text)} is no format of a tensor; expected one as Q8_0 or Q6_K")
     return text.upper()
 
 
@@ -108,11 +108,11 @@ def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], .
     for text in (one for given in texts for one in listed_patterns(given)):
         pattern, separator, format = text.rpartition("=")
         if not separator or not pattern:
-            raise UsageError(f"--tensor-type {shown(text)}: expected REGEX=FORMAT")
+            raise UsageError(f"--tensor-type {printable(text)}: expected REGEX=FORMAT")
         try:
             patterns.append((re.compile(pattern, re.IGNORECASE), parse_format(format)))
         except re.error as error:
-            raise UsageError(f"--tensor-type {shown(text)}: {error}") from None
+            raise UsageError(f"--tensor-type {printable(text)}: {error}") from None
     return tuple(patterns)
 
 
@@ -144,18 +144,18 @@ def parse_override(text: str) -> tuple[str, Any]:
                 "bool": bools.__getitem__,
             }
             made = convert[kind](value)
-            packed(made)  # whether a file can hold it
+            pack_value(made)  # whether a file can hold it
             require_override(key, made)
             return key, made
     except (KeyError, ValueError, OverflowError):
         pass
-    raise UsageError(f"--override-kv {shown(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
+    raise UsageError(f"--override-kv {printable(text)}: expected KEY=TYPE:VALUE, TYPE one of int, float, bool and str")
 
 
 def require_override(key: str, value: Any) -> None:
     """Raise UsageError for metadata that would make a file that nobody can read."""
     if not key.isprintable() or len(key) > MAX_KEY_BYTES:
-        raise UsageError(f"--override-kv {shown(key)}: no name for metadata")
+        raise UsageError(f"--override-kv {printable(key)}: no name for metadata")
     if key in SPLIT_KEYS:
         raise UsageError(f"--override-kv {key}: says how a model is split, which --keep-split decides")
     if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
@@ -171,7 +171,7 @@ def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> lis
     """
     inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
     paths = plan.paths(path)
-    targets = [checked_target(name, inputs) for name in paths]
+    targets = [resolve_target(name, inputs) for name in paths]
     if len(targets) > 1:
         for name in filter(os.path.lexists, targets):
             raise UsageError(f"{name}: this file exists; files of a split model are not replaced, remove it first")
@@ -198,7 +198,7 @@ def run(
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
         for target in targets:
-            stack.enter_context(OnlyWriter(target))
+            stack.enter_context(ExclusiveWriter(target))
         try:
             if request.texts is None:
                 trouble = write(plan, targets, threads, on_progress, compiling)
@@ -307,7 +307,7 @@ class SearchAhead:
             yield self._queue.popleft().result()
             self._done += 0 if job.tensor.name in self._known else (last - first) * job.tensor.shape[-1]
             on_progress(self._done, job.tensor.name)
-            job.tensor.forget(first, last)
+            job.tensor.release_rows(first, last)
 
     def __enter__(self) -> "SearchAhead":
         return self
@@ -344,5 +344,5 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
         weights = widened(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
-        tensor.forget(first, min(first + SAMPLE_ROWS, rows))
+        tensor.release_rows(first, min(first + SAMPLE_ROWS, rows))
     return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)

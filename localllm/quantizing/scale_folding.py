@@ -23,7 +23,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source, row_count
 from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
@@ -159,7 +159,7 @@ def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         found = (x**2).mean(axis=0)
     if not np.isfinite(found).all():
-        raise ModelError(f"what meets the tensor {shown(name)} is not finite")
+        raise ModelError(f"what meets the tensor {printable(name)} is not finite")
     return found
 
 

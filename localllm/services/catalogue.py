@@ -22,10 +22,18 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.download import partials
+from localllm.files.download import find_partials
 from localllm.files.gguf.projectors import is_projector
-from localllm.files.models_folder import PARTIAL, ModelFile, files_below, model_files, models_folder, normal, size_of
-from localllm.files.settings import settings
+from localllm.files.models_folder import (
+    PARTIAL,
+    ModelFile,
+    list_files,
+    model_files,
+    models_folder,
+    normalize_quantization,
+    size_of,
+)
+from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -141,7 +149,7 @@ def resolve(model: str | os.PathLike[str]) -> str:
 
 def aliased(name: str) -> str:
     """What the user's settings say that a name stands for; itself if they say nothing. Raises UsageError."""
-    return settings().aliases.get(name, name)
+    return load_settings().aliases.get(name, name)
 
 
 def referred(text: str) -> HubReference | None:
@@ -190,7 +198,7 @@ def chosen(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
     ]
     if not models:
         raise ModelError(f"{whose} has no such GGUF file")
-    wanted = normal(reference.quantization or reference.usual)
+    wanted = normalize_quantization(reference.quantization or reference.usual)
     exact = [model for model in models if model.quantization == wanted]
     near = [model for model in models if model.quantization == f"UD-{wanted}"]
     found = exact or near or ([] if reference.quantization else models)
@@ -215,7 +223,7 @@ def listed(models: Iterable[ModelFile]) -> str:
 def on_disk(reference: HubReference) -> list[Path]:
     """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
     folder = models_folder() / reference.repository
-    names = files_below(folder)
+    names = list_files(folder)
     if not names:
         return []
     try:
@@ -284,7 +292,7 @@ def models_on_disk() -> list[OnDisk]:
     """All models in the folder, by name; also what has come of those that were not pulled to the end."""
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
-    for name in files_below(folder):
+    for name in list_files(folder):
         parts = name.split("/")
         repository = "/".join(parts[:2]) if len(parts) > 2 else ""
         # NAME.gguf.CHECKSUM.partial is NAME.gguf on its way
@@ -300,7 +308,7 @@ def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[O
     models = model_files(set(names))
     for model in models:
         targets = tuple(folder / repository / file for file in model.files)
-        begun = [path for target in targets for path in partials(target)]
+        begun = [path for target in targets for path in find_partials(target)]
         files = tuple(target for target in targets if target.is_file())
         size = sum(map(size_of, (*files, *begun)))
         whole = model.is_whole and len(files) == len(targets)

@@ -11,9 +11,9 @@ import numpy as np
 from localllm.arch.vision.clip import is_pair
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.text_file import decoded
+from localllm.files.text_file import decode_text
 from localllm.frozen import frozen
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, ShownImage
 from localllm.images.opened import content
@@ -106,7 +106,7 @@ def files_below(names: Sequence[str]) -> list[str]:
 def file_text(path: str) -> str:
     """A file's text. Raises UsageError for one that is not UTF-8."""
     try:
-        return decoded(Path(path).read_bytes(), path)
+        return decode_text(Path(path).read_bytes(), path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -129,7 +129,7 @@ class VectorCache:
         """width: numbers of a vector."""
         self._path = cache_folder() / "vectors" / fingerprint(job)
         self._width, self.found = width, 0
-        data = np.frombuffer(read_kept(self._path) or b"", np.uint8)
+        data = np.frombuffer(read_checksummed(self._path) or b"", np.uint8)
         size = KEY + 4 * width
         rows = data[: len(data) // size * size].reshape(-1, size)
         self._places = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
@@ -158,7 +158,7 @@ class VectorCache:
         ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY)
         known = np.ascontiguousarray(self._known[[self._places[key] for key in order]]).view(np.uint8)
         with suppress(OSError):
-            write_kept(self._path, np.concatenate((ids, known), axis=1).tobytes())
+            write_checksummed(self._path, np.concatenate((ids, known), axis=1).tobytes())
 
 
 def fingerprint(job: EmbedJob) -> str:

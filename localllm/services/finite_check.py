@@ -3,7 +3,7 @@
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.kernels.dequantize_rows import Widener
 
@@ -22,4 +22,6 @@ def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
     if len(places):
         row, column = places[0]
         value = weights[row, column]
-        raise ModelError(f"tensor {shown(tensor.name)}: the weight in row {first + row}, column {column} is {value}")
+        raise ModelError(
+            f"tensor {printable(tensor.name)}: the weight in row {first + row}, column {column} is {value}"
+        )

@@ -21,7 +21,7 @@ from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata_reader import number_of_strings
-from localllm.files.gguf.projectors import projector_beside
+from localllm.files.gguf.projectors import find_projector
 from localllm.generation.sampling.model_defaults import recommended
 from localllm.services.quantization_info import made_with
 from localllm.services.validate import Validity, require_numbers, validity
@@ -138,7 +138,7 @@ def sees(vision: Vision | None) -> dict[str, Any] | None:
 def beside(path: str) -> dict[str, Any] | None:
     """The projector that a model sees images by, if there is one."""
     try:
-        found = projector_beside(path)
+        found = find_projector(path)
         return {"path": found, "bytes": os.stat(found).st_size}
     except (UsageError, OSError):
         return None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 
 def is_model(path: str) -> bool:
@@ -24,9 +24,9 @@ def is_imatrix(path: str) -> bool:
 
 def are_logits(path: str) -> bool:
     """Whether --save-logits has written it."""
-    from localllm.files.logits_file import Logits
+    from localllm.files.logits_file import LogitsFile
 
-    return bool(len(Logits.open(path).chunks))
+    return bool(len(LogitsFile.open(path).chunks))
 
 
 def is_receipt(path: str) -> bool:
@@ -45,4 +45,4 @@ def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bo
     except LocalllmError:
         is_own = False
     if not is_own:
-        raise UsageError(f"{shown(path, 4096)}: this file exists, and is no {what}; --force replaces it")
+        raise UsageError(f"{printable(path, 4096)}: this file exists, and is no {what}; --force replaces it")

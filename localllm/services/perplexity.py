@@ -15,8 +15,8 @@ import numpy as np
 from localllm.api import open_model
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ModelError, UsageError
-from localllm.files.logits_file import Logits, LogitsWriter, pack, row_numbers, unpack
-from localllm.files.safe_file import checked_target
+from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
+from localllm.files.safe_file import resolve_target
 from localllm.kernels.build.library import Progress
 from localllm.services.chunks import as_read
 from localllm.services.quantization_info import made_with
@@ -66,19 +66,19 @@ class ChunkReader:
         """
         known, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
-            checked_target(save, tuple(self._model.files))
+            resolve_target(save, tuple(self._model.files))
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []
                 for place, logits in self._logits(chunk):
-                    rows = np.zeros((len(logits), row_numbers(vocab_size)), "<u2") if writer else None
+                    rows = np.zeros((len(logits), row_width(vocab_size)), "<u2") if writer else None
                     scores.append(self._each(logits, scoring(chunk[place + 1 :], rows)))
                     if writer and rows is not None:
                         writer.write(rows)
                 known = known.plus(nll=np.concatenate(scores)[:, 0])
                 yield known
 
-    def compare(self, base: Logits, most: int | None = None) -> Iterator[Comparison]:
+    def compare(self, base: LogitsFile, most: int | None = None) -> Iterator[Comparison]:
         """What is known after each chunk of a base, at most `most`. Raises UsageError if its vocabulary is another."""
         if base.vocab_size != self._sequence.vocab_size:
             sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from localllm.arch import architecture
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.download import Download, partials, sha256_of
+from localllm.files.download import Download, find_partials, sha256_of
 from localllm.files.gguf.file import GGUFFile, open_part
-from localllm.files.gguf.header_only import hollow_model
-from localllm.files.gguf.projectors import projector_among
+from localllm.files.gguf.header_only import open_header_only
+from localllm.files.gguf.projectors import choose_projector
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.frozen import frozen
 from localllm.services.catalogue import HubReference, chosen
@@ -88,7 +88,7 @@ def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile
 
 def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
     """What the model of these files sees by: one file, or none."""
-    name = projector_among(repository.files, files[0].name)
+    name = choose_projector(repository.files, files[0].name)
     return [repository.files[name]] if name else []
 
 
@@ -106,7 +106,7 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     """Raise LocalllmError if the disk has not enough room for what is to come."""
-    there = sum(size_of(path) for _, target in missing for path in partials(target))
+    there = sum(size_of(path) for _, target in missing for path in find_partials(target))
     needed = sum(file.size for file, _ in missing) - there + SPARE
     disk = folder
     while not disk.exists():
@@ -127,7 +127,7 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
     def fetch(name: str, start: int, end: int) -> bytes:
         return repository.read(by_name[name], start, end)
 
-    with hollow_model({name: file.size for name, file in by_name.items()}, fetch) as (model, fetched):
+    with open_header_only({name: file.size for name, file in by_name.items()}, fetch) as (model, fetched):
         yield model, fetched
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
 from localllm.files.cache.file_hash import OnProgress, sha256_of
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
@@ -183,7 +183,7 @@ def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
 
 def read(path: str | os.PathLike[str]) -> Receipt:
     """Raises UsageError for a file that is no receipt."""
-    name = shown(os.fsdecode(path), 4096)
+    name = printable(os.fsdecode(path), 4096)
     try:
         receipt = json.loads(Path(path).read_bytes())
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.text_file import UTF16_MARKS, decoded
+from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
 from localllm.text.marker_escaping import Message
 
@@ -36,7 +36,7 @@ class Record:
 def read_records(data: bytes, name: str = "") -> list[Record]:
     """The records of an input, of which `name` is the file's. Raises UsageError for a damaged one in UTF-16."""
     if data.startswith(UTF16_MARKS):
-        data = decoded(data, name or "stdin").encode()
+        data = decode_text(data, name or "stdin").encode()
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.folders import data_folder, make_private
 from localllm.files.jsonl_file import json_line
-from localllm.files.safe_file import OnlyWriter, SafeFile
+from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.frozen import frozen
 from localllm.system.files import name_problem, open_file, sync
 
@@ -177,7 +177,7 @@ class SessionFile:
         self.name, self._path = name, path_of(name)
         self._is_written = True  # whether the file has all of the conversation
         make_private(folder())
-        self._only = OnlyWriter(str(self._path))
+        self._only = ExclusiveWriter(str(self._path))
         try:
             self._only.__enter__()
         except UsageError:
@@ -305,7 +305,7 @@ def remove(name: str) -> None:
     path = path_of(name)
     _content(path, name)
     try:
-        with OnlyWriter(str(path)):
+        with ExclusiveWriter(str(path)):
             path.unlink()
     except UsageError:
         raise UsageError(f"the session {name!r} is open in another chat") from None

@@ -116,6 +116,6 @@ def require_numbers(file: GGUFFile) -> None:
             rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
             for first in range(0, rows, step):
                 widened(widener, tensor, first, min(first + step, rows))
-                tensor.forget(first, min(first + step, rows))
+                tensor.release_rows(first, min(first + step, rows))
     except ModelError as error:
         raise ModelError(f"{file.path}: {error}") from None

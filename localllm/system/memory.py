@@ -149,7 +149,7 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
             data.madvise(mmap.MADV_HUGEPAGE)
 
 
-def forget(data: mmap.mmap, start: int, end: int) -> None:
+def release_pages(data: mmap.mmap, start: int, end: int) -> None:
     """The whole pages of a map among these bytes will not be read soon: the system keeps them as long as it likes."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
     if start < end and hasattr(mmap, "MADV_DONTNEED"):
@@ -162,12 +162,12 @@ class AddressRange(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-def can_map_ahead() -> bool:
-    """Whether `map_ahead` does something."""
+def can_prefault() -> bool:
+    """Whether `prefault` does something."""
     return sys.platform in ("linux", "win32")
 
 
-def map_ahead(path: str, address: int, size: int, at_once: int) -> None:
+def prefault(path: str, address: int, size: int, at_once: int) -> None:
     """Map what is in memory of a mapped file; `at_once`: bytes during which other threads get no new memory.
 
     What is still on the disk would be read in the order of the file, and all of it, though experts may not be needed.

@@ -13,7 +13,7 @@ import numpy as np
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.header import Metadata
 from localllm.files.gguf.metadata_reader import Checked, show
-from localllm.files.gguf.strings import StringPlaces, Strings
+from localllm.files.gguf.strings import MappedStrings, StringIndex
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.duplicates import Twins, ids_of_duplicates
@@ -107,7 +107,7 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=model in _SCORED)
-    ranks: dict[str, float] | StringPlaces
+    ranks: dict[str, float] | StringIndex
     if model == "bert":
         ranks = {}
         _keep(metadata, kept, twins, "tokens")
@@ -115,7 +115,7 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
         ranks |= {piece: -float(scores[ids[piece]]) for piece in twins}
     elif merges := _kept(keys, "merges"):
-        ranks = StringPlaces(merges)
+        ranks = StringIndex(merges)
     else:
         ranks, is_usual = merge_ranks(keys, ids, pretokenizer.needs_merges)
         if not pretokenizer.marks_spaces and is_usual:
@@ -153,12 +153,12 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
     )
 
 
-def _kept(keys: Checked, name: str) -> Strings | None:
+def _kept(keys: Checked, name: str) -> MappedStrings | None:
     """An array of strings that was checked at an earlier start, which need not be made."""
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
-def _keep(metadata: Mapping[str, Any], kept: Strings | None, twins: Twins, *names: str) -> None:
+def _keep(metadata: Mapping[str, Any], kept: MappedStrings | None, twins: Twins, *names: str) -> None:
     """Arrays of strings for later starts, unless they are kept already, or have to be looked at every time."""
     if isinstance(metadata, Metadata) and not kept and not twins:
         metadata.keep(*(PREFIX + name for name in names))
@@ -185,11 +185,11 @@ def _pieces(keys: Checked) -> list[str]:
 
 
 def _ids(
-    keys: Checked, pieces: Sequence[str], types: bytearray, kept: Strings | None
-) -> tuple[dict[str, int] | StringPlaces, Twins]:
+    keys: Checked, pieces: Sequence[str], types: bytearray, kept: MappedStrings | None
+) -> tuple[dict[str, int] | StringIndex, Twins]:
     """The token of each text, and the texts that several tokens have; of those that are kept, none."""
     if kept:
-        return StringPlaces(kept), {}
+        return StringIndex(kept), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
     return (ids, {}) if len(ids) == len(pieces) else ids_of_duplicates(pieces, types, keys.oddities)
 

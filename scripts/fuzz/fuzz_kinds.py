@@ -23,12 +23,12 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.cache import prefix_files
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
-from localllm.files.gguf.file import GGUFFile, mapped
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.files.gguf.file import GGUFFile, map_file
 from localllm.files.gguf.header import STRING, UINT64, HeaderReader
-from localllm.files.gguf.writer import Output, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 from localllm.files.imatrix_file import load_imatrix
-from localllm.files.logits_file import MAGIC, Logits, row_numbers, scored
+from localllm.files.logits_file import MAGIC, LogitsFile, row_width, scored_tokens
 from localllm.files.settings import parse as parse_settings
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
@@ -114,7 +114,7 @@ def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
                 tensors[name] = tensors[draw.choice(list(tensors))]
             case _:
                 keys["tokenizer.chat_template"] = "".join(draw.choices(PIECES, k=draw.randrange(1, 30)))
-    outputs = [Output(name, t.format, t.shape, (np.ascontiguousarray(t.data),)) for name, t in tensors.items()]
+    outputs = [OutputTensor(name, t.format, t.shape, (np.ascontiguousarray(t.data),)) for name, t in tensors.items()]
     keys.pop("general.alignment", None)
     write_gguf(path, {key: item for key, item in keys.items() if key}, outputs)
 
@@ -127,7 +127,9 @@ def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
     for _ in range(draw.randint(1, 2)):
         key = draw.choice(names)
         keys[key] = changed_items(draw, file.metadata[key])
-    outputs = [Output(name, t.format, t.shape, (np.ascontiguousarray(t.data),)) for name, t in file.tensors.items()]
+    outputs = [
+        OutputTensor(name, t.format, t.shape, (np.ascontiguousarray(t.data),)) for name, t in file.tensors.items()
+    ]
     keys.pop("general.alignment", None)
     write_gguf(path, keys, outputs if draw.random() < 0.3 else [])
 
@@ -193,7 +195,7 @@ class Places(HeaderReader):
 
 @cache
 def places(seed: Path) -> list[tuple[int, int]]:
-    reader = Places(mapped(str(seed)), str(seed))
+    reader = Places(map_file(str(seed)), str(seed))
     reader.read()
     return reader.places
 
@@ -475,7 +477,9 @@ def imatrix(draw: random.Random, seeds: list[Path], path: Path) -> None:
     counts = np.array([draw.choice([1.0, 9.0, *FLOATS])] * draw.choice([1, 1, 2]), np.float32)
     keys = {"general.type": "imatrix", draw.choice(["imatrix.chunk_size", "imatrix.datasets"]): value(draw)}
     names = draw.choice([(".in_sum2", ".counts"), (".in_sum2", ".count"), (".in_sum", ".counts")])
-    write_gguf(path, keys, [Output.of("a.weight" + end, data) for end, data in zip(names, (sums, counts), strict=True)])
+    write_gguf(
+        path, keys, [OutputTensor.of("a.weight" + end, data) for end, data in zip(names, (sums, counts), strict=True)]
+    )
     if draw.random() < 0.5:
         path.write_bytes(bytes_changed(draw, path.read_bytes()))
 
@@ -487,13 +491,13 @@ def read_imatrix_of(path: Path, draw: random.Random) -> None:
 def logits(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """A file of logits with its counts or some bytes changed."""
     size, vocab, count = (draw.choice([right, right, *NUMBERS]) for right in (8, 5, 2))
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored(8) * row_numbers(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * scored_tokens(8) * row_width(5) * 2)
     data = MAGIC + struct.pack("<3I", *(number % (1 << 32) for number in (size, vocab, count))) + body
     path.write_bytes(data if draw.random() < 0.5 else bytes_changed(draw, data))
 
 
 def read_logits(path: Path, draw: random.Random) -> None:
-    found = Logits.open(path)
+    found = LogitsFile.open(path)
     _ = found.rows.sum(), found.chunks.sum()
 
 
@@ -504,7 +508,7 @@ KEY = "0123456789abcdef" * 2
 def kept_prompt() -> bytes:
     """A valid file of the cache of prompts."""
     parts = {"k": np.arange(64, dtype=np.uint8), "v": np.arange(99, dtype=np.uint8)}
-    prefix_files.write_kept(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
+    prefix_files.write_prefix(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
     return (prefix_files.folder() / KEY).read_bytes()
 
 
@@ -524,7 +528,7 @@ def prompt(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def read_prompt(path: Path, draw: random.Random) -> None:
-    kept = prefix_files.open_kept(KEY)
+    kept = prefix_files.open_prefix(KEY)
     if kept is None:
         raise UnsupportedError("not whole")
     with kept:
@@ -538,7 +542,7 @@ def read_prompt(path: Path, draw: random.Random) -> None:
 def machine_code(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """An object file that was changed, or is another kernel's."""
     folder = path.parent / "objects"
-    write_kept(folder / "a" / "one.o", b"code" * 50)
+    write_checksummed(folder / "a" / "one.o", b"code" * 50)
     data = (folder / "a" / "one.o").read_bytes()
     (folder / "a" / "two.o").write_bytes(data)
     (folder / "a" / "one.o").write_bytes(bytes_changed(draw, data))
@@ -546,9 +550,9 @@ def machine_code(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 def read_machine_code(path: Path, draw: random.Random) -> None:
     for name in ("one.o", "two.o"):
-        if read_kept(path.parent / "objects" / "a" / name) not in (None, b"code" * 50):
+        if read_checksummed(path.parent / "objects" / "a" / name) not in (None, b"code" * 50):
             raise AssertionError("machine code that nobody made")
-    if read_kept(path.parent / "objects" / "a" / "two.o") is not None:
+    if read_checksummed(path.parent / "objects" / "a" / "two.o") is not None:
         raise AssertionError("machine code under another name")
 
 

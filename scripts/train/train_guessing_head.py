@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from localllm import api
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import Output, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
@@ -110,16 +110,16 @@ def write_head(target: Path, model: GGUFFile, layers: list[int], tokens: np.ndar
     metadata |= {"general.architecture": "eagle3", "eagle3.block_count": np.uint32(1)}
     metadata["eagle3.target_hidden_size"] = packed["llama.embedding_length"]
     metadata["eagle3.target_layers"] = np.array(layers, np.int32)
-    tensors = [Output("d2t", BY_NAME["I64"], tokens.shape, (tokens,))]
+    tensors = [OutputTensor("d2t", BY_NAME["I64"], tokens.shape, (tokens,))]
     for name, values in head.state_dict().items():
         part, weights = name.removesuffix(".weight"), values.numpy()
         of_block = f"blk.0.{name}" if part not in ("fc", "output", "output_norm") else name
         if weights.ndim == 1:
-            tensors.append(Output.of(of_block, weights))
+            tensors.append(OutputTensor.of(of_block, weights))
         elif part == "fc":  # whose columns are of many sizes
-            tensors.append(Output.of(of_block, weights.astype(np.float16)))
+            tensors.append(OutputTensor.of(of_block, weights.astype(np.float16)))
         else:
-            tensors.append(Output(of_block, BY_NAME["Q8_0"], weights.shape, (encode("Q8_0", weights),)))
+            tensors.append(OutputTensor(of_block, BY_NAME["Q8_0"], weights.shape, (encode("Q8_0", weights),)))
     write_gguf(target, metadata, tensors)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.files.gguf.writer import Output, header
+from localllm.files.gguf.writer import OutputTensor, build_header
 from localllm.quant.formats import BY_NAME
 
 from .numbers import Numbers
@@ -172,12 +172,12 @@ def write(model: Model, path: Path) -> Path:
     for name, values in model.tensors.items():
         format = BY_NAME[model.formats.get(name, "F32")]
         columns = values.shape[-1] if format.name == "F32" else values.shape[-1] // format.bytes * format.block
-        outputs.append(Output(name, format, (*values.shape[:-1], columns)))
+        outputs.append(OutputTensor(name, format, (*values.shape[:-1], columns)))
     metadata = {**model.metadata}
     if "tokenizer.ggml.model" not in metadata:
         metadata |= vocabulary(metadata[f"{model.arch}.vocab_size"])
     with open(path, "wb") as file:
-        file.write(header(metadata, outputs))
+        file.write(build_header(metadata, outputs))
         for values in model.tensors.values():
             data = np.ascontiguousarray(values).tobytes()
             file.write(data + bytes(-len(data) % 32))

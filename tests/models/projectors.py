@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from localllm.files.gguf.writer import Output, header
+from localllm.files.gguf.writer import OutputTensor, build_header
 from localllm.quant.formats import BY_NAME
 
 from . import model
@@ -189,10 +189,10 @@ def write_projector(model: Model, path: Path, format: str = "F32") -> Path:
         fits = numbers.ndim == 2 and not numbers.shape[-1] % wanted.block and "position" not in name
         is_matrix = numbers.ndim == 4 or (numbers.ndim == 2 and "position" not in name)
         chosen = wanted if fits else BY_NAME["F16" if is_matrix and format != "F32" else "F32"]
-        outputs.append(Output(name, chosen, numbers.shape))
+        outputs.append(OutputTensor(name, chosen, numbers.shape))
         contents.append(gguf.quantize(np.ascontiguousarray(numbers), gguf.GGMLQuantizationType[chosen.name]).tobytes())
     with open(path, "wb") as file:
-        file.write(header(model.metadata, outputs))
+        file.write(build_header(model.metadata, outputs))
         for data in contents:
             file.write(data + bytes(-len(data) % 32))
     return path

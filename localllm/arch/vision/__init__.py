@@ -16,7 +16,7 @@ from localllm.arch.metadata import Fields
 from localllm.arch.vision.hyperparameters import Vision, projector_type
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 FAMILIES = {
     "gemma3": "gemma3",
@@ -43,6 +43,6 @@ def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
     name = projector_type(fields)
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise UnsupportedError(f"{file.path}: projectors of the type {shown(name)} are not supported, but {known}")
+        raise UnsupportedError(f"{file.path}: projectors of the type {printable(name)} are not supported, but {known}")
     module = import_module(f"localllm.arch.vision.{FAMILIES[name]}")
     return module, module.read(fields)

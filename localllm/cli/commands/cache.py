@@ -7,7 +7,7 @@ from localllm.cli.terminal.output import dim, write
 from localllm.cli.terminal.render import one_line, size, table
 
 if TYPE_CHECKING:
-    from localllm.files.cache.prefix_files import KeptPrefix
+    from localllm.files.cache.prefix_files import PrefixEntry
 
 
 def cache(
@@ -29,7 +29,7 @@ def cache(
     if action == "clear":
         dim(f"{size(prefix_files.clear() + written_file.clear())} removed")
         return
-    entries, texts = prefix_files.entries(), written_file.sizes()
+    entries, texts = prefix_files.list_entries(), written_file.list_files()
     if not entries and not texts:
         dim("nothing is kept")
         return
@@ -38,7 +38,7 @@ def cache(
     write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
 
 
-def prompts(entries: "list[KeptPrefix]") -> list[tuple[str, str, str, str]]:
+def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
     """A row for each prompt, the latest first; what several begin with is part of the latest one's size."""
     by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
     rows, counted = [], set[str]()

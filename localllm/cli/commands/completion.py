@@ -209,14 +209,14 @@ def models(known: bool) -> list[Word]:
 
     Without those that have a colon, where bash begins a new word.
     """
-    from localllm.files.settings import settings
+    from localllm.files.settings import load_settings
     from localllm.services.catalogue import known_models, models_on_disk
 
     names: dict[str, str] = {}
     if known:
         names |= {name: model.description for name, model in known_models().items()}
     names |= {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
-    return sorted((names | dict(settings().aliases)).items())
+    return sorted((names | dict(load_settings().aliases)).items())
 
 
 def starting(begun: str, words: Sequence[Word], needed: str = "") -> list[Word]:

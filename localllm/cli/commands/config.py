@@ -9,7 +9,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.parameters import Parameter, argument
 from localllm.cli.terminal.output import write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
-from localllm.files.settings import CACHE_SIZE, Settings, config_path, settings
+from localllm.files.settings import CACHE_SIZE, Settings, config_path, load_settings
 
 Row = tuple[str, str, str]
 
@@ -46,7 +46,7 @@ def config(
     """
     if command == "path":
         return write(f"{config_path()}\n")
-    held = settings()
+    held = load_settings()
     rows = [*general(held), *(of_command(command, model) if command else of_all(held))]
     write("".join(f"{line}\n" for line in columns(rows[0], rows[1:], "<<<", terminal_width())))
 
@@ -54,12 +54,16 @@ def config(
 def general(held: Settings) -> Iterator[Row]:
     """The files, the cache and the aliases."""
     from localllm.files.cache import prefix_files
-    from localllm.files.models_folder import chosen_folder
+    from localllm.files.models_folder import find_models_folder
 
     yield "config file", str(held.path), "" if held.text else "there is none"
     variable, default = prefix_files.SIZE_VARIABLE, "" if held.cache_gb is None else place(held, CACHE_SIZE)
-    yield "prompts kept", size(prefix_files.limit()), variable if os.environ.get(variable) else default or "default"
-    folder, chosen_by = chosen_folder()
+    yield (
+        "prompts kept",
+        size(prefix_files.size_limit()),
+        variable if os.environ.get(variable) else default or "default",
+    )
+    folder, chosen_by = find_models_folder()
     yield "models", str(folder), chosen_by or "default"
     for name, target in held.aliases.items():
         yield f"alias {name}", target, place(held, "aliases", name)

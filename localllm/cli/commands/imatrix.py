@@ -48,12 +48,12 @@ def imatrix(
     if model is not None and not texts:
         raise UsageError("there is no text: name a file")
     from localllm.files.imatrix_file import write_imatrix
-    from localllm.files.safe_file import checked_target
+    from localllm.files.safe_file import resolve_target
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import imatrix as service
     from localllm.services.outputs import is_imatrix, require_kind
 
-    checked_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
+    resolve_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
     require_kind(output, is_imatrix, "importance matrix", force)
     merged = service.merge(in_files) if in_files else None
     if model is None:

@@ -83,7 +83,7 @@ def map(
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.jsonl_file import JsonlFile
-    from localllm.files.text_file import decoded
+    from localllm.files.text_file import decode_text
     from localllm.services.map import MapJob, belonging, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
@@ -93,7 +93,7 @@ def map(
     if raw and not choices.thoughts.are_usual:
         raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
     system = asking.system_message(system, system_file)
-    prompts = Prompts(prompt, None if file is None else decoded(content(file), file), system, raw)
+    prompts = Prompts(prompt, None if file is None else decode_text(content(file), file), system, raw)
     chosen = asking.generation_options(None, choices)
     place = endpoint.place()
     if place is None and model is None:
@@ -133,11 +133,11 @@ def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[]
     if output is None:
         yield lambda: None
         return
-    origin.require_same(output, data, now)
+    origin.require_same_input(output, data, now)
     try:
-        yield lambda: origin.remember(output, now)
+        yield lambda: origin.write_record(output, now)
     finally:
-        origin.forget(output)
+        origin.remove_record(output)
 
 
 @contextmanager

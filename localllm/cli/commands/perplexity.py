@@ -60,8 +60,8 @@ def perplexity(
       localllm perplexity small.gguf --kl-divergence --base big.logits
     """
     check(text, context, save_logits, kl_divergence, base)
-    from localllm.files.logits_file import Logits
-    from localllm.files.safe_file import checked_target
+    from localllm.files.logits_file import LogitsFile
+    from localllm.files.safe_file import resolve_target
     from localllm.files.text_file import read_text
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services.chunks import cut
@@ -69,10 +69,10 @@ def perplexity(
     from localllm.services.perplexity import ChunkReader
 
     if save_logits is not None:
-        checked_target(save_logits, tuple(name for name in (model, text) if name is not None))
+        resolve_target(save_logits, tuple(name for name in (model, text) if name is not None))
         require_kind(save_logits, are_logits, "file of logits", force)
     line = ProgressLine()
-    logits = Logits.open(base) if base else None
+    logits = LogitsFile.open(base) if base else None
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     known = None

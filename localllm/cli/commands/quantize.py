@@ -227,12 +227,12 @@ def needed(
 
     They are for the model as it is scaled inside, which is the source then.
     """
-    from localllm.files.safe_file import checked_target
+    from localllm.files.safe_file import resolve_target
     from localllm.quantizing.mixed_precision.plan import by_need, require_possible, with_formats, write_formats
     from localllm.quantizing.scale_folding import folded
     from localllm.system.cpu import usable_cores
 
-    if path is not None and os.path.lexists(checked_target(path, tuple(source.files))) and not force:
+    if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
     require_possible(source, request, size)
     line, count = ProgressLine(), threads or usable_cores()

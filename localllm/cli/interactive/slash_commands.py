@@ -13,7 +13,7 @@ from localllm.cli.terminal.render import fact_lines, file_stem
 from localllm.cli.terminal.session_list import session_lines
 from localllm.cli.terminal.stream_renderer import columns
 from localllm.errors import UsageError
-from localllm.files.text_file import decoded, without_line_break
+from localllm.files.text_file import decode_text, strip_line_break
 from localllm.frozen import frozen
 from localllm.services import sessions
 
@@ -153,7 +153,7 @@ def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
-    text, name = without_line_break(decoded(data, path)), os.path.basename(path)
+    text, name = strip_line_break(decode_text(data, path)), os.path.basename(path)
     conversation.read(text, name)
     dim(f"{len(text)} characters of {name} go with the next question; /undo takes them back")
 

@@ -48,9 +48,9 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
         with JsonlFile(path, (model,), keep=belongs) as file:
             yield Lines(file, plain=False)
     elif path is not None:
-        from localllm.files.safe_file import SafeFile, checked_target
+        from localllm.files.safe_file import SafeFile, resolve_target
 
-        with SafeFile(checked_target(path, (model,))) as whole:
+        with SafeFile(resolve_target(path, (model,))) as whole:
             yield Lines(whole, plain=True)
     else:
         yield Lines(None, plain=kind == "plain")
@@ -116,7 +116,7 @@ def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
 
     import numpy as np
 
-    from localllm.files.safe_file import SafeFile, checked_target
+    from localllm.files.safe_file import SafeFile, resolve_target
 
     if path is None and is_terminal(sys.stdout):
         raise UsageError("a NumPy file is nothing for a terminal: -o FILE.npy, or a pipe")
@@ -128,5 +128,5 @@ def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
         sys.stdout.buffer.write(data.getbuffer())
         sys.stdout.buffer.flush()
     else:
-        with SafeFile(checked_target(path, (model,))) as file:
+        with SafeFile(resolve_target(path, (model,))) as file:
             file.write(data.getbuffer())

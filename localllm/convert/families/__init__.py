@@ -44,7 +44,7 @@ from localllm.convert.families import (
     windowed,
 )
 from localllm.convert.family import Family
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 FAMILIES = {
     "AfmoeForCausalLM": mixtures.AFMOE,
@@ -259,9 +259,9 @@ def family_of(config: Config) -> Family:
     if family is None:
         near = get_close_matches(config.architecture, FAMILIES) or ["LlamaForCausalLM"]
         known = f"{', '.join(near)} and {len(FAMILIES) - len(near)} others are"
-        raise config.refusal(f"architecture {shown(config.architecture)} is not supported ({known})")
+        raise config.refusal(f"architecture {printable(config.architecture)} is not supported ({known})")
     method = config.get("quantization_config")
     name = str(method.get("quant_method") if isinstance(method, dict) else method)
     if method and (config.architecture, name) not in IN_BLOCKS:
-        raise config.refusal(f"the weights are quantized ({shown(name)}); the original checkpoint is needed")
+        raise config.refusal(f"the weights are quantized ({printable(name)}); the original checkpoint is needed")
     return IN_BLOCKS[config.architecture, name] if method else family

@@ -9,7 +9,7 @@ from localllm.convert.families import dense, hybrids, llama, newer, qwen, qwen_n
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import SECTIONS
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 READERS = {
     "lfm2": hybrids.LFM2,
@@ -35,7 +35,9 @@ def of_text(config: Config) -> Family:
     kind = config.section("text_config").get("model_type", "llama")
     family = READERS.get(kind) if isinstance(kind, str) else None
     if family is None:
-        raise config.refusal(f"text_config: model_type {shown(str(kind))} is not supported ({', '.join(READERS)} are)")
+        raise config.refusal(
+            f"text_config: model_type {printable(str(kind))} is not supported ({', '.join(READERS)} are)"
+        )
     defaults = {**family.defaults, **DEFAULTS.get(kind, {})}
     return replace(family, sees=True, unread=LINE_END, defaults=defaults)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from localllm.convert.config import Config
 from localllm.convert.projectors import gemma3, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl, qwen3vl
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 
 PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
     "Gemma3ForConditionalGeneration": gemma3.gemma3,
@@ -35,7 +35,7 @@ def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
         raise config.refusal("no vision_config: a model that does not see")
     if config.architecture not in PROJECTORS:
         known = ", ".join(PROJECTORS)
-        raise config.refusal(f"no projector can be made of {shown(config.architecture)}, but of {known}")
+        raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {known}")
     if config.get("quantization_config"):
         raise config.refusal("the weights are quantized; the original checkpoint is needed")
     return PROJECTORS[config.architecture]

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Step
-from localllm.files.gguf.page_release import forget
+from localllm.files.gguf.page_release import release_pages
 
 AT_ONCE = 1 << 25  # bytes of weights in a piece at most, if a stage has no more
 
@@ -37,7 +37,7 @@ class StreamingRunner:
             self._threads.run_steps(first, end)
             first = end
             for some in weights:
-                forget(some)
+                release_pages(some)
 
 
 def pieces_of(steps: Sequence[Step]) -> list[TapeSlice]:

@@ -16,7 +16,15 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.trace.operations import Operation
 from localllm.errors import LocalllmError
-from localllm.files.cache.prefix_files import PrefixAbout, limit, mark_used, open_kept, prune, remove, write_kept
+from localllm.files.cache.prefix_files import (
+    PrefixAbout,
+    mark_used,
+    open_prefix,
+    prune,
+    remove,
+    size_limit,
+    write_prefix,
+)
 from localllm.files.gguf.file import GGUFFile
 
 COUNTS, ROWS = "counts", "rows"  # parts of a file: int64 [lots of rows]; float32, the rows of all, one behind the other
@@ -45,7 +53,7 @@ class SeenRows:
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
         """The rows of each lot of an image, float32 [rows, width], if a file has them."""
-        kept, key = open_kept(key_of(digest)) if limit() else None, key_of(digest)
+        kept, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
         if kept is None:
             return None
         try:
@@ -61,7 +69,7 @@ class SeenRows:
 
     def keep(self, digest: bytes, rows: Sequence[np.ndarray]) -> None:
         """Write them; a folder that cannot be written costs only time."""
-        if limit() == 0:
+        if size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
         parts = {
@@ -69,7 +77,7 @@ class SeenRows:
             ROWS: np.concatenate(rows).astype(np.float32).reshape(-1).view(np.uint8),
         }
         with suppress(OSError, LocalllmError):
-            write_kept(key_of(digest), PrefixAbout(self._name, int(counts.sum()), ""), parts)
+            write_prefix(key_of(digest), PrefixAbout(self._name, int(counts.sum()), ""), parts)
             prune()
 
 

@@ -27,15 +27,15 @@ from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, Store
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.prefix_files import (
-    Kept,
     PrefixAbout,
-    allowed,
-    limit,
+    PrefixFile,
     mark_used,
-    open_kept,
+    open_prefix,
     prune,
     remove,
-    write_kept,
+    size_limit,
+    size_limit_on_disk,
+    write_prefix,
 )
 from localllm.files.gguf.file import GGUFFile
 
@@ -72,7 +72,7 @@ class PrefixCache:
     def __init__(self, engine: "Engine", file: GGUFFile):
         self.warning: str | None = None
         self._engine, self._file, self._name = engine, file, file.path.replace("\\", "/").rpartition("/")[2]
-        self._root, self._ended = b"", limit() == 0
+        self._root, self._ended = b"", size_limit() == 0
         try:
             self._state = state_of(file)
         except OSError:  # no file that somebody else could find
@@ -103,9 +103,9 @@ class PrefixCache:
         if self._ended or not is_worth_keeping(ids):
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
-            pieces, opened = self._pieces(ids, is_conversation), list[Kept]()
+            pieces, opened = self._pieces(ids, is_conversation), list[PrefixFile]()
             for piece in pieces:
-                kept = open_kept(piece.key) if piece.last <= most else None
+                kept = open_prefix(piece.key) if piece.last <= most else None
                 if kept is None:
                     break
                 opened.append(stack.enter_context(kept))
@@ -115,7 +115,7 @@ class PrefixCache:
             return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
         return None
 
-    def _is_enough(self, pieces: list[PrefixChunk], opened: list[Kept]) -> bool:
+    def _is_enough(self, pieces: list[PrefixChunk], opened: list[PrefixFile]) -> bool:
         """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
@@ -157,9 +157,9 @@ class PrefixCache:
         return CachedPrefix(sequence, logits)
 
     @contextmanager
-    def _opened(self, piece: PrefixChunk) -> Iterator[Kept]:
+    def _opened(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
         """Its file. Raises DamagedError if it is gone, or not what it should be; then it is removed."""
-        kept = open_kept(piece.key)
+        kept = open_prefix(piece.key)
         if kept is None:
             raise DamagedError
         with kept:
@@ -223,7 +223,7 @@ class PrefixCache:
 
     def _write_pieces(self, read: PendingWrite) -> None:
         """Those that no file has. Raises OSError, LocalllmError."""
-        room, before, pieces = allowed(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
+        room, before, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
         kept = list[str]()
         for piece in pieces:
             is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
@@ -238,14 +238,14 @@ class PrefixCache:
         """If no file has it, or has less of it; its bytes."""
         store = kept_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
-        if kept := open_kept(piece.key):
+        if kept := open_prefix(piece.key):
             with kept:
                 if names <= kept.parts.keys():
                     return 0
         parts = {name: store.part(name, piece.first, piece.last) for name in names}
         if logits is not None:
             parts["logits"] = logits.reshape(-1).view(np.uint8)
-        write_kept(piece.key, PrefixAbout(self._name, piece.last, before), parts)
+        write_prefix(piece.key, PrefixAbout(self._name, piece.last, before), parts)
         return sum(data.nbytes for data in parts.values())
 
     @property

@@ -22,7 +22,7 @@ from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation,
 from localllm.engine.trace.recurrent import RecurrentVerbs
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 
 LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
@@ -411,7 +411,7 @@ class Recorder(HashingVerbs, RecurrentVerbs):
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise ModelError(f"tensor {shown(unused[0])}{more}: not part of this architecture as it is supported")
+            raise ModelError(f"tensor {printable(unused[0])}{more}: not part of this architecture as it is supported")
 
 
 def same_columns(x: Activation, y: Activation) -> int:

@@ -1,4 +1,4 @@
-"""A file of arrays that come one by one, of work that may be interrupted: what has come whole is there next time.
+"""An append-only file of arrays that lets interrupted work resume.
 
 A key says what the work is; a file with another key, or none, is begun anew. Then come records: the lengths of a name
 and of bytes, the name, the bytes, their SHA-256. One that a killed process has left unfinished is cut off.
@@ -24,9 +24,9 @@ FLAGS = os.O_RDWR | os.O_CREAT
 
 
 class ArrayLog:
-    """Open for reading and more, in a `with` block, by one process; several of its threads may read.
+    """An open log of arrays, for one process; use it in a `with` block.
 
-    Raises LocalllmError if the disk refuses, UsageError for a file that is none of these.
+    Several threads may read. Raises LocalllmError if the disk refuses, UsageError for a file that is not an array log.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str):
@@ -39,7 +39,7 @@ class ArrayLog:
             self._file: BinaryIO = open(open_file(self.path, FLAGS), "r+b")
             head = self._file.read(len(self._head))
             if not head.startswith(MAGIC[: len(head)]):
-                raise UsageError(f"{self.path}: this file is something else, and its name is needed")
+                raise UsageError(f"{self.path}: not a file of localllm's; move or rename it")
             if head != self._head:
                 self._begin()
             while self._next():
@@ -56,14 +56,14 @@ class ArrayLog:
         self._file.flush()
 
     def _next(self) -> bool:
-        """Whether one more record is whole."""
+        """Return whether another complete record follows."""
         self._end = self._file.tell()
         head = self._file.read(LENGTHS.size)
         if len(head) < LENGTHS.size:
             return False
         of_name, count = LENGTHS.unpack(head)
-        left = os.fstat(self._file.fileno()).st_size - self._file.tell()
-        if of_name + count + DIGEST > left:
+        remaining = os.fstat(self._file.fileno()).st_size - self._file.tell()
+        if of_name + count + DIGEST > remaining:
             return False
         name, start = self._file.read(of_name), self._file.tell()
         digest = hashlib.sha256(head + name)
@@ -78,7 +78,7 @@ class ArrayLog:
         return name in self._places
 
     def read(self, name: str, first: int, end: int) -> np.ndarray:
-        """Some bytes of an array, uint8."""
+        """Read bytes `first` to `end` of an array, uint8."""
         start, count = self._places[name]
         if not 0 <= first <= end <= count:
             raise IndexError(f"{name}: bytes {first} to {end} of {count}")
@@ -90,7 +90,7 @@ class ArrayLog:
             raise self._failure(error) from None
 
     def add(self, name: str, data: np.ndarray) -> None:
-        """One more, which is on the disk then."""
+        """Append an array and wait until it is on the disk."""
         head, bytes_ = LENGTHS.pack(len(name.encode()), data.nbytes), data.tobytes()
         digest = hashlib.sha256(head + name.encode())
         digest.update(bytes_)
@@ -111,7 +111,7 @@ class ArrayLog:
         self._file.close()
 
     def remove(self) -> None:
-        """The work is done: the file is not needed any more."""
+        """Delete the file once the work is done."""
         self.path.unlink(missing_ok=True)
 
     def _failure(self, error: OSError) -> LocalllmError:

@@ -1,6 +1,7 @@
-"""Files in the user's cache folder that are as good as code: machine code, for which CPU to make it, and tables.
+"""Checksummed files in the user's cache folder: machine code, CPU names and tables.
 
-Each is behind a checksum, and written atomically, so any number of programs may do it at once.
+They are as good as code. Each begins with a checksum and is written atomically, so any number of programs may write at
+once.
 """
 
 import hashlib
@@ -13,16 +14,16 @@ from localllm.system.files import is_private, lock, open_file, replace, temporar
 
 
 def checksum(path: Path, content: bytes | memoryview) -> bytes:
-    """32 bytes, of a content and of the place that it is made for: the names of its folder and its file."""
-    found = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
-    found.update(content)
-    return found.digest()
+    """Compute the 32-byte checksum of a content and of the names of its folder and file."""
+    digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
+    digest.update(content)
+    return digest.digest()
 
 
-def write_kept(path: Path, content: bytes) -> None:
-    """Keep a content behind its checksum, in folders private to the user. Readers see the whole file or none.
+def write_checksummed(path: Path, content: bytes) -> None:
+    """Write a content after its checksum, in folders private to the user.
 
-    Raises OSError.
+    Readers see the whole file or none. Raises OSError.
     """
     make_private(path.parent)
     handle, temporary = temporary_file(str(path.parent), temporary_prefix())
@@ -36,8 +37,11 @@ def write_kept(path: Path, content: bytes) -> None:
         raise
 
 
-def read_kept(path: Path) -> bytes | None:
-    """What `write_kept` wrote there; None if there is none, it was damaged since, or others could have written it."""
+def read_checksummed(path: Path) -> bytes | None:
+    """Read what `write_checksummed` wrote.
+
+    None if there is no such file, it is damaged, or others could have written it.
+    """
     try:
         with open(path, "rb", opener=open_file) as file:  # others may replace it meanwhile
             data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""

@@ -1,7 +1,7 @@
-"""The SHA-256 of large files, remembered for as long as they stay as they are.
+"""SHA-256 hashes of large files, cached until the files change.
 
 A 5 GB file takes seconds to read. So the hash goes to the user's cache folder, under a name made of the file's device,
-number, size and times of change, the last of which programs cannot easily set.
+inode number, size and times of change, the last of which programs cannot easily set.
 """
 
 import hashlib
@@ -20,34 +20,34 @@ OnProgress = Callable[[int, int], None]  # (bytes read so far, bytes to read)
 
 
 def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
-    """64 hexadecimal digits. Raises OSError."""
+    """Compute a file's SHA-256, 64 hexadecimal digits. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
-        kept = place_of(file.fileno())
-        if known := recalled(kept):
-            return known
+        entry = entry_path(file.fileno())
+        if cached := read_entry(entry):
+            return cached
         digest, size = hashlib.sha256(), os.fstat(file.fileno()).st_size
         while data := file.read(PIECE):
             digest.update(data)
             if on_progress:
                 on_progress(file.tell(), size)
-        if place_of(file.fileno()) == kept:  # nobody has changed it meanwhile
+        if entry_path(file.fileno()) == entry:  # nobody has changed it meanwhile
             with suppress(OSError):
-                kept.parent.mkdir(0o700, parents=True, exist_ok=True)
-                kept.write_text(digest.hexdigest(), encoding="ascii")
+                entry.parent.mkdir(0o700, parents=True, exist_ok=True)
+                entry.write_text(digest.hexdigest(), encoding="ascii")
     return digest.hexdigest()
 
 
-def place_of(descriptor: int) -> Path:
-    """Where the hash of an open file, as it is now, is kept. Raises OSError."""
+def entry_path(descriptor: int) -> Path:
+    """Return the path of the cache entry for an open file in its present state. Raises OSError."""
     state = os.fstat(descriptor)
-    told = state.st_dev, state.st_ino, *version_of(descriptor)
-    return cache_folder() / "sha256" / hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+    identity = state.st_dev, state.st_ino, *version_of(descriptor)
+    return cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
-def recalled(kept: Path) -> str | None:
-    """A hash that was kept, by this user."""
+def read_entry(entry: Path) -> str | None:
+    """Read a hash that this user has cached, None if there is none."""
     try:
-        text = kept.read_text(encoding="ascii") if is_private(kept.parent) else ""
+        text = entry.read_text(encoding="ascii") if is_private(entry.parent) else ""
     except (OSError, ValueError):
         return None
     return text if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef") else None

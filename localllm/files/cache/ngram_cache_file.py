@@ -1,4 +1,4 @@
-"""Files of what was written before, as tokens with an index: one for each vocabulary, in the user's cache folder.
+"""Files of the n-gram cache: earlier tokens with an index, one file per vocabulary.
 
     count      of tokens, 4 bytes, little-endian
     tokens     int32 each
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
-from localllm.files.cache.validated_cache import forget_oldest
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.files.cache.validated_cache import remove_oldest
 from localllm.quant.cache import cache_folder
 
 MOST = 16  # vocabularies
@@ -26,8 +26,8 @@ def folder() -> Path:
 
 
 def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Tokens and index of a vocabulary; None if there are none, or the file is damaged."""
-    content = read_kept(folder() / name)
+    """Read the tokens and the index of a vocabulary; None if there are none or the file is damaged."""
+    content = read_checksummed(folder() / name)
     if not content:
         return None
     (count,) = struct.unpack_from("<I", content)
@@ -36,27 +36,27 @@ def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
-    """Raises OSError."""
+    """Write the tokens and the index of a vocabulary. Raises OSError."""
     content = struct.pack("<I", len(tokens)) + tokens.astype("<i4").tobytes() + places.astype("<i4").tobytes()
-    write_kept(folder() / name, content)
-    forget_oldest(folder(), MOST)
+    write_checksummed(folder() / name, content)
+    remove_oldest(folder(), MOST)
 
 
-def sizes() -> list[tuple[int, int, float]]:
-    """Of each file: tokens, bytes, and when it was written, in seconds since 1970."""
-    found = list[tuple[int, int, float]]()
-    for path in paths():
+def list_files() -> list[tuple[int, int, float]]:
+    """List the files: number of tokens, bytes, and time of writing in seconds since 1970."""
+    rows = list[tuple[int, int, float]]()
+    for path in list_paths():
         with suppress(FileNotFoundError):
             if texts := read_texts(path.name):
                 state = path.stat()
-                found.append((len(texts[0]), state.st_size, state.st_mtime))
-    return found
+                rows.append((len(texts[0]), state.st_size, state.st_mtime))
+    return rows
 
 
 def clear() -> int:
-    """Remove all of them; how many bytes they had. Raises LocalllmError if some cannot be removed."""
+    """Remove all files and return how many bytes they had. Raises LocalllmError if one cannot be removed."""
     freed = 0
-    for path in paths():
+    for path in list_paths():
         try:
             size = path.stat().st_size
             path.unlink()
@@ -68,8 +68,8 @@ def clear() -> int:
     return freed
 
 
-def paths() -> list[Path]:
-    """Of all files; none if there is no folder."""
+def list_paths() -> list[Path]:
+    """List the paths of all files; none if there is no folder."""
     with suppress(FileNotFoundError):
         return list(folder().iterdir())
     return []

@@ -1,13 +1,13 @@
-"""Files that keep what a model has read: in the user's cache folder, each under its key and behind checksums.
+"""Files of the prefix cache, in the user's cache folder, each under its key and with checksums.
 
     magic      8 bytes
     length     of the header, 4 bytes, little-endian
-    header     JSON: the key, what it is of, and the name, size and CRC-32 of each part
+    header     JSON: the key, what it belongs to, and the name, size and CRC-32 of each part
     checksum   CRC-32 of the header, 4 bytes
-    parts      one behind the other
+    parts      one after the other
 
-A file appears whole or not at all, and a damaged one is removed and was never there: what is lost costs time, nothing
-else. So any number of programs may read, write and remove files at once.
+A file appears whole or not at all, and a damaged one is removed: losing it costs time, nothing else. So any number of
+programs may read, write and remove files at once.
 """
 
 import json
@@ -27,7 +27,7 @@ import numpy as np
 from localllm.errors import LocalllmError
 from localllm.files.folders import make_private
 from localllm.files.safe_file import SafeFile
-from localllm.files.settings import settings
+from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 from localllm.quant.cache import cache_folder
 from localllm.system.files import open_file
@@ -43,7 +43,7 @@ SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # in the environment: the limit instead of
 
 @frozen
 class PrefixAbout:
-    """What a file is of: a prompt's tokens up to `end`, the earlier of which the file with the key `before` has."""
+    """The prefix that a file holds: a prompt's tokens up to `end`, from where the file `before` ends."""
 
     model: str
     end: int
@@ -51,7 +51,7 @@ class PrefixAbout:
 
 
 @frozen
-class KeptPrefix:
+class PrefixEntry:
     """A file, as lists show it."""
 
     key: str
@@ -60,15 +60,15 @@ class KeptPrefix:
     used: float  # seconds since 1970
 
 
-class Kept:
-    """An open file. Use it in a `with` statement.
+class PrefixFile:
+    """An open file of the prefix cache; use it in a `with` statement.
 
     Attributes:
-        about: what it is of.  parts: the size of each, in bytes, by its name.
+        about: the prefix that it holds.  parts: the size of each part in bytes, by name.
     """
 
     def __init__(self, key: str, file: BinaryIO):
-        """Raises ValueError if it is not the whole file of that key."""
+        """Read the header. Raises ValueError if this is not the whole file of that key."""
         self._key, self._file, self._places = key, file, dict[str, tuple[int, int]]()
         start, length = file.read(len(MAGIC)), file.read(4)
         if start != MAGIC or len(length) < 4 or (size := int.from_bytes(length, "little")) > MOST_HEADER:
@@ -76,30 +76,30 @@ class Kept:
         header, checksum = file.read(size), file.read(4)
         if len(checksum) < 4 or zlib.crc32(header) != int.from_bytes(checksum, "little"):
             raise ValueError("the header is damaged")
-        told = json.loads(header)
-        if told["key"] != key:
+        fields = json.loads(header)
+        if fields["key"] != key:
             raise ValueError("the file of another key")
-        self.about, position = PrefixAbout(**told["about"]), len(MAGIC) + 8 + size
+        self.about, position = PrefixAbout(**fields["about"]), len(MAGIC) + 8 + size
         self.parts: dict[str, int] = {}
-        for name, part_size, checksum in told["parts"]:
+        for name, part_size, checksum in fields["parts"]:
             self.parts[name], self._places[name] = part_size, (position, checksum)
             position += part_size
         if os.fstat(file.fileno()).st_size != position:
             raise ValueError("the file is cut off")
 
     def read(self, name: str) -> np.ndarray:
-        """A part, uint8. Raises ValueError if it is damaged."""
+        """Read a part, uint8. Raises ValueError if it is damaged."""
         start, checksum = self._places[name]
         data = np.empty(self.parts[name], np.uint8)
         self._file.seek(start)
-        got = 0
-        while got < len(data) and (count := self._file.readinto(data[got:])):  # type: ignore[attr-defined]
-            got += count
-        if got < len(data) or zlib.crc32(data.data) != checksum:
+        position = 0
+        while position < len(data) and (count := self._file.readinto(data[position:])):  # type: ignore[attr-defined]
+            position += count
+        if position < len(data) or zlib.crc32(data.data) != checksum:
             raise ValueError(f"{name}: damaged")
         return data
 
-    def __enter__(self) -> "Kept":
+    def __enter__(self) -> "PrefixFile":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -110,15 +110,15 @@ def folder() -> Path:
     return cache_folder() / "prefixes"
 
 
-def open_kept(key: str) -> Kept | None:
-    """The file of a key, None if there is none; a damaged one is removed."""
+def open_prefix(key: str) -> PrefixFile | None:
+    """Open the file of a key, None if there is none; a damaged one is removed."""
     path = folder() / key
     try:
         file = open(path, "rb", buffering=0, opener=open_file)  # noqa: SIM115 - it stays open
     except OSError:
         return None
     try:
-        return Kept(key, file)
+        return PrefixFile(key, file)
     except (ValueError, TypeError, KeyError, OSError):
         file.close()
         remove(key)
@@ -126,13 +126,16 @@ def open_kept(key: str) -> Kept | None:
 
 
 def remove(key: str) -> None:
-    """As far as that is possible."""
+    """Remove the file of a key, if possible."""
     with suppress(OSError):
         (folder() / key).unlink(missing_ok=True)
 
 
-def write_kept(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
-    """Keep parts, contiguous uint8, under a key, in a folder private to the user. Raises LocalllmError, OSError."""
+def write_prefix(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
+    """Write parts, contiguous uint8, under a key, in a folder private to the user.
+
+    Raises LocalllmError, OSError.
+    """
     make_private(folder())
     described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
     header = json.dumps({"key": key, "about": asdict(about), "parts": described}).encode()
@@ -142,32 +145,32 @@ def write_kept(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) ->
             file.write(data)
 
 
-def files() -> Iterator[tuple[str, os.stat_result]]:
-    """The key and the state of each file."""
+def list_files() -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the key and the stat result of each file."""
     try:
-        found = list(os.scandir(folder()))
+        items = list(os.scandir(folder()))
     except OSError:
         return
-    for item in found:
+    for item in items:
         if FILE_NAME.fullmatch(item.name):
             with suppress(OSError):
                 yield item.name, item.stat(follow_symlinks=False)
 
 
-def entries() -> list[KeptPrefix]:
-    """All files that can be read."""
+def list_entries() -> list[PrefixEntry]:
+    """List all readable files."""
     listed = []
-    for key, state in files():
-        if kept := open_kept(key):
-            with kept:
-                listed.append(KeptPrefix(key, kept.about, state.st_size, state.st_mtime))
+    for key, state in list_files():
+        if file := open_prefix(key):
+            with file:
+                listed.append(PrefixEntry(key, file.about, state.st_size, state.st_mtime))
     return listed
 
 
 def clear() -> int:
-    """Remove all of them; how many bytes they had. Raises LocalllmError if some cannot be removed."""
+    """Remove all files and return how many bytes they had. Raises LocalllmError if one cannot be removed."""
     freed = 0
-    for key, state in files():
+    for key, state in list_files():
         try:
             (folder() / key).unlink(missing_ok=True)
         except OSError as error:
@@ -177,31 +180,31 @@ def clear() -> int:
     return freed
 
 
-def limit() -> int:
-    """The most bytes that all files may have together."""
-    given = os.environ.get(SIZE_VARIABLE)
-    if given:
+def size_limit() -> int:
+    """Return how many bytes all files may have together."""
+    variable = os.environ.get(SIZE_VARIABLE)
+    if variable:
         with suppress(ValueError, OverflowError):
-            return max(0, int(float(given) * 1e9))
-    told = settings().cache_gb
-    return USUAL_LIMIT if told is None else int(told * 1e9)
+            return max(0, int(float(variable) * 1e9))
+    gigabytes = load_settings().cache_gb
+    return USUAL_LIMIT if gigabytes is None else int(gigabytes * 1e9)
 
 
-def allowed(total: int) -> int:
-    """The same, if there are `total` bytes now, on a disk that others need, too."""
+def size_limit_on_disk(total: int) -> int:
+    """Return the limit for `total` present bytes: it also leaves room on the disk for others."""
     import shutil  # seldom needed, and slow to import
 
     with suppress(OSError):
-        return min(limit(), (shutil.disk_usage(folder()).free + total) // DISK_SHARE)
-    return limit()
+        return min(size_limit(), (shutil.disk_usage(folder()).free + total) // DISK_SHARE)
+    return size_limit()
 
 
 def prune() -> None:
-    """Remove files until the rest is within the limit: the least recently used, of those the end of a prompt first."""
-    found = [(state.st_mtime_ns, key, state.st_size) for key, state in files()]
-    total = sum(size for _, _, size in found)
-    most = allowed(total)
-    for _, key, size in sorted(found):
+    """Remove files until the limit is kept: least recently used first, the ends of prompts before their beginnings."""
+    by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
+    total = sum(size for _, _, size in by_age)
+    most = size_limit_on_disk(total)
+    for _, key, size in sorted(by_age):
         if total <= most:
             break
         remove(key)
@@ -210,7 +213,7 @@ def prune() -> None:
 
 
 def remove_temporary(age: float) -> None:
-    """What programs have left half written that were killed so many seconds ago, or earlier."""
+    """Remove temporary files of killed programs that are at least `age` seconds old."""
     for path in folder().glob(".*.tmp"):
         with suppress(OSError):
             if path.stat().st_mtime <= time.time() - age:
@@ -218,9 +221,9 @@ def remove_temporary(age: float) -> None:
 
 
 def mark_used(keys: Iterable[str]) -> None:
-    """These pieces of a prompt, in order, were used now: the later ones a moment before, so that they go first.
+    """Set the times of use of a prompt's chunks, given in order; later chunks expire first.
 
-    The clock by which the system itself marks files stands still for 4 ms.
+    Sets them itself because the system's clock for file times advances only every 4 ms.
     """
     now = time.time_ns()
     for place, key in enumerate(keys):

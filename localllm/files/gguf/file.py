@@ -1,6 +1,6 @@
-"""Maps a GGUF model file, or all the files of a split one, into memory: metadata and read-only views of the weights.
+"""A memory-mapped GGUF model, of one file or several: metadata and read-only views of the weights.
 
-The operating system loads pages as the views are touched, and shares them between processes. (See ahead.py, too.)
+The operating system loads pages as the views are touched, and shares them between processes. (See prefault.py, too.)
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.files.gguf.header import MAGIC, NEEDED, Metadata, TensorEntry, read_header, shown
+from localllm.files.gguf.header import MAGIC, NEEDED, Metadata, TensorEntry, printable, read_header
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file
@@ -43,7 +43,7 @@ GUESSED = 1 << 10  # of general.file_type: it was guessed from the tensors (llam
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """One matrix (or vector, or stack of matrices) of weights, as it lies in the file."""
+    """A matrix (or vector, or stack of matrices) of weights as it lies in the file."""
 
     name: str
     format: Format
@@ -56,11 +56,11 @@ class Tensor:
 
 
 class GGUFFile:
-    """A mapped model file. Views of it (in `tensors`, `packed`, and arrays in `metadata`) stay valid after `close`.
+    """A mapped model file; views of it stay valid after `close`.
 
     packed: the metadata values as they stand in the file, with the numbers of their types, uint8.
     parts: the names of the tensors in each file that was read, by its path.
-    oddities: what is odd in it, as far as somebody has looked.
+    oddities: what is odd in it, as far as it was checked.
     """
 
     def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
@@ -73,7 +73,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], needed: Collection[str] = NEEDED) -> "GGUFFile":
-        """The model in the file `path`; of a split model (-00001-of-00003.gguf), any of its files may be named.
+        """Open the model in the file `path`, or the split model (-00001-of-00003.gguf) that it belongs to.
 
         Metadata values are int, float, bool, str, a read-only NumPy array for an array of numbers, list[str] for an
         array of strings; those of `needed` are decoded at once. Raises ModelError, with one line, for whatever cannot
@@ -85,7 +85,7 @@ class GGUFFile:
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         if count <= 1:
             part.require_whole()
-        whole = joined(parts) if count > 1 else part
+        whole = join_parts(parts) if count > 1 else part
         return cls(whole._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
     @property
@@ -103,7 +103,7 @@ class GGUFFile:
 
     @property
     def type_name(self) -> str:
-        """What general.file_type calls the mix of formats, "Q4_K_M" say; the main format where it says nothing."""
+        """The mix of formats by general.file_type, such as "Q4_K_M"; without that, the main format."""
         from localllm.quant.recipes import recipe_named  # here, because most commands do without
 
         number = self.metadata.get("general.file_type")
@@ -114,11 +114,11 @@ class GGUFFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
+        """The bytes of all weights."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def close(self) -> None:
-        """Forget everything; the memory map goes when the last view of it goes."""
+        """Drop metadata and tensors; the file is unmapped when its last view is gone."""
         self.metadata, self.tensors = Metadata(), {}
 
     def __enter__(self) -> "GGUFFile":
@@ -129,7 +129,7 @@ class GGUFFile:
 
 
 class FilePart(NamedTuple):
-    """One file, which is a whole model or one of the files of a split one."""
+    """One file: a whole model, or one of the files of a split model."""
 
     path: str
     metadata: Metadata
@@ -140,39 +140,42 @@ class FilePart(NamedTuple):
     def integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
-            found = value if isinstance(value, int) else type(value).__name__
-            raise refusal(self.path, f"{key}: expected a whole number, found {found}")
+            actual = value if isinstance(value, int) else type(value).__name__
+            raise refusal(self.path, f"{key}: expected a whole number, found {actual}")
         return value
 
     def require_whole(self) -> None:
-        """Raise ModelError for one of several files that does not say so. One that was merged keeps its keys."""
+        """Raise ModelError for a part of a split model that does not say so.
+
+        Merged files keep the keys of a split one.
+        """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
-            if (found := self.integer(key, default=expected)) != expected:
-                raise refusal(self.path, f"{key}: expected {expected}, found {found}, in a file that is not split")
+            if (actual := self.integer(key, default=expected)) != expected:
+                raise refusal(self.path, f"{key}: expected {expected}, found {actual}, in a file that is not split")
 
 
 def refusal(path: str, problem: str) -> ModelError:
-    return ModelError(f"{shown(path, 4096)}: {problem}")
+    return ModelError(f"{printable(path, 4096)}: {problem}")
 
 
 def open_part(path: str, needed: Collection[str] = NEEDED) -> FilePart:
-    data = mapped(path)
+    data = map_file(path)
     header = read_header(data, path, needed)
     bytes_of_file = np.frombuffer(data, np.uint8)
-    tensors = {entry.name: view(entry, bytes_of_file) for entry in header.entries}
+    tensors = {entry.name: make_tensor(entry, bytes_of_file) for entry in header.entries}
     packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
     return FilePart(path, header.metadata, tensors, packed, header.oddities)
 
 
-def view(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
+def make_tensor(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
     data = bytes_of_file[entry.start : entry.start + entry.size]
     if len(entry.shape) > 1:
         data = data.reshape(*entry.shape[:-1], entry.format.row_bytes(entry.shape[-1]))
     return Tensor(entry.name, entry.format, entry.shape, data)
 
 
-def mapped(path: str) -> mmap.mmap:
-    """The file's bytes, read-only, if it looks like a GGUF file at all."""
+def map_file(path: str) -> mmap.mmap:
+    """Map a file read-only if it begins like a GGUF file."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -186,7 +189,7 @@ def mapped(path: str) -> mmap.mmap:
             if not beginning:
                 raise refusal(path, "the file is empty; expected a GGUF file")
             if not beginning.startswith(MAGIC):
-                raise refusal(path, f"not a GGUF file: it {description(beginning)}")
+                raise refusal(path, f"not a GGUF file: it {describe(beginning)}")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             prefer_huge_pages(data)
             return data
@@ -202,8 +205,8 @@ def mapped(path: str) -> mmap.mmap:
         raise refusal(path, f"cannot be read: {error}") from None
 
 
-def description(beginning: bytes) -> str:
-    """What a file that begins like this seems to be."""
+def describe(beginning: bytes) -> str:
+    """Describe what a file with these first bytes seems to be."""
     for magic, kind in OTHER_FILES:
         if beginning.startswith(magic):
             return f"is {kind}"
@@ -219,7 +222,7 @@ def description(beginning: bytes) -> str:
 
 
 def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
-    """The files of the model in `count` files of which `named`, at `path`, is one."""
+    """Open all `count` files of a split model, of which `named`, at `path`, is one."""
     match = SPLIT_NAME.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
@@ -231,8 +234,8 @@ def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
             raise refusal(name, f"this file is missing; the model is split into {count} files")
         part = named if name == path else open_part(name)
         for key, expected in (("split.no", number), ("split.count", count)):
-            if (found := part.integer(key, default=-1)) != expected:
-                raise refusal(name, f"{key}: expected {expected}, found {'nothing' if found == -1 else found}")
+            if (actual := part.integer(key, default=-1)) != expected:
+                raise refusal(name, f"{key}: expected {expected}, found {'nothing' if actual == -1 else actual}")
         parts.append(part)
     for part in parts[1:]:
         require_same_model(parts[0], part)
@@ -240,20 +243,22 @@ def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
 
 
 def require_same_model(first: FilePart, part: FilePart) -> None:
-    """What several files of a split model say, they say alike: all but the number of each. Raises ModelError."""
+    """Raise ModelError if two files of a split model differ in metadata other than their numbers."""
     for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
         if not np.array_equal(part.packed[key], first.packed[key]):
-            raise refusal(part.path, f"{shown(key)}: not as in {shown(first.path, 4096)}: files of different models?")
+            raise refusal(
+                part.path, f"{printable(key)}: not as in {printable(first.path, 4096)}: files of different models?"
+            )
 
 
-def joined(parts: list[FilePart]) -> FilePart:
-    """The first's metadata, the tensors of all."""
+def join_parts(parts: list[FilePart]) -> FilePart:
+    """Join the files of a split model: the metadata of the first, the tensors of all."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:
         first.oddities.extend(part.oddities)
         for name in part.tensors.keys() & tensors.keys():
-            raise refusal(part.path, f"tensor {shown(name)}: an earlier file of the split model has it too")
+            raise refusal(part.path, f"tensor {printable(name)}: an earlier file of the split model has it too")
         tensors |= part.tensors
     expected = first.integer("split.tensors.count", default=len(tensors))
     if expected != len(tensors):

@@ -1,4 +1,4 @@
-"""Reads and checks what stands before the weights in a GGUF file: the metadata and the table of tensors.
+"""The reader of a GGUF file's header: the metadata and the table of tensors, both checked.
 
 The file is hostile until proved otherwise. Every count, length and offset is a Python integer, compared with the bytes
 that are really there before anything is allocated or looked at. Source: the GGUF specification,
@@ -17,7 +17,7 @@ import numpy as np
 
 from localllm.errors import ModelError
 from localllm.files.gguf.short_strings import CHUNK, short_strings
-from localllm.files.gguf.strings import Strings, keep_strings, kept_strings
+from localllm.files.gguf.strings import MappedStrings, load_strings, save_strings
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import FORMATS, Format
 
@@ -57,7 +57,7 @@ NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
 class TensorEntry(NamedTuple):
-    """One row of the table of tensors, checked: its bytes lie within the file."""
+    """A row of the table of tensors, checked: its bytes lie within the file."""
 
     name: str
     format: Format
@@ -67,7 +67,7 @@ class TensorEntry(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """All that stands before the weights."""
+    """Everything before the weights."""
 
     metadata: "Metadata"
     entries: list[TensorEntry]
@@ -75,8 +75,8 @@ class FileHeader(NamedTuple):
     oddities: Oddities
 
 
-class Later(NamedTuple):
-    """A metadata value that nobody has asked for yet; of an array, how many there are."""
+class LazyValue(NamedTuple):
+    """A metadata value that is decoded on first use; of an array, its length."""
 
     value: Callable[[], Any]
     length: int = 0
@@ -84,42 +84,42 @@ class Later(NamedTuple):
 
 
 class Metadata(UserDict[str, Any]):
-    """Metadata by key. Strings are decoded when they are asked for: then ModelError may be raised for a long one."""
+    """Metadata by key. Strings are decoded on access, which may raise ModelError for a long one."""
 
     def __init__(self, values: Any = None, data: mmap.mmap | None = None):
-        """data: the file that they are in, at `places`; kept: arrays of strings in it that need not be made."""
+        """Wrap values; data: the file that they are in, or None."""
         super().__init__(values)
-        self._data, self.places, self.kept = data, dict[str, slice](), dict[str, Strings]()
+        self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
 
     def fingerprint(self, *keys: str) -> str | None:
-        """A hash of these values as they stand in the file; None if they are not all from a file."""
+        """Hash these values as they stand in the file; None if some are not from a file."""
         if self._data is None or not all(key in self.places for key in keys):
             return None
         import hashlib  # seldom needed
 
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for key in keys:
-            found.update(key.encode() + b"\0")  # no key has a zero byte
-            found.update(memoryview(self._data)[self.places[key]])
-        return found.hexdigest()
+            digest.update(key.encode() + b"\0")  # no key has a zero byte
+            digest.update(memoryview(self._data)[self.places[key]])
+        return digest.hexdigest()
 
     def keep(self, *keys: str) -> None:
-        """Have these arrays of strings, as they stand in the file, among `kept` when it is opened the next time."""
+        """Cache the positions of these arrays of strings, so that the next start need not decode them."""
         if self._data is not None and all(key in self.places for key in keys):
             places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
-            keep_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
+            save_strings(self._data, [(place, self[key]) for place, key in zip(places, keys, strict=True)])
 
     def strings(self, key: str) -> int | None:
-        """How many strings an array has, without decoding them; None if there is no such array."""
+        """Return the length of an array of strings without decoding it; None if there is no such array."""
         value = self.data.get(key)
-        if isinstance(value, Later):
+        if isinstance(value, LazyValue):
             return value.length if value.length or isinstance(self[key], list) else None
         return len(value) if isinstance(value, list) else None
 
     def is_text(self, key: str) -> bool:
-        """Whether the value is a string, which is not decoded for that."""
+        """Return whether the value is a string, without decoding it."""
         value = self.data.get(key)
-        return value.is_text if isinstance(value, Later) else isinstance(value, str)
+        return value.is_text if isinstance(value, LazyValue) else isinstance(value, str)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.places, self.kept = {}, {}
@@ -131,28 +131,27 @@ class Metadata(UserDict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = self.data[key]
-        if isinstance(value, Later):
+        if isinstance(value, LazyValue):
             value = self.data[key] = value.value()
         return value
 
 
-def shown(text: str, limit: int = 100) -> str:
-    """`text` fit for a message: without control characters, on one line, not too long."""
+def printable(text: str, limit: int = 100) -> str:
+    """Make a text fit for a message: one line, no control characters, not too long."""
     text = text if len(text) <= limit else text[:limit] + "…"
     return text if text and text.isprintable() else repr(text)
 
 
 def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:
-    """The metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
+    """Read the metadata and the table of tensors of the file mapped as `data`; `path` is for messages.
 
-    needed: keys of arrays of strings that will be asked for: to decode them now is faster than later, unless they are
-    kept.
+    needed: keys of arrays of strings that will be used: decoding them now is faster than later, unless they are cached.
 
     Time and memory are in proportion to the numbers of keys, tensors and strings, not to the length of texts. Metadata
     values are int, float, bool, str; for arrays of numbers read-only NumPy views of the map (they may be unaligned);
     for arrays of strings list[str]; for arrays of arrays a list of those. Raises ModelError.
     """
-    return HeaderReader(data, path, needed, kept_strings(data) if needed else {}).read()
+    return HeaderReader(data, path, needed, load_strings(data) if needed else {}).read()
 
 
 class HeaderReader:
@@ -163,9 +162,9 @@ class HeaderReader:
         data: mmap.mmap,
         path: str,
         needed: Collection[str] = (),
-        kept: Mapping[int, Strings] = MappingProxyType({}),
+        kept: Mapping[int, MappedStrings] = MappingProxyType({}),
     ):
-        """kept: arrays of strings that need not be looked at, by where their first one begins."""
+        """Start at byte 0; kept: cached arrays of strings, by the position of their first string."""
         self.needed, self.kept = needed, kept
         self.data = data
         self.size = len(data)
@@ -176,7 +175,7 @@ class HeaderReader:
         self.oddities = Oddities()
 
     def fail(self, problem: str) -> NoReturn:
-        raise ModelError(f"{shown(self.path, 4096)}: {self.field}: {problem}")
+        raise ModelError(f"{printable(self.path, 4096)}: {self.field}: {problem}")
 
     def read(self) -> FileHeader:
         tensors, keys = self.counts()
@@ -190,8 +189,8 @@ class HeaderReader:
             start, kind = self.position, self.number(UINT32)
             values[key] = self.value(kind, depth=1, key=key)
             packed[key] = slice(start, self.position)
-            if key in self.needed and (kept := self.kept.get(start + BEFORE_STRINGS)):
-                metadata.kept[key] = kept
+            if key in self.needed and (cached := self.kept.get(start + BEFORE_STRINGS)):
+                metadata.kept[key] = cached
             if key == ALIGNMENT:
                 alignment = self.alignment(kind, values[key])
         entries = [self.entry(number) for number in range(tensors)]
@@ -200,7 +199,7 @@ class HeaderReader:
     # ---- pieces of the file
 
     def take(self, count: int) -> int:
-        """Where the next `count` bytes start; moves past them."""
+        """Move past the next `count` bytes and return where they start."""
         start = self.position
         if count > self.size - start:
             self.ends(start + count)
@@ -214,7 +213,7 @@ class HeaderReader:
         return kind.unpack_from(self.data, self.take(kind.size))[0]
 
     def counts(self) -> tuple[int, int]:
-        """The numbers of tensors and of metadata keys, from the first 24 bytes."""
+        """Read the first 24 bytes: the numbers of tensors and of metadata keys."""
         if self.data[self.take(4) : 4] != MAGIC:
             self.fail("not a GGUF file: expected the bytes GGUF at its start")
         version = self.number(UINT32)
@@ -227,13 +226,13 @@ class HeaderReader:
         for field, count, limit, least in (("tensor", tensors, MAX_TENSORS, 32), ("metadata key", keys, MAX_KEYS, 13)):
             self.field = f"{field} count"
             if count > limit:
-                self.fail(f"{count} is not believable; expected at most {limit}")
+                self.fail(f"{count} is too large; expected at most {limit}")
             if count * least > self.size - self.position:
                 self.ends(self.position + count * least)
         return tensors, keys
 
     def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
-        """Read a key's or tensor's name, which becomes the field that messages speak of."""
+        """Read a key's or tensor's name, which becomes the field that messages name."""
         self.field = field
         length = self.number(UINT64)
         if not 1 <= length <= limit:
@@ -241,11 +240,11 @@ class HeaderReader:
         start = self.take(length)
         name = self.data[start : self.position].decode(errors="replace")
         if not (name.isascii() and name.isprintable()) or (" " in name and not may_have_spaces):
-            found = self.data[start : min(self.position, start + 100)]
-            self.fail(f"the name {found!r} has other characters than ASCII's letters, digits and signs")
+            shown_name = self.data[start : min(self.position, start + 100)]
+            self.fail(f"the name {shown_name!r} has other characters than ASCII's letters, digits and signs")
         if " " in name:
-            self.oddities.note(f"the metadata key {shown(name, 40)!r} has a space")
-        self.field = name if length <= 100 else shown(name)
+            self.oddities.note(f"the metadata key {printable(name, 40)!r} has a space")
+        self.field = name if length <= 100 else printable(name)
         return name
 
     # ---- metadata values
@@ -257,20 +256,20 @@ class HeaderReader:
             return self.number(SCALARS[kind])
         if kind == STRING:
             start = self.take(self.number(UINT64))
-            return Later(self.text(start, self.position), is_text=True)
+            return LazyValue(self.text(start, self.position), is_text=True)
         if kind == ARRAY:
             return self.array(depth, key)
         self.fail(f"value type {kind} is unknown; expected 0 to 12")
 
     def text(self, start: int, end: int) -> Callable[[], str]:
-        """What decodes a string, later: the message is made then, so it keeps the field of now."""
+        """Return a function that decodes a string; its messages name the present field."""
         data, path, field = self.data, self.path, self.field
 
         def decode() -> str:
             if end - start > MAX_TEXT_BYTES:
                 problem = f"a text of {end - start} bytes; expected at most {MAX_TEXT_BYTES}"
-                raise ModelError(f"{shown(path, 4096)}: {field}: {problem}")
-            return decoded(data[start:end])
+                raise ModelError(f"{printable(path, 4096)}: {field}: {problem}")
+            return decode_utf8(data[start:end])
 
         return decode
 
@@ -286,20 +285,20 @@ class HeaderReader:
         if kind == STRING:
             self.items += count
             if self.items > MAX_ITEMS:
-                self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays are not believable")
+                self.fail(f"more than {MAX_ITEMS} strings in the metadata's arrays")
             if key in self.needed:
-                return self.strings(count) if (kept := self.kept.get(self.position)) is None else self.passed(kept)
-            return Later(self.strings_later(count), count)
+                return self.strings(count) if (cached := self.kept.get(self.position)) is None else self.passed(cached)
+            return LazyValue(self.strings_later(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
-            self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays are not believable")
+            self.fail(f"more than {MAX_ARRAYS} arrays in the metadata's arrays")
         if depth == MAX_DEPTH:
             self.fail(f"arrays nested more than {MAX_DEPTH} deep")
         nested = [self.array(depth + 1) for _ in range(count)]
-        return Later(lambda: [value.value() if isinstance(value, Later) else value for value in nested])
+        return LazyValue(lambda: [value.value() if isinstance(value, LazyValue) else value for value in nested])
 
     def numbers(self, kind: int, count: int) -> np.ndarray:
-        """A read-only view of the map, [count]."""
+        """Read an array of numbers: a read-only view of the map, [count]."""
         start = self.take(count * SCALARS[kind].size)
         if kind != BOOL:
             return np.frombuffer(self.data, SCALARS[kind].format, count, start)
@@ -309,15 +308,15 @@ class HeaderReader:
         return codes.view(np.bool_)
 
     def strings(self, count: int) -> list[str]:
-        """128k tokens and 280k merges are read here when a model is opened: quickly, as long as they are as usual."""
+        """Read an array of strings: 128k tokens and 280k merges at every start, so the usual case is fast."""
         data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
         strings: list[str] = []
         while missing := count - len(strings):
             chunk = np.frombuffer(data, np.uint8, min(CHUNK, self.size - position), position)
-            found, size = short_strings(chunk, missing)
-            if not found:
+            decoded_strings, size = short_strings(chunk, missing)
+            if not decoded_strings:
                 break
-            strings += found
+            strings += decoded_strings
             position += size
         for _ in range(missing):
             start = position + 8
@@ -331,19 +330,19 @@ class HeaderReader:
             try:
                 strings.append(data[start:position].decode())
             except UnicodeDecodeError:
-                strings.append(decoded(data[start:position]))
+                strings.append(decode_utf8(data[start:position]))
         if position > self.size:
             self.ends(position)
         self.position = position
         return strings
 
-    def passed(self, kept: Strings) -> Later:
-        """What is kept of an array of strings: it has been read before."""
-        self.position = kept.end
-        return Later(lambda: kept[:], len(kept))
+    def passed(self, cached: MappedStrings) -> LazyValue:
+        """Skip a cached array of strings."""
+        self.position = cached.end
+        return LazyValue(lambda: cached[:], len(cached))
 
     def strings_later(self, count: int) -> Callable[[], list[str]]:
-        """What reads an array of strings, later; now its end is looked for."""
+        """Skip an array of strings and return a function that decodes it."""
         data, start, length_at = self.data, self.position, UINT64.unpack_from
         position = start
         for number in range(count):
@@ -380,9 +379,9 @@ class HeaderReader:
     # ---- the table of tensors
 
     def entry(self, number: int) -> TensorEntry:
-        """A row of the table; `start` still counts from the beginning of the weights."""
+        """Read a row of the table of tensors; its `start` is relative to the first weight."""
         name = self.name(f"name of tensor {number}", MAX_NAME_BYTES)
-        self.field = f"tensor {shown(name)}"
+        self.field = f"tensor {printable(name)}"
         dimensions = self.number(UINT32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             self.fail(f"{dimensions} dimensions; expected 1 to {MAX_DIMENSIONS}")
@@ -399,11 +398,11 @@ class HeaderReader:
         return TensorEntry(name, format, shape, self.number(UINT64), size)
 
     def placed(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
-        """The entries with `start` counted from the beginning of the file; each has bytes of its own in the file."""
+        """Make each `start` relative to the file, and check that tensors lie in the file and do not overlap."""
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()
         for entry in entries:
-            self.field = f"tensor {shown(entry.name)}"
+            self.field = f"tensor {printable(entry.name)}"
             if entry.name in names:
                 self.fail("this tensor is in the file twice")
             names.add(entry.name)
@@ -415,20 +414,20 @@ class HeaderReader:
         end, before = 0, ""
         for entry in sorted(entries, key=lambda entry: entry.start):
             if entry.start != -(-end // alignment) * alignment:
-                self.field = f"tensor {shown(entry.name)}"
+                self.field = f"tensor {printable(entry.name)}"
                 if entry.start < end:
-                    self.fail(f"offset {entry.start} is within tensor {shown(before)}, which ends at {end}")
+                    self.fail(f"offset {entry.start} is within tensor {printable(before)}, which ends at {end}")
                 self.fail(f"offset {entry.start} leaves a gap; the data before it ends at {end}")
             end, before = entry.start + entry.size, entry.name
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
             if self.has_entry():  # the table goes on: all weights would be taken from a wrong place
                 self.fail(f"the data of {len(entries)} tensors end at byte {end}, the file at byte {self.size}")
-            self.oddities.note(f"{self.size - end} bytes behind the last tensor")
+            self.oddities.note(f"{self.size - end} bytes after the last tensor")
         return [entry._replace(start=weights + entry.start) for entry in entries]
 
     def has_entry(self) -> bool:
-        """Whether one more row of the table of tensors seems to stand here; padding and weights look otherwise."""
+        """Return whether another row of the table seems to follow; padding and weights look otherwise."""
         reader = HeaderReader(self.data, self.path)
         reader.position = self.position
         try:
@@ -438,7 +437,10 @@ class HeaderReader:
         return True
 
 
-def decoded(text: bytes) -> str:
-    r"""`text` as UTF-8. A stray byte becomes \xNN: one bad token does not make a model unreadable, stays distinct from
-    other bad tokens, and the result can be printed and encoded like any other text."""
+def decode_utf8(text: bytes) -> str:
+    r"""Decode UTF-8; a stray byte becomes \xNN.
+
+    So one bad token does not make a model unreadable, stays distinct from other bad tokens, and the result can be
+    printed and encoded like any other text.
+    """
     return text.decode(errors="backslashreplace")

@@ -1,6 +1,7 @@
-"""Files of which only the header is there, and behind it a hole: as good as whole ones for whoever reads no weights.
+"""Remote GGUF files of which only the header is downloaded.
 
-A model on a server can be looked at so: its header has some megabytes, the weights many gigabytes.
+The rest of the file is a hole: enough for whatever reads no weights. A header has some megabytes, the weights many
+gigabytes.
 """
 
 import mmap
@@ -10,7 +11,7 @@ from functools import partial
 from typing import BinaryIO, NoReturn
 
 from localllm.errors import LocalllmError, ModelError
-from localllm.files.gguf.file import GGUFFile, joined, open_part
+from localllm.files.gguf.file import GGUFFile, join_parts, open_part
 from localllm.files.gguf.header import HeaderReader
 from localllm.system.files import file_with_path
 
@@ -19,11 +20,11 @@ MOST = 1 << 28  # bytes that a header may have; the largest known have 20 MB
 
 
 class IncompleteHeaderError(Exception):
-    """The header goes on behind what is there."""
+    """The header does not end within the bytes that are there."""
 
 
 class BeginningReader(HeaderReader):
-    """Reads the header of a file of which the first `there` bytes are known."""
+    """A header reader for a file of which only the first `there` bytes are known."""
 
     there = 0
 
@@ -41,10 +42,13 @@ class BeginningReader(HeaderReader):
             raise IncompleteHeaderError
 
 
-def is_there(data: mmap.mmap, path: str, known: int) -> bool:
-    """Whether the first `known` bytes of a file have all of its header. Raises ModelError if they are no header."""
+def header_complete(data: mmap.mmap, path: str, available: int) -> bool:
+    """Return whether the first `known` bytes of a file hold its whole header.
+
+    Raises ModelError if they are not a GGUF header.
+    """
     reader = BeginningReader(data, path)
-    reader.there = known
+    reader.there = available
     try:
         reader.read()
         reader.require_there()
@@ -57,32 +61,34 @@ def is_there(data: mmap.mmap, path: str, known: int) -> bool:
 
 
 def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
-    """Make an empty file one of `size` bytes that has its header, which fetch(start, end) gives; how many were fetched.
+    """Fill an empty file with a model's header, extend it to `size` bytes, and return the bytes fetched.
 
-    path: for messages. Raises ModelError if there is no header, LocalllmError if the disk refuses, and what `fetch`
-    raises.
+    fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError if there is no header,
+    LocalllmError if the disk refuses, and what `fetch` raises.
     """
-    known = 0
+    available = 0
     try:
         file.truncate(size)
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE) as data:
-            while known < min(size, MOST):
-                end = min(size, max(FIRST, 2 * known))
-                data[known:end] = fetch(known, end)
-                known = end
-                if is_there(data, path, known):
-                    return known
+            while available < min(size, MOST):
+                end = min(size, max(FIRST, 2 * available))
+                data[available:end] = fetch(available, end)
+                available = end
+                if header_complete(data, path, available):
+                    return available
     except (OSError, ValueError) as error:
         raise LocalllmError(f"{path}: no room for its header: {error}") from None
-    raise ModelError(f"{path}: a header of more than {known} bytes is not believable")
+    raise ModelError(f"{path}: a header of more than {available} bytes is too large")
 
 
 @contextmanager
-def hollow_model(files: Mapping[str, int], fetch: Callable[[str, int, int], bytes]) -> Iterator[tuple[GGUFFile, int]]:
-    """A model that has headers only, for as long as the block lasts, and how many bytes were fetched for it.
+def open_header_only(
+    files: Mapping[str, int], fetch: Callable[[str, int, int], bytes]
+) -> Iterator[tuple[GGUFFile, int]]:
+    """Open a model by its headers only, for the length of the block; yield it and the bytes fetched.
 
     files: sizes in bytes by name, in order, of a model's one or several files; fetch(name, start, end): bytes of them.
-    What it is kept in has no name, so that nothing is left behind. Raises as write_header and GGUFFile.open.
+    The temporary files have no name, so nothing is left behind. Raises as write_header and GGUFFile.open.
     """
     with ExitStack() as stack:
         parts, fetched = [], 0
@@ -93,6 +99,6 @@ def hollow_model(files: Mapping[str, int], fetch: Callable[[str, int, int], byte
                 parts.append(open_part(path, needed=())._replace(path=name))
             except ModelError as error:
                 raise type(error)(str(error).replace(path, name)) from None
-        whole = joined(parts) if len(parts) > 1 else parts[0]
+        whole = join_parts(parts) if len(parts) > 1 else parts[0]
         with GGUFFile(whole, {part.path: list(part.tensors) for part in parts}) as model:
             yield model, fetched

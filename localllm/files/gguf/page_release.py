@@ -1,6 +1,6 @@
-"""Gives pages of a mapped file back behind their use, so that a process need not hold all that it reads once.
+"""Releases the pages of a mapped file after use, to keep the process's memory small.
 
-The system keeps the file in its cache as long as it likes: what is read again is mapped again.
+The system keeps the file in its cache as long as it likes: pages that are read again are mapped again.
 """
 
 import mmap
@@ -11,16 +11,16 @@ from localllm.system import memory
 
 
 def map_of(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
-    """The map in which a view of a file lies, and where it begins there; None for an array that is no such view."""
+    """Return the map that a view lies in and its offset there; None for any other array."""
     content = view
     while isinstance(content.base, np.ndarray):
         content = content.base
-    held = content.base.obj if isinstance(content.base, memoryview) else None
-    return (held, view.ctypes.data - content.ctypes.data) if isinstance(held, mmap.mmap) else None
+    data = content.base.obj if isinstance(content.base, memoryview) else None
+    return (data, view.ctypes.data - content.ctypes.data) if isinstance(data, mmap.mmap) else None
 
 
-def forget(view: np.ndarray) -> None:
-    """The whole pages within a view of a mapped file; other arrays stay as they are."""
-    if found := map_of(view):
-        data, start = found
-        memory.forget(data, start, start + view.nbytes)
+def release_pages(view: np.ndarray) -> None:
+    """Release the whole pages within a view of a mapped file; other arrays stay as they are."""
+    if mapping := map_of(view):
+        data, start = mapping
+        memory.release_pages(data, start, start + view.nbytes)

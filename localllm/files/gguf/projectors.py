@@ -1,4 +1,4 @@
-"""Where the projector of a model is: a file of its own, as llama.cpp writes it, beside the model."""
+"""Finds the vision projector (mmproj) of a model: a separate file beside it, as llama.cpp writes it."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -10,56 +10,62 @@ from localllm.files.models_folder import ModelFile
 USUAL = "F16", "BF16", "Q8_0", "F32"  # of which the first one that a repository has is brought with a model
 
 
-def projector_beside(path: str) -> str:
-    """The projector in a model's folder: the file that has "mmproj" in its name. Raises UsageError if there is none, or
-    more than one."""
+def find_projector(path: str) -> str:
+    """Find the file with "mmproj" in its name in a model's folder.
+
+    Raises UsageError if there is none, or more than one.
+    """
     folder = os.path.dirname(os.path.abspath(path))
-    found = sorted(candidates(folder))
-    if len(found) > 1:
-        own = [name for name in found if stem_of(path).startswith(stem_of(name))]
-        found = own or found
-    if not found:
+    names = sorted(projector_names(folder))
+    if len(names) > 1:
+        own = [name for name in names if stem_of(path).startswith(stem_of(name))]
+        names = own or names
+    if not names:
         name = os.path.basename(path)
-        raise UsageError(f"{name} sees no images: there is no projector (mmproj-*.gguf) beside it, --mmproj names one")
-    if len(found) > 1:
-        raise UsageError(f"there are {len(found)} projectors beside {path}: choose one, as --mmproj {found[0]}")
-    return os.path.join(folder, found[0])
+        raise UsageError(f"{name} sees no images: no projector (mmproj-*.gguf) beside it; give one with --mmproj")
+    if len(names) > 1:
+        raise UsageError(f"there are {len(names)} projectors beside {path}: choose one, as --mmproj {names[0]}")
+    return os.path.join(folder, names[0])
 
 
 def projector_bytes(path: str) -> int:
-    """Of the projector beside a model; 0 if there is none, or nobody knows which."""
+    """Return the size of the projector beside a model; 0 if there is none or it is ambiguous."""
     try:
-        return os.stat(projector_beside(path)).st_size
+        return os.stat(find_projector(path)).st_size
     except (UsageError, OSError):
         return 0
 
 
-def candidates(folder: str) -> Iterator[str]:
-    """Names of files in a folder that are projectors by their names."""
+def projector_names(folder: str) -> Iterator[str]:
+    """Yield the names of files in a folder that are projectors by their names."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if is_projector(entry.name))
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file is one by its name."""
+    """Return whether a file is a projector by its name."""
     return "mmproj" in name.lower() and name.lower().endswith(".gguf")
 
 
-def projector_among(names: Iterable[str], model: str) -> str | None:
-    """The projector that goes with a model, of the files of a repository: in the same folder, of the usual format."""
+def choose_projector(names: Iterable[str], model: str) -> str | None:
+    """Choose the projector for a model among a repository's files: same folder, usual format."""
     folder = PurePosixPath(model).parent
-    found = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
-    own = [name for name in found if stem_of(PurePosixPath(model).name).startswith(stem_of(PurePosixPath(name).name))]
+    candidates_here = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
+    own = [
+        name
+        for name in candidates_here
+        if stem_of(PurePosixPath(model).name).startswith(stem_of(PurePosixPath(name).name))
+    ]
 
     def rank(name: str) -> int:
         format = ModelFile(name, (name,), True).quantization
         return USUAL.index(format) if format in USUAL else len(USUAL)
 
-    return min(own or found, key=rank, default=None)
+    return min(own or candidates_here, key=rank, default=None)
 
 
 def stem_of(path: str) -> str:
-    """A file's name without what says that it is a projector, and without its format."""
+    """Return a file's name without its format and the mark of a projector."""
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")
     is_format = end.startswith(("f16", "f32", "bf16", "q", "iq")) and end[-1:].isalnum()

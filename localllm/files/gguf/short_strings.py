@@ -1,4 +1,4 @@
-"""Arrays of short strings, as GGUF has them, many at a time: a vocabulary is most of what a start reads."""
+"""A fast reader for arrays of short strings: vocabularies are most of what a start reads."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ CHUNK = 1 << 18  # bytes to look at together, which stay in the cache
 
 
 def short_strings(chunk: np.ndarray, most: int) -> tuple[list[str], int]:
-    """The whole strings that a chunk (uint8 [bytes]) begins with, at most so many, and how many bytes they take.
+    """Read the whole strings at the start of a chunk, uint8 [bytes], and the bytes they take.
 
-    Each is behind its length in bytes (8 of them, little-endian). None if they are not all what those of vocabularies
-    are: 1 to 255 bytes of UTF-8, none of them zero. Looking at one after the other takes five times as long.
+    At most `most` strings. Each follows its length in bytes (8 of them, little-endian). None if one is unlike those of
+    vocabularies: 1 to 255 bytes of UTF-8, none of them zero. Reading one after the other takes five times as long.
     """
     filled = np.flatnonzero(chunk)
     lengths_at = filled[:-1][np.diff(filled) == GAP][:most]  # where just seven zeros follow

@@ -1,9 +1,9 @@
-"""The strings of a vocabulary as they lie in the file, found by place or by text, without making them all.
+"""A vocabulary's strings left in the file and found by index or by text, without decoding all of them.
 
-There are 50 000 to 500 000, of which a prompt needs some hundreds: to make them and dictionaries of them takes 50 to
-110 ms of a start. Where each begins, and a table by which a text is found, are kept in the user's cache folder, with a
-hash of the whole header that they belong to: what was changed since is read as ever. They are kept when the vocabulary
-has been checked; the file's name has the state of the checks' sources, as in known.py.
+There are 50 000 to 500 000, of which a prompt needs some hundreds: to decode them and build dictionaries takes 50 to
+110 ms of a start. Where each begins, and a table to find a text, are kept in the user's cache folder, with a hash of
+the whole header that they belong to: a changed file is read anew. They are written when the vocabulary has been
+checked; the file's name includes the state of the checks' sources, as in validated_cache.py.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from zlib import crc32
 
 import numpy as np
 
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
-from localllm.files.cache.validated_cache import CHECKS, forget_oldest, state_of
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.files.cache.validated_cache import CHECKS, remove_oldest, sources_hash
 from localllm.quant.cache import cache_folder
 
 MOST = 32  # kept vocabularies: 1 to 10 MB each
@@ -29,15 +29,17 @@ LENGTH = 8  # bytes, of the number in front of a string
 LOOKUPS = 8192  # of texts: to make a dictionary takes as long
 
 
-class Strings(Sequence[str]):
-    """An array of strings in a mapped file.
+class MappedStrings(Sequence[str]):
+    """An array of strings in a mapped file, decoded on access.
 
     end: where it ends in the file.
     """
 
     def __init__(self, data: mmap.mmap, table: np.ndarray):
-        """table: uint32 [3 x count + 1], where the strings begin, and where the last one ends; their checksums, in
-        order; and their places, in the order of those.
+        """Wrap a map and a table, uint32 [3 x count + 1].
+
+        The table holds where the strings begin, and where the last one ends; their checksums, sorted; and their indices
+        in that order.
         """
         self._data, count = data, len(table) // 3
         self._begins, self._sums, self._places = (part.data for part in np.split(table, [count + 1, 2 * count + 1]))
@@ -61,20 +63,20 @@ class Strings(Sequence[str]):
         return isinstance(text, str) and self.find(text) is not None
 
     def find(self, text: str) -> int | None:
-        """The first place of a text, None if it is not there."""
-        wanted = crc32(text.encode(errors="replace"))
-        at = bisect_left(self._sums, wanted)
-        while at < len(self._sums) and self._sums[at] == wanted:
+        """Return the first index of a text, None if it is not there."""
+        checksum = crc32(text.encode(errors="replace"))
+        at = bisect_left(self._sums, checksum)
+        while at < len(self._sums) and self._sums[at] == checksum:
             if self[self._places[at]] == text:
                 return self._places[at]
             at += 1
         return None
 
 
-class StringPlaces(Mapping[str, int]):
-    """Strings' places by their texts, as a dictionary; it becomes one when it is asked often."""
+class StringIndex(Mapping[str, int]):
+    """A mapping from strings to indices that becomes a dictionary when it is used often."""
 
-    def __init__(self, strings: Strings):
+    def __init__(self, strings: MappedStrings):
         self._strings, self._removed, self._lookups = strings, set[str](), 0
 
     def get(self, text: str, default: Any = None) -> Any:
@@ -106,37 +108,38 @@ class StringPlaces(Mapping[str, int]):
         return [(text, place) for text, place in first.items() if text not in self._removed]
 
 
-def kept_strings(data: mmap.mmap) -> dict[int, Strings]:
-    """What is kept of a mapped file's arrays of strings, by where the first of each begins; most often nothing."""
-    content = read_kept(path_of(data)) or b""
+def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
+    """Load the cached arrays of strings of a mapped file, by where the first string of each begins."""
+    content = read_checksummed(path_of(data)) or b""
     numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
-    found = dict[int, Strings]()
+    arrays = dict[int, MappedStrings]()
     while len(numbers):
         size = 3 * int(numbers[0]) + 2
-        strings, numbers = Strings(data, numbers[1:size]), numbers[size:]
-        found[strings._begins[0]] = strings
-    end = max((strings.end for strings in found.values()), default=0)
-    return found if content[:32] == digest(data, end) else {}
+        strings, numbers = MappedStrings(data, numbers[1:size]), numbers[size:]
+        arrays[strings._begins[0]] = strings
+    end = max((strings.end for strings in arrays.values()), default=0)
+    return arrays if content[:32] == digest(data, end) else {}
 
 
-def keep_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
-    """Keep arrays of strings, if that is possible, for `kept_strings`; with each, where its strings are in the file."""
+def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
+    """Cache arrays of strings for `load_strings`, if possible; slices: where they are in the file."""
     if min(len(strings) for _, strings in arrays) < LEAST_STRINGS:
         return
-    tables = [table for place, strings in arrays if (table := table_of(place, strings)) is not None]
+    tables = [table for place, strings in arrays if (table := build_table(place, strings)) is not None]
     if len(tables) < len(arrays):
         return
     end = max(int(table[len(table) // 3]) for table in tables)
     content = b"".join(np.uint32(len(table) // 3).tobytes() + table.tobytes() for table in tables)
     path = path_of(data)
     with suppress(OSError):
-        write_kept(path, digest(data, end) + content)
-        forget_oldest(path.parent, MOST)
+        write_checksummed(path, digest(data, end) + content)
+        remove_oldest(path.parent, MOST)
 
 
-def table_of(place: slice, strings: Sequence[str]) -> np.ndarray | None:
-    """As Strings takes it; None if one is empty or had other bytes than UTF-8 (then it is longer now), or too many are
-    alike.
+def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
+    """Build the table for Strings.
+
+    None if a string is empty or had bytes other than UTF-8 (then it is longer now), or too many are alike.
     """
     texts = [text.encode() for text in strings]
     begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])
@@ -150,9 +153,12 @@ def table_of(place: slice, strings: Sequence[str]) -> np.ndarray | None:
 
 
 def path_of(data: mmap.mmap) -> Path:
-    """Where what belongs to a file is kept. Models of a family can share it: then the last one has it."""
+    """Return the path of a file's cache entry.
+
+    Models of a family can share it: then it holds the latest one's.
+    """
     name = hashlib.sha256(b"%d\0" % len(data) + data[:BEGINNING]).hexdigest()[:32]
-    return cache_folder() / "vocabularies" / f"{state_of(*CHECKS)}-{name}"
+    return cache_folder() / "vocabularies" / f"{sources_hash(*CHECKS)}-{name}"
 
 
 def digest(data: mmap.mmap, end: int) -> bytes:

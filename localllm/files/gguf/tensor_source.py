@@ -1,4 +1,4 @@
-"""What a model can be made from: metadata, and tensors that are read a few rows at a time.
+"""Sources that a model can be made from: metadata, and tensors read a few rows at a time.
 
 A GGUF file is one source; a folder of a Hugging Face checkpoint is another (localllm.convert).
 """
@@ -13,11 +13,11 @@ import numpy as np
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.writer import Packed
 from localllm.quant.formats import Format
-from localllm.system.memory import forget
+from localllm.system.memory import release_pages
 
 
 class SourceTensor(Protocol):
-    """One tensor. Read-only; several threads may read at once."""
+    """A tensor of a source. Read-only; several threads may read at once."""
 
     @property
     def name(self) -> str: ...  # as in a GGUF file: blk.0.attn_q.weight
@@ -29,15 +29,17 @@ class SourceTensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # in weights, the length of a row last
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows first to last - 1 of all rows (of stacked matrices one after the other), as bytes: uint8
-        [last - first, bytes of a row], C-contiguous."""
+        """Read rows first to last - 1 of all stacked matrices, as uint8 [last - first, bytes of a row].
 
-    def forget(self, first: int, last: int) -> None:
-        """These rows will not be read again soon: memory that holds them may go."""
+        The array is C-contiguous.
+        """
+
+    def release_rows(self, first: int, last: int) -> None:
+        """Release these rows' memory: they will not be read again soon."""
 
 
 class Source(Protocol):
-    """A whole model."""
+    """A whole model to read from."""
 
     @property
     def path(self) -> str: ...  # as the user named it
@@ -65,7 +67,7 @@ class Source(Protocol):
 
 
 class GGUFSource:
-    """A GGUF file, or all files of a split one."""
+    """A GGUF file, or all files of a split model."""
 
     def __init__(self, file: GGUFFile):
         self.file, self.path, self.metadata = file, file.path, file.metadata
@@ -88,22 +90,22 @@ class GGUFTensor:
     def __init__(self, tensor: Tensor):
         self.name, self.format, self.shape = tensor.name, tensor.format, tensor.shape
         self._data = tensor.data.reshape(row_count(tensor.shape), -1)
-        self._map, self._start = map_under(tensor.data)
+        self._map, self._start = find_map(tensor.data)
 
     def rows(self, first: int, last: int) -> np.ndarray:
         return self._data[first:last]
 
-    def forget(self, first: int, last: int) -> None:
-        """Give the pages back to the system, which keeps them as long as it has room."""
+    def release_rows(self, first: int, last: int) -> None:
+        """Release the pages, which the system caches as long as it has room."""
         if self._map is None:
             return
         width = self._data.shape[1]
         begin, end = self._start + first * width, self._start + last * width
-        forget(self._map, begin, end)
+        release_pages(self._map, begin, end)
 
 
-def map_under(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
-    """The map that an array is a view of, None if it is of none, and where in it the array begins."""
+def find_map(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
+    """Return the map that an array is a view of, and its offset there; None if there is no map."""
     start, owner = array.ctypes.data, array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -115,5 +117,5 @@ def map_under(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
 
 
 def row_count(shape: tuple[int, ...]) -> int:
-    """Rows of all matrices of a stack; a vector has one."""
+    """Count the rows of all matrices of a stack; a vector has one."""
     return prod(shape[:-1])

@@ -1,4 +1,4 @@
-"""Writes GGUF files, one tensor after the other, so that memory holds one piece of one tensor.
+"""A writer of GGUF files that holds one chunk of one tensor in memory at a time.
 
 The header tells sizes only, so it can be written before any weight is there. Source: the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
@@ -29,8 +29,8 @@ class Packed(bytes):
 
 
 @frozen
-class Output:
-    """A tensor to be written. `pieces` are its bytes in order, made when they are asked for."""
+class OutputTensor:
+    """A tensor to be written. `pieces` yields its bytes in order, made on demand."""
 
     name: str
     format: Format
@@ -42,28 +42,28 @@ class Output:
         return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
 
     @classmethod
-    def of(cls, name: str, weights: np.ndarray) -> "Output":
-        """An array in a format that is a plain number type: float32, float16, int32, ..."""
+    def of(cls, name: str, weights: np.ndarray) -> "OutputTensor":
+        """Wrap an array whose dtype is a plain number type of GGUF: float32, float16, int32, ..."""
         kind = {"f": "F", "i": "I"}[weights.dtype.kind] + str(8 * weights.itemsize)
         return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))
 
 
-def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Sequence[Output]) -> None:
-    """Write a file, which is there when it is whole, or not at all.
+def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> None:
+    """Write a GGUF file, atomically.
 
-    metadata: see `packed`, for what a value may be; `general.alignment` is heeded. Raises LocalllmError for a full disk
-    and the like, ValueError if a tensor's pieces are not as long as its shape says.
+    metadata: see `pack_value` for possible values; `general.alignment` is respected. Raises LocalllmError for a full
+    disk and the like, ValueError if a tensor's pieces are not as long as its shape says.
     """
     with SafeFile(path) as file:
         write_body(file, metadata, tensors)
 
 
-def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Output]) -> None:
-    """All of a GGUF file."""
+def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> None:
+    """Write the header and all tensors."""
     alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if isinstance(alignment, Packed):
         (alignment,) = struct.unpack_from("<I", alignment, 4)
-    file.write(header(metadata, tensors, alignment))
+    file.write(build_header(metadata, tensors, alignment))
     for tensor in tensors:
         start = file.position
         for piece in tensor.pieces:
@@ -73,35 +73,37 @@ def write_body(file: SafeFile, metadata: Mapping[str, Any], tensors: Sequence[Ou
         file.write(bytes(-file.position % alignment))
 
 
-def header(metadata: Mapping[str, Any], tensors: Sequence[Output], alignment: int = DEFAULT_ALIGNMENT) -> bytes:
-    """All that stands before the weights, padded to the alignment."""
+def build_header(
+    metadata: Mapping[str, Any], tensors: Sequence[OutputTensor], alignment: int = DEFAULT_ALIGNMENT
+) -> bytes:
+    """Build everything before the weights, padded to the alignment."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        parts += [text(key), packed(value)]
-    for tensor, start in zip(tensors, starts(tensors, alignment), strict=True):
+        parts += [pack_string(key), pack_value(value)]
+    for tensor, start in zip(tensors, tensor_offsets(tensors, alignment), strict=True):
         dimensions = tensor.shape[::-1]
-        parts += [text(tensor.name), struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)]
+        parts += [pack_string(tensor.name), struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)]
         parts.append(struct.pack("<IQ", tensor.format.id, start))
     parts.append(bytes(-sum(map(len, parts)) % alignment))
     return b"".join(parts)  # at once: a stranger's metadata may be large
 
 
-def starts(tensors: Sequence[Output], alignment: int) -> Iterator[int]:
-    """Where each tensor begins, counted from the end of the header."""
+def tensor_offsets(tensors: Sequence[OutputTensor], alignment: int) -> Iterator[int]:
+    """Yield where each tensor begins, relative to the end of the header."""
     position = 0
     for tensor in tensors:
         yield position
         position += -(-tensor.nbytes // alignment) * alignment
 
 
-def text(value: str | bytes) -> bytes:
-    """A string behind its length."""
+def pack_string(value: str | bytes) -> bytes:
+    """Encode a string with its length before it."""
     data = value.encode() if isinstance(value, str) else value
     return LENGTH.pack(len(data)) + data
 
 
-def packed(value: Any) -> Packed:
-    """A metadata value with its type, as the file holds it.
+def pack_value(value: Any) -> Packed:
+    """Encode a metadata value with its type.
 
     bool and str are what they are, bytes a string too; float is float32; int uint32, or if it does not fit int32, then
     64 bits; a NumPy number or array has the type of its dtype; a list or tuple is an array of strings, float32 or
@@ -115,29 +117,29 @@ def packed(value: Any) -> Packed:
             struct.pack("<IIQ", ARRAY, kind, value.size) + value.astype(value.dtype.newbyteorder("<")).tobytes()
         )
     if isinstance(value, list | tuple):
-        return packed_array(value)
-    kind, data = scalar(value)
+        return pack_array(value)
+    kind, data = pack_scalar(value)
     return Packed(struct.pack("<I", kind) + data)
 
 
-def packed_array(values: Sequence[Any]) -> Packed:
-    """The array of Python's strings or numbers; an empty one is an array of strings."""
+def pack_array(values: Sequence[Any]) -> Packed:
+    """Encode an array of Python's strings or numbers; an empty one is an array of strings."""
     if all(isinstance(value, str | bytes) for value in values):
-        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(text, values)))
+        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, values)))
     dtype = np.bool_ if isinstance(values[0], bool) else np.float32 if isinstance(values[0], float) else np.int32
     if not all(isinstance(value, bool | int | float) for value in values):
         raise TypeError("an array of a GGUF file has strings, or numbers")
-    return packed(np.array(values, dtype))
+    return pack_value(np.array(values, dtype))
 
 
-def scalar(value: Any) -> tuple[int, bytes]:
-    """The number of a value's type, and its bytes."""
+def pack_scalar(value: Any) -> tuple[int, bytes]:
+    """Return the number of a value's type, and its bytes."""
     if isinstance(value, np.generic):
         return KINDS[value.dtype.newbyteorder("<")], value.tobytes()
     if isinstance(value, bool):
         return BOOL, bytes([value])
     if isinstance(value, str | bytes):
-        return STRING, text(value)
+        return STRING, pack_string(value)
     if isinstance(value, float):
         return FLOAT32, struct.pack("<f", value)
     if isinstance(value, int):

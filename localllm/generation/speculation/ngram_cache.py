@@ -16,7 +16,7 @@ import numpy as np
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import texts_only
 from localllm.files.cache.ngram_cache_file import read_texts, write_texts
-from localllm.files.cache.prefix_files import limit
+from localllm.files.cache.prefix_files import size_limit
 from localllm.generation.speculation.acceptance import SURE
 
 GAP = -1  # behind every text
@@ -140,7 +140,7 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
     """Of what was written with this vocabulary; None if nothing is kept. One that was changed in few tokens may have
     the same: guesses are wrong then, and nothing else."""
-    if limit() == 0:
+    if size_limit() == 0:
         return None
     some = [pieces[number] for number in range(0, len(pieces), max(1, len(pieces) // SAMPLES))]
     return hashlib.blake2b(repr((len(pieces), some)).encode(errors="replace"), digest_size=16).hexdigest()

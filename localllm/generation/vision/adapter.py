@@ -28,10 +28,10 @@ class VisionAdapter:
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
         """See by this file from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
         Raises what Eye does, and UsageError if there is no projector."""
-        from localllm.files.gguf.projectors import projector_beside
+        from localllm.files.gguf.projectors import find_projector
         from localllm.generation.vision.image_encoder import ImageEncoder
 
-        path = projector_beside(self._path) if projector is None else os.fsdecode(projector)
+        path = find_projector(self._path) if projector is None else os.fsdecode(projector)
         eye = ImageEncoder(path, self._engine, self._tokenizer, EngineOptions(self._threads), self._keeps, pan_and_scan)
         self.close()
         self.eye = eye

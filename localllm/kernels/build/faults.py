@@ -11,8 +11,8 @@ import zlib
 from contextlib import suppress
 
 from localllm.errors import ModelError
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
-from localllm.files.gguf.header import shown
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.files.gguf.header import printable
 from localllm.kernels.build.machine_code import MachineCode
 from localllm.kernels.build.objects import object_file
 from localllm.system.cpu import object_triple
@@ -36,7 +36,7 @@ _kept: list[MachineCode] = []  # the handler lives as long as the process
 
 def end_on_bus_error(path: str) -> None:
     """From now on, a page that cannot be read means that the file `path` was changed. For programs, not libraries."""
-    line = f"localllm: error: {shown(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
+    line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]
     code = MachineCode([handler()], ["handle", "place_of_length", "place_of_message"])
     length, text = (
@@ -51,7 +51,7 @@ def end_on_bus_error(path: str) -> None:
 def handler() -> bytes:
     """An object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
     path = object_file(f"handle_bus_error_{zlib.crc32(HANDLER.encode()):08x}")
-    if code := read_kept(path):
+    if code := read_checksummed(path):
         return code
     import llvmlite.binding as llvm
 
@@ -62,5 +62,5 @@ def handler() -> bytes:
     )
     code = machine.emit_object(llvm.parse_assembly(HANDLER))
     with suppress(OSError):  # of which the kernels warn
-        write_kept(path, code)
+        write_checksummed(path, code)
     return code

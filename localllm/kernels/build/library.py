@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.machine_code import MachineCode
 from localllm.kernels.build.objects import Progress, mark_used, object_file, object_folder, prune, symbol
 from localllm.kernels.machine import Lane
@@ -60,7 +60,7 @@ class Library:
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return
-        objects = {name: code for name in names if (code := read_kept(object_file(name, self._lane)))}
+        objects = {name: code for name in names if (code := read_checksummed(object_file(name, self._lane)))}
         if missing := [name for name in names if name not in objects]:
             objects |= self._compiled(missing, progress or (lambda done, total: None))
         self._codes.append(MachineCode(objects.values(), map(symbol, names)))
@@ -91,7 +91,7 @@ class Library:
     def _keep(self, name: str, code: bytes) -> None:
         path = object_file(name, self._lane)
         try:
-            write_kept(path, code)
+            write_checksummed(path, code)
         except OSError as error:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from localllm.files.cache.checksummed_cache import read_kept, write_kept
+from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
 from localllm.kernels.machine import version_file
 from localllm.quant.cache import cache_folder
@@ -39,7 +39,7 @@ def machine_code(
     called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
     """
     names, folder = sorted(set(names)), code_folder(capability)
-    codes = {name: code for name in names if (code := read_kept(folder / f"{name}.cubin"))}
+    codes = {name: code for name in names if (code := read_checksummed(folder / f"{name}.cubin"))}
     mark_used(folder)
     if missing := [name for name in names if name not in codes]:
         codes |= compiled(missing, capability, progress or (lambda done, total: None), warn or (lambda line: None))
@@ -57,7 +57,7 @@ def compiled(
     def finished(name: str, code: bytes) -> None:
         path = code_folder(capability) / f"{name}.cubin"
         try:
-            write_kept(path, code)
+            write_checksummed(path, code)
         except OSError as error:
             problems[f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"] = None
 

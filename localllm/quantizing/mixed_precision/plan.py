@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from localllm.errors import UsageError
-from localllm.files.gguf.header import shown
+from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source
 from localllm.files.safe_file import SafeFile
 from localllm.files.text_file import read_text
@@ -31,7 +31,7 @@ def size_of(text: str) -> Callable[[QuantizePlan], int]:
         return lambda plan: plan.nbytes
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
     if not match:
-        raise UsageError(f"--size {shown(text)}: expected one as 3.5GB or 800MB, or own, the type's")
+        raise UsageError(f"--size {printable(text)}: expected one as 3.5GB or 800MB, or own, the type's")
     number = int(float(match[1]) * UNITS[match[2]])
     return lambda plan: number
 
@@ -129,7 +129,7 @@ def write_formats(path: str, formats: Mapping[str, str]) -> None:
 
 def read_formats(path: str, source: Source) -> dict[str, str]:
     """What such a file says. Raises UsageError for one that does not fit the source."""
-    name, text = shown(path, 4096), read_text(path)
+    name, text = printable(path, 4096), read_text(path)
     try:
         said = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -137,9 +137,9 @@ def read_formats(path: str, source: Source) -> dict[str, str]:
     tensors = {tensor.name: tensor for tensor in source.tensors}
     for tensor, format in said.items():
         if tensor not in tensors:
-            raise UsageError(f"{name}: the model has no tensor {shown(tensor)}")
+            raise UsageError(f"{name}: the model has no tensor {printable(tensor)}")
         if not isinstance(format, str) or format.upper() not in BY_NAME:
-            raise UsageError(f"{name}: {shown(str(format))}, for {shown(tensor)}, is no format of a tensor")
+            raise UsageError(f"{name}: {printable(str(format))}, for {printable(tensor)}, is no format of a tensor")
     return {tensor: format.upper() for tensor, format in said.items()}
 
 
