@@ -205,9 +205,15 @@ REFUSALS = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "only the magic": (b"GGUF", "the file ends at byte 4 but this needs 8 bytes"),
     "tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 1000, 0), "tensor count: the file ends at byte 24"),
-    "huge tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "tensor count: 18446744073709551615 is too large"),
+    "huge tensor count": (
+        b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0),
+        "tensor count: 18446744073709551615 is too large",
+    ),
     "key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1000), "metadata key count: the file ends at byte 24"),
-    "huge key count": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata key count: 9223372036854775808 is too large"),
+    "huge key count": (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63),
+        "metadata key count: 9223372036854775808 is too large",
+    ),
     "long key": (built([key("a" * 65536, U8, b"\1")]), "metadata key 0: a name of 65536 bytes; expected 1 to 65535"),
     "key not UTF-8": (built([key(b"\xff\x1b", U8, b"\1")]), r"the name b'\xff\x1b' has other characters than ASCII's"),
     "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: this metadata key is in the file twice"),

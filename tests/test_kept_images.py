@@ -296,7 +296,7 @@ def test_rows_that_are_kept(folder, monkeypatch):
     kept.keep(b"a", lots)
     file = folder / key_of(b"a")
     os.utime(file, (0, 0))
-    opened, opens = [], seen_rows.open_kept
+    opened, opens = [], seen_rows.open_prefix
     with monkeypatch.context() as watched:
         watched.setattr(seen_rows, "open_prefix", lambda key: opened.append(opens(key)) or opened[-1])
         found = kept.find(b"a")

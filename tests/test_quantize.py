@@ -282,7 +282,9 @@ def test_how_far_ahead_is_searched(model: Path, monkeypatch):
     monkeypatch.setattr(service, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     jobs, forgotten = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["F32"])).jobs, []
-    monkeypatch.setattr(type(jobs[0].tensor), "release_rows", lambda tensor, *rows: forgotten.append((tensor.name, *rows)))
+    monkeypatch.setattr(
+        type(jobs[0].tensor), "release_rows", lambda tensor, *rows: forgotten.append((tensor.name, *rows))
+    )
     monkeypatch.setattr(
         service, "new_rows", lambda widener, job, importance, first, last: (job.tensor.name, first, last)
     )
