@@ -300,10 +300,8 @@ class Model:
         room = room if memory is None else min(room, memory)
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
         self.session.sequences.collect()
-        chunk, how = (
-            most_between_steps(self.file.parameters),
-            LiveBatchOptions(self.prefixes, self.written) if live else None,
-        )
+        chunk = most_between_steps(self.file.parameters)
+        how = LiveBatchOptions(self.prefixes, self.written) if live else None
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import LiveBatchOptions, Scheduler
 from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.arguments import PAGE
 
 PRECISE = 128  # tokens of a run that keep 16 bits, as of the engine
@@ -502,21 +502,22 @@ def test_an_answer_in_the_making():
     )  # fmt: skip
     asked.begun, one.sequence = True, Paged(table(1)).sequence()
     one.sequence.add([2] * 5)
-    heard, row, drawn = [], np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
+    row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
     sampler.accept = drawn.append  # type: ignore[method-assign]
-    asked.listener = lambda *told: heard.append(told[1:3])
-    for number, reason in ((1, ""), (2, ""), (3, "length")):
-        one.take(row, frozenset([0]))
-        assert (one.tokens, one.left, one.has_begun, one.finish_reason) == ([2] * number, 3 - number, True, reason)
+    for number in (1, 2, 3):
+        assert one.accept_logits(row)[:2] == (2, [("answer", "a")])
+        assert (one.tokens, one.left, one.has_begun, one.is_complete) == ([2] * number, 3 - number, True, number == 3)
         assert (one.held, one.unread, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
-    assert heard == [(2, [("answer", "a")])] * 3 and drawn == [2] * 3 and one.text == "a" * 3
+    assert drawn == [2] * 3 and one.text == "a" * 3 and (one.finish(), one.finish_reason) == ([], "length")
     other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
+    other.end_ids = frozenset([0])
     assert (other.left, other.number, other.finish_reason) == (2, 0, "")
-    other.take(np.roll(row, -2), frozenset([0]))
-    assert (other.tokens, other.finish_reason, heard[-1][0]) == ([], "stop", None)
+    assert other.accept_logits(np.roll(row, -2))[:2] == (None, []) and other.is_complete
+    assert (other.tokens, other.finish(), other.finish_reason) == ([], [], "stop")
     only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
-    only.take(row, frozenset([0]))
+    only.accept_logits(row)
     assert (only.tokens, only.logprob) == ([2], 0)
     none = Completion(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
+    assert none.is_complete and none.finish() == []
     assert (none.left, none.finish_reason, none.request.finished) == (0, "length", False)

@@ -34,7 +34,7 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import has_head
-from localllm.generation.speculation import acceptance as speculation
+from localllm.generation.speculation import speculator
 from localllm.quant.recipes import recipe_named
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run
@@ -132,7 +132,7 @@ def test_layers_that_guess_are_kept(
     tmp_path: Path, variant: str, last: int, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     """Behind the others, as the publishers name them; a transformers checkpoint has none."""
-    monkeypatch.setattr(speculation, "StepCostModel", Free)  # or it would be a matter of time whether guesses are made
+    monkeypatch.setattr(speculator, "StepCostModel", Free)  # or it would be a matter of time whether guesses are made
     shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
     its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
     its |= {f"{own}{name}.weight": [*map(int, s.split())] for name, s in NEXTN.items() if name not in without}

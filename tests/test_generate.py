@@ -12,14 +12,14 @@ from tiny_model import write_tiny_model
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import generate
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.generate import Generation, GenerationOptions, Making, Task
+from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.sequence_pool import SequencePool
-from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import Drafter, account_of
-from localllm.generation.speculation.speculative_batch import BatchSpeculator
+from localllm.generation.speculation.speculator import Speculator
 from localllm.generation.tools.tool_grammar import ToolUse
 from localllm.generation.transcript import StopFilter, Transcript
 from localllm.text.tokenizer import Tokenizer
@@ -324,13 +324,13 @@ def test_who_listens_to_an_answer(speculate, has_layer, heard, lost, images, fol
     """The layer that guesses, where that is wanted and may pay."""
     engine, sequence = Listening(has_layer), Listening(listener=heard)
     account_of(engine).lose(lost)
-    making = Making.__new__(Making)
-    making._options, making._sequences = SimpleNamespace(speculate=speculate), SimpleNamespace(engine=engine)
-    making.prompt = [1, 2]
-    monkeypatch.setattr(generate, "has_images", lambda ids: images)
-    assert making._follower(sequence) == ("follower" if follows else None)
+    asking = wanting(speculate, sequence=sequence, ids=[1, 2])
+    monkeypatch.setattr(leaps, "has_images", lambda ids: images)
+    Speculator(engine, held=ExitStack()).listen(asking)
     assert (engine.told, sequence.told) == ([sequence] * follows, [0] * ends)
-    assert making._follower(ShiftedSequence.__new__(ShiftedSequence)) is None and engine.told == [sequence] * follows
+    asking.sequence = ShiftedSequence.__new__(ShiftedSequence)
+    Speculator(engine, held=ExitStack()).listen(asking)
+    assert engine.told == [sequence] * follows
 
 
 @pytest.mark.parametrize(
@@ -370,12 +370,11 @@ def test_whether_the_context_ended_an_answer(tokenizer: Tokenizer, said: str, co
 def test_how_long_drafts_may_be(tokenizer: Tokenizer, said: str, most: int, drafts: list[int], monkeypatch):
     """No longer than the rest of the answer but its last token; who wants no more than one token gets no guesses."""
     asked, made, learnt = [], [], []
-    guesses = SimpleNamespace(draft=lambda most: asked.append(most) or [], took=lambda *told: None, learn=learnt.append)
-    monkeypatch.setattr(Making, "_guesses", lambda making, held, follower: made.append(follower) or guesses)
-    monkeypatch.setattr(Making, "_follower", lambda making, sequence: "follower")
+    guesses = SimpleNamespace(draft=lambda most, others: asked.append(most) or [], learn=learnt.append)
+    monkeypatch.setattr(Speculator, "_start", lambda speculator, answer: made.append(answer) or guesses)
     answer = start(tokenizer, SequencePool(engine(tokenizer, said)), [5], max_tokens=most)
     assert "".join(answer) == said[:most]
-    assert (asked, made) == (drafts, ["follower"] * bool(drafts))
+    assert (asked, len(made)) == (drafts, bool(drafts))
     assert [token for drawn in learnt for token in drawn] == answer.tokens[1:] and len(learnt) == len(drafts)
 
 
@@ -389,31 +388,29 @@ class Drafting(Drafter):
         return nullcontext(("drafter", *told))
 
 
-@pytest.mark.parametrize("speculate", ["off", "auto", "ngram", Drafting()], ids=["off", "auto", "ngram", "model"])
+@pytest.mark.parametrize("speculate", ["auto", "ngram", Drafting()], ids=["auto", "ngram", "model"])
 @pytest.mark.parametrize("begin", [None, 0, 2])
 @pytest.mark.parametrize("is_guided", [False, True])
-def test_who_guesses(speculate, begin: int | None, is_guided: bool, monkeypatch):
-    """Whose guesses are free comes first."""
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bool, monkeypatch):
+    """Whose guesses are free comes first; a draft model guesses for an only answer."""
     for name in ("DraftModel", "from_text", "ForcedTokensProposer"):
-        monkeypatch.setattr(generate, name, lambda *told, name=name: (name, *told))
-    monkeypatch.setattr(generate, "Guesses", list)
-    making, engine = Making.__new__(Making), Listening()
-    making.prompt, making.tokens, making._sampler, making._end_ids = [5, -3, 6], [7], "sampler", "ends"
-    making._options, making._guide = SimpleNamespace(speculate=speculate), SimpleNamespace(is_needed=is_guided)
-    making._sequences = SimpleNamespace(engine=engine, written="written", vocab_size=9)
+        monkeypatch.setattr(leaps, name, lambda *told, name=name: (name, *told))
+    monkeypatch.setattr(leaps, "Guesses", lambda proposers, costs: proposers)
+    monkeypatch.setattr(leaps, "has_images", lambda ids: False)
+    engine, guide = Listening(False), SimpleNamespace(is_needed=is_guided)
     follower = None if begin is None else SimpleNamespace(begin=begin)
+    asking = wanting(speculate, ids=[5, -3, 6, 7], sequence=Listening(listener=follower), guide=guide)
+    asking.sampler, asking.end_ids = SimpleNamespace(vocab=9), "ends"
     with ExitStack() as held:
-        found = making._guesses(held, follower)
-    tokens, told = [5, 6, 7], ("sampler", "ends", making._guide)
-    if speculate == "off":
-        assert found is None
-        return
-    expected = [("ForcedTokensProposer", making._guide)] * is_guided + ["from_text", tokens, "written"]
-    if isinstance(speculate, Drafter):
+        found = Speculator(engine, "written", held if is_alone else None)._start(asking)
+    tokens, told = [5, 6, 7], (asking.sampler, "ends", guide)
+    expected = [("ForcedTokensProposer", guide)] * is_guided + ["from_text", tokens, "written"]
+    if isinstance(speculate, Drafter) and is_alone:
         expected.append(("drafter", tokens, *told))
     if begin is not None:
         known, account = tokens[begin:], account_of(engine)
-        expected.append(("DraftModel", follower, known, "sampler", 9, "ends", making._guide, account))
+        expected.append(("DraftModel", follower, known, asking.sampler, 9, "ends", guide, account))
     assert found == expected
 
 
@@ -421,12 +418,11 @@ def test_who_guesses(speculate, begin: int | None, is_guided: bool, monkeypatch)
     ("auto", 512, False), ("ngram", 513, True), ("off", 513, None), (None, 5, None),
 ])  # fmt: skip
 def test_which_answers_are_remembered(speculate: str | None, length: int, is_kept: bool | None):
-    added, making = [], Making.__new__(Making)
-    making.prompt, making.tokens, making.cached_tokens = [5] * length, [6, 7], 4
+    added, ids = list[tuple](), [5] * length + [6, 7]
     written = SimpleNamespace(add=lambda *told: added.append(told)) if speculate else None
-    making._options, making._sequences = SimpleNamespace(speculate=speculate), SimpleNamespace(written=written)
-    making._remember()
-    assert added == ([] if is_kept is None else [([5] * length + [6, 7], 4, is_kept)])
+    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=None)
+    generate.leave(answer, SimpleNamespace(written=written), 0)  # type: ignore[arg-type]
+    assert added == ([] if is_kept is None else [(ids, 4, is_kept)])
 
 
 @pytest.mark.parametrize(("speculate", "others", "reads", "has_layer", "lost", "images", "listens"), [
@@ -440,29 +436,26 @@ def test_who_listens_to_one_of_several(speculate, others, reads, has_layer, lost
     engine = Listening(has_layer)
     account_of(engine).lose(lost)
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
-    asking = wanting(speculate)
-    asking.sequence, asking.ids = "sequence" if reads else None, [1, 2]
-    BatchSpeculator(engine, frozenset()).listen(asking, others)
-    assert engine.told == ["sequence"] * listens
+    sequence = Listening()
+    asking = wanting(speculate, sequence=sequence if reads else None, ids=[1, 2])
+    Speculator(engine).listen(asking, others)
+    assert engine.told == [sequence] * listens
 
 
-def wanting(speculate: str) -> Any:
-    """One of several answers."""
-    return SimpleNamespace(request=SimpleNamespace(task=SimpleNamespace(options=SimpleNamespace(speculate=speculate))))
+def wanting(speculate: Any, **more: Any) -> Any:
+    """An answer in the making."""
+    return SimpleNamespace(**{"options": SimpleNamespace(speculate=speculate), "sequence": None, **more})
 
 
 def test_drafts_of_several_answers():
     """Of few; each has room for what it may still say, beside the others and their drafts."""
-    guesses, off, auto, told = BatchSpeculator(Listening(), frozenset()), wanting("off"), wanting("auto"), list[tuple]()
+    guesses, off, auto, told = Speculator(Listening()), wanting("off"), wanting("auto"), list[tuple]()
     for answers, possible in (
         ([], False), ([off], False), ([off, auto], True), ([auto] * 4, True), ([auto] * 5, False), ([off] * 4, False)
     ):  # fmt: skip
-        assert guesses.are_possible(answers) == possible
+        assert guesses.can_speculate(answers) == possible
     several = [wanting("auto"), off, wanting("ngram")]
     for answering, left in ((several[0], 5), (several[2], 3)):
         answering.left, answering.guesses = left, SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8])
-    drafts = guesses.drafts(several)
-    assert [(draft.answering, draft.tokens) for draft in drafts] == [
-        (several[0], [7, 8]), (off, []), (several[2], [7, 8]),
-    ]  # fmt: skip
+    assert guesses.drafts(several) == [[7, 8], [], [7, 8]]
     assert told == [(4, 2), (2, 4)]

@@ -32,10 +32,9 @@ from localllm.engine.run import Span
 from localllm.engine.runs import LATER, Runs
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.speculation import acceptance as speculation
-from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
-from localllm.generation.speculation.speculative_batch import FEW
+from localllm.generation.speculation.speculator import FEW
 from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 
@@ -255,7 +254,7 @@ def test_who_has_no_such_layer_says_so(tmp_path):
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_texts_are_the_same(path, seed, monkeypatch):
     """Whatever the layer says, and whether it is asked."""
-    monkeypatch.setattr(speculation, "StepCostModel", Free)
+    monkeypatch.setattr(leaps, "StepCostModel", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
     with opened(path) as model:

@@ -7,6 +7,7 @@ import pytest
 from fake_engine import FakeEngine, saying
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_costs import Free
 from tiny_model import write_tiny_model
 
 import localllm
@@ -17,6 +18,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
+from localllm.generation.speculation import speculator
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions(temperature=0)
@@ -248,3 +250,17 @@ def test_the_command_line(tiny, cli):
     code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
     assert (code, err) == (0, "localllm: --keep is left out: it counts with --on-overflow shift only\n")
     assert cli("run", tiny, "-p", "x", "--on-overflow", "forget")[0] == 2
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_drafts_do_not_move_what_is_forgotten(seed, monkeypatch):
+    """A context is shifted where it is full, and not where a draft would not fit, so the text is the same."""
+    monkeypatch.setattr(speculator, "StepCostModel", Free)
+    drawn = {"temperature": 0} if seed is None else {"seed": seed}
+    with localllm.open(localllm.builtin_model(), context=160, cache=False) as model:
+        off, ngram = (
+            model.generate("Hi", 320, on_overflow="shift", ignore_eos=True, speculate=how, **drawn)
+            for how in ("off", "ngram")
+        )
+        assert "".join(ngram) == "".join(off) and ngram.tokens == off.tokens
+        assert ngram.dropped == off.dropped > 0 and ngram.accepted > 0

@@ -9,7 +9,7 @@ from step_costs import Free
 
 from localllm import api
 from localllm.generation.speculation import acceptance as speculation
-from localllm.generation.speculation import speculative_batch as leaps
+from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.acceptance import MOST
 
 KINDS = {"dense": "llama", "experts": "qwen3moe", "latent": "deepseek2_v3", "recurrent": "mamba2", "both": "qwen35moe"}

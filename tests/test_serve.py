@@ -149,15 +149,15 @@ def test_logprobs(guide: Served):
 
 def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
     """Several tokens come of a step then, each with what the model says behind the one before."""
-    leaps, leap = list[int](), Scheduler._leap
+    leaps, leap = list[int](), Scheduler._speculative_step
 
-    def counted(batch: Scheduler, answers: list) -> bool:
+    def counted(batch: Scheduler) -> bool:
         before = batch.written
-        done = leap(batch, answers)
+        done = leap(batch)
         leaps.append(batch.written - before)
         return done
 
-    monkeypatch.setattr(Scheduler, "_leap", counted)
+    monkeypatch.setattr(Scheduler, "_speculative_step", counted)
     prompt = "one two three four five six seven eight " * 6
     asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "logprobs": 1, "ignore_eos": True}
     reply = guide.post("/v1/completions", asked).json["choices"][0]

@@ -438,7 +438,7 @@ def test_where_the_text_repeats_itself_there_are_fewer_steps(model):
     options = GenerationOptions(40, (), SamplingOptions(temperature=0), None, "ngram")
     generation = model.session.complete(ids, options)
     place = iter([*ids[:40]])
-    generation._making._sampler.sample = lambda row, allowed=None: next(place)
+    generation._answer.sampler.sample = lambda row, allowed=None: next(place)
     list(generation)
     assert generation.tokens == ids[:40]
     assert generation.steps < 20

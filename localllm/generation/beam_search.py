@@ -15,11 +15,10 @@ from localllm.engine.image_tokens import is_worth_keeping
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.generate import Task
 from localllm.generation.prefill import read_prompt
+from localllm.generation.request import Task, seeded
 from localllm.generation.sampling.candidates import Candidates
-from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.sampling.sampler import Sampler, log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
@@ -222,17 +221,6 @@ def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> 
     return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
 
 
-def seeded(
-    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: Tokenizer | None = None
-) -> list[Sampler]:
-    """n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
-    first = Sampler(options, vocab, tokenizer)
-    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
-    for sampler in (first, *others):
-        sampler.read(prompt)
-    return [first, *others]
-
-
 def beam_search(search: BeamSearch, beams: int) -> list[Answer]:
     """At most `beams` answers, best first: those that a search of this width finds. Nothing is drawn.
 
@@ -294,9 +282,3 @@ def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float,
             if logit > -math.inf:
                 found.append((-(hypothesis.logprob + (logit - total)), token, number, logit - total))
     return [(logprob, token, hypotheses[number]) for _, token, number, logprob in sorted(found)[:count]]
-
-
-def log_total(logits: np.ndarray) -> float:
-    """What to subtract from logits float32 [vocab] for log probabilities: the logarithm of the sum of exp(logits)."""
-    largest = float(logits.max())
-    return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())

@@ -51,6 +51,8 @@ class ShiftedSequence:
         engine: whose it is.
     """
 
+    listener = None  # layers that guess know no text whose beginning is forgotten
+
     def __init__(self, sequence: "Sequence", keep: int):
         self.keep, self.dropped, self.engine = keep, 0, sequence.engine
         self._sequence, self._gone = sequence, list[int]()  # the tokens behind the first that it does not hold any more
@@ -58,6 +60,11 @@ class ShiftedSequence:
     @property
     def closed(self) -> bool:
         return self._sequence.closed
+
+    @property
+    def room(self) -> int:
+        """For how many tokens nothing has to be forgotten."""
+        return self._sequence.context - len(self._sequence.tokens)
 
     @property
     def tokens(self) -> list[int]:
@@ -70,7 +77,7 @@ class ShiftedSequence:
         rows, ids = [], list(ids)
         while ids:
             least = whole_end(ids, 1)
-            while (room := self._sequence.context - len(self._sequence.tokens)) < least:
+            while (room := self.room) < least:
                 self._forget(least)
             room = min(room, len(ids))
             while is_within(ids, room):  # an image is read as a whole

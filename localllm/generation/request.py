@@ -1,26 +1,105 @@
-"""A prompt among others, and the answers to it in the making."""
+"""A prompt that is to be answered, and the answers to it in the making: alone, or among others."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from localllm.errors import LocalllmError
-from localllm.generation.beam_search import log_total
+from localllm.engine.image_tokens import whole_end
+from localllm.errors import ContextError, LocalllmError, UsageError
+from localllm.frozen import frozen
+from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.generate import Task
-from localllm.generation.reasoning import TextPart
-from localllm.generation.sampling.sampler import Sampler
+from localllm.generation.context_overflow import SINKS, require_shift
+from localllm.generation.options import GenerationOptions
+from localllm.generation.reasoning import TextPart, Thinking
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.sampling.sampler import Sampler, log_total
+from localllm.generation.transcript import Transcript
+from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
+    from localllm.engine.image_tokens import ImageEmbedding
+    from localllm.engine.runs import Runs
     from localllm.engine.sequence import Sequence
-    from localllm.generation.chunked_prefill import PrefillSegments
     from localllm.generation.speculation.acceptance import Guesses
+    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_grammar import ToolGrammar
 
 # Hears of a token at once: the answer, the token (None for one that ended it), the parts of text that it completes, and
 # the logits that it was drawn from, float32 [vocab], good only until the call returns.
 Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
+
+
+@frozen
+class Task:
+    """A prompt, as token ids, and how to answer it.
+
+    Attributes:
+        decoder: of the answer.  thinking: how the model's thoughts are marked.
+        earlier: tokens that the conversation held in an earlier process, with which it ended there.
+        calls: of tools, that the answer may make.  seen: what the ids of images among the prompt stand for.
+        begun: what the prompt has of the answer already.
+    """
+
+    prompt: list[int]
+    decoder: StreamDecoder
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    thinking: Thinking = field(default_factory=Thinking)
+    earlier: int = 0
+    calls: "ToolGrammar | None" = None
+    seen: "Ids[ImageEmbedding]" = ()
+    begun: str = ""
+
+    def require_room(self, context: int) -> None:
+        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        if not self.prompt:
+            raise UsageError("the prompt is empty")
+        if len(self.prompt) >= context:
+            length = len(self.prompt)
+            raise ContextError(f"the prompt has {length} tokens, which leaves no room in a context of {context}")
+
+    def kept_tokens(self, context: int) -> int | None:
+        """Return how many first tokens stay when the context is full; None where nothing is forgotten.
+
+        Raises ContextError for a context that is too small for it, and as `require_room`.
+        """
+        if self.options.on_overflow != "shift":
+            self.require_room(context)
+            return None
+        kept = whole_end(self.prompt, SINKS if self.options.keep is None else self.options.keep)
+        require_shift(kept, context)
+        self.require_room(sys.maxsize)
+        return kept
+
+    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
+        """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
+        matcher, calls = None, self.calls
+        if self.options.constraint:
+            from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed
+
+            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
+        form = self.options.constraint
+        transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
+        if self.begun and matcher and (behind := matcher.copy()).accept_text(self.begun):
+            matcher = behind  # else what was said before is none of its form
+            transcript.go_on_from(self.begun)
+        if calls is None:
+            if matcher and matcher.names_any(self.thinking.shown):  # a grammar with <think> in it, which says how long
+                return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
+            return AnswerState(transcript, self.thinking, matcher)
+        if calls.must:
+            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
+        if matcher is None or calls.have_heads:  # whose heads say what a message is
+            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
+        from localllm.generation.constraints.union_matcher import UnionMatcher
+
+        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
 
 
 @dataclass(eq=False)
@@ -51,20 +130,53 @@ class Request:
     def finished(self) -> bool:
         return self.error is not None or (bool(self.answers) and all(one.finish_reason for one in self.answers))
 
+    def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "Runs | None" = None) -> list["Completion"]:
+        """Make its answers, which have no token yet: with the seeds seed, seed + 1, and so on.
+
+        runs: in which the prompt is read, if not as the engine says.
+
+        Raises UsageError and ContextError.
+        """
+        task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
+        kept = task.kept_tokens(engine.context)
+        if kept is not None:
+            engine.require_shift()
+        samplers = seeded(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
+        guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
+        self.answers = [
+            Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
+            for number, sampler in enumerate(samplers)
+        ]
+        for answer in self.answers:
+            answer.kept, answer.end_ids = kept, tokenizer.end_ids
+        return self.answers
+
+
+class Accepted(NamedTuple):
+    """A token that was drawn from logits float32 [vocab], None for one that ends the answer, and what it completes."""
+
+    token: int | None
+    parts: list[TextPart]
+    logits: np.ndarray
+
 
 class Completion:
-    """An answer in the making.
+    """An answer in the making, and what happened.
 
     Attributes:
         ids: the prompt and what was said, without what ended it.
         text, thinking: what was said, and thought before.  finish_reason: "stop" or "length", "" before.
-        seed: with which it is drawn again.
+        seed: with which it is drawn again.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, what ended it included; 0 of an only answer.
         sequence: what has been read of `ids`; None while it waits.
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while few are answered.
         known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
-        stretches: of its prompt.
+        segments: in which its prompt is read.
+        kept, dropped: how many first tokens stay when the context is full, and how many others were forgotten.
+        has_ended: whether its last token ended it.  is_stopped: whether it is to end before the next step.
+        prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
+        steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
     """
 
     def __init__(
@@ -73,43 +185,65 @@ class Completion:
         sampler: Sampler,
         guide: AnswerState,
         context: int,
-        stretches: "PrefillSegments",
+        segments: PrefillSegments,
         number: int = 0,
     ):
         self.request, self.seed, self.ids, self.number = request, sampler.seed, list(request.prompt), number
-        self.stretches = stretches
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None
         self.known: np.ndarray | None = None
-        self._sampler, self._guide = sampler, guide
+        self.sampler, self.guide, self.segments = sampler, guide, segments
+        self.kept: int | None = None
+        self.end_ids = frozenset[int]()
+        self.dropped = self.steps = self.drafted = self.accepted = 0
+        self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
+        self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
-        if self._limit == len(self.ids):
-            self.finish_reason = "length"
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.request.prompt
+
+    @property
+    def seen(self) -> "Ids[ImageEmbedding]":
+        return self.request.task.seen
+
+    @property
+    def options(self) -> GenerationOptions:
+        return self.request.task.options
 
     @property
     def text(self) -> str:
-        return self._guide.transcript.text
+        return self.guide.transcript.text
 
     @property
     def thinking(self) -> str:
-        return self._guide.transcript.thinking
+        return self.guide.transcript.thinking
+
+    @property
+    def calls(self) -> "list[ToolCall]":
+        from localllm.generation.tools.tool_call import whole
+
+        return whole(self.guide.transcript.calls) if self.guide.transcript.calls else []
 
     @property
     def tokens(self) -> list[int]:
         """What was said, as token ids."""
-        return self.ids[len(self.request.prompt) :]
+        return self.ids[len(self.prompt) :]
 
     @property
-    def guide(self) -> AnswerState:
-        """What follows it."""
-        return self._guide
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
 
     @property
-    def sampler(self) -> Sampler:
-        """What draws its tokens."""
-        return self._sampler
+    def completion_tokens(self) -> int:
+        return len(self.ids) - len(self.prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.request.cached
 
     @property
     def left(self) -> int:
@@ -117,9 +251,19 @@ class Completion:
         return self._limit - len(self.ids)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether no token comes any more."""
+        return self.has_ended or self.left == 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it ended because there was no room for more."""
+        return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
+
+    @property
     def has_begun(self) -> bool:
         """Whether it has a token."""
-        return len(self.ids) > len(self.request.prompt)
+        return len(self.ids) > len(self.prompt)
 
     @property
     def held(self) -> int:
@@ -141,27 +285,56 @@ class Completion:
         """How many answers are here in one: all of the request until its prompt has been read."""
         return 1 if self.request.begun else self.request.n
 
-    def take(self, row: np.ndarray, end_ids: frozenset[int]) -> None:
+    def accept_logits(self, row: np.ndarray) -> Accepted:
         """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
-        token = self._guide.choose(self._sampler, row)
+        token = self.guide.choose(self.sampler, row)
+        elapsed = perf_counter() - self.started
+        self.ttft_s = self.ttft_s or elapsed
+        self.decode_s = elapsed - self.ttft_s
         self._chosen += 1
         if self.request.n > 1:
             self.logprob += float(row[token]) - log_total(row)
-        is_end = token in end_ids
-        parts = self._finish("stop") if is_end else self._go_on(token)
-        if self.request.listener:
-            self.request.listener(self, None if is_end else token, parts, row)
-
-    def _go_on(self, token: int) -> list[TextPart]:
-        """The parts of text that this token completes; it may be the last."""
-        self._sampler.accept(token)
+        if token in self.end_ids:
+            self.has_ended = True
+            return Accepted(None, [], row)
+        self.sampler.accept(token)
         self.ids.append(token)
-        parts = self._guide.accept(token)
-        if self._guide.has_ended:
-            return parts + self._finish("stop")
-        return parts + self._finish("length") if len(self.ids) == self._limit else parts
+        parts = self.guide.accept(token)
+        self.has_ended = self.guide.has_ended
+        return Accepted(token, parts, row)
 
-    def _finish(self, reason: str) -> list[TextPart]:
-        """Say what was held back."""
-        self.finish_reason = reason
-        return self._guide.transcript.flush(is_end=reason == "stop")
+    def accept_draft(self, draft: list[int], rows: np.ndarray) -> Iterator[Accepted]:
+        """Go on with the tokens that are drawn, as far as a draft is right and one beyond; forget what was wrong.
+
+        rows: logits float32 [1 + len(draft), vocab], behind the newest token and each of the draft.
+        """
+        before = len(self.ids)
+        self.drafted += len(draft)
+        for row, guess in zip(rows, [*draft, None], strict=True):
+            accepted = self.accept_logits(row)
+            self.accepted += accepted.token is not None and accepted.token == guess
+            yield accepted
+            if self.is_complete or self.ids[-1] != guess:
+                break
+        drawn = self.ids[before:]
+        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+        if self.sequence and right < len(draft):
+            self.sequence.truncate(before + right)
+        if self.guesses:
+            self.guesses.learn(drawn)
+
+    def finish(self) -> list[TextPart]:
+        """Say why it ends, and what was held back."""
+        self.finish_reason = "stop" if self.has_ended else "length"
+        return self.guide.transcript.flush(is_end=self.has_ended)
+
+
+def seeded(
+    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: Tokenizer | None = None
+) -> list[Sampler]:
+    """Return n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
+    first = Sampler(options, vocab, tokenizer)
+    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
+    for sampler in (first, *others):
+        sampler.read(prompt)
+    return [first, *others]

@@ -7,18 +7,16 @@ takes every answer one token further. As in Orca (Yu et al. 2022), with memory b
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
-from localllm.generation.beam_search import seeded
-from localllm.generation.chunked_prefill import HEARD, PrefillSegments, piece, shareable
+from localllm.generation.chunked_prefill import HEARD, piece, shareable
 from localllm.generation.prefix_match import common
 from localllm.generation.request import Completion, Request
-from localllm.generation.speculation.speculative_batch import BatchSpeculator
+from localllm.generation.speculation.speculator import AnswerSpan, Speculator
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -31,13 +29,6 @@ if TYPE_CHECKING:
 
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
-
-
-class AnswerSpan(NamedTuple):
-    """What a run reads for an answer."""
-
-    answering: Completion
-    ids: list[int]
 
 
 @frozen
@@ -81,13 +72,13 @@ class Scheduler:
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
-        self._engine, self._tokenizer, self._end_ids = engine, tokenizer, tokenizer.end_ids
+        self._engine, self._tokenizer = engine, tokenizer
         self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
         self._requests, self._finished = iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._live = False, live is not None
         self._prefixes, self._written = (live.prefixes, live.written) if live else (None, None)
-        self._leaps = BatchSpeculator(engine, self._end_ids, self._written)
+        self._speculator = Speculator(engine, self._written)
         self._kept = deque[Completion]()  # that have finished, for the next that begin alike; the oldest first
 
     def __iter__(self) -> Iterator[list[Request]]:
@@ -140,19 +131,10 @@ class Scheduler:
             if request is None:
                 return None
             try:
-                task = request.task
-                task.require_room(self._engine.context)
-                samplers = seeded(task.options.sampling, task.prompt, self._vocab, request.n, self._tokenizer)
-                guide, stretches = (
-                    task.guide(self._tokenizer, self._vocab),
-                    PrefillSegments(
-                        task.prompt, self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
-                    ),
-                )
-                request.answers = [
-                    Completion(request, sampler, guide.copy(), self._engine.context, stretches, number)
-                    for number, sampler in enumerate(samplers)
-                ]
+                runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
+                for answer in request.begin(self._engine, self._tokenizer, runs):
+                    if answer.is_complete:
+                        answer.finish()
             except LocalllmError as error:
                 request.error = error
             if request.finished:
@@ -197,7 +179,7 @@ class Scheduler:
             answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
         answering.request.cached = answering.sequence.truncate(length)
         if self._precise:
-            self._leaps.listen(answering, len(self.running))
+            self._speculator.listen(answering, len(self.running))
         self.running.append(answering)
 
     def _donor(self, answering: Completion) -> tuple[Completion | None, int]:
@@ -216,7 +198,7 @@ class Scheduler:
         for answering in [one for one in self.running if one.known is not None]:
             row, answering.known = answering.known, None
             if row is not None:
-                self._begin(answering, row[-1, : self._vocab])
+                self._begin(answering, row[-1:, : self._vocab])
         if self._precise:
             is_heard = self._live and any(one.has_begun for one in self.running)
             rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
@@ -225,7 +207,7 @@ class Scheduler:
                 self._advance(reading, precise)
                 reading = []
             writing = self._writing()
-            if reading or len(writing) < len(self.running) or not self._leap([one.answering for one in writing]):
+            if reading or len(writing) < len(self.running) or not self._speculative_step():
                 for one in writing:
                     one.answering.guesses = None
                 self._advance(reading + writing, precise=True)
@@ -242,7 +224,7 @@ class Scheduler:
         """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
-            held, stretch = answering.held, answering.stretches.at(answering.held)
+            held, stretch = answering.held, answering.segments.at(answering.held)
             end, precise = min(stretch.end, held + answering.unread), stretch.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
@@ -264,40 +246,25 @@ class Scheduler:
             if answering.held < len(answering.ids):
                 continue
             if answering.has_begun:
-                self._take(answering, row)
+                self._accept(answering, [], row)
             else:
                 self._begin(answering, row)
 
-    def _leap(self, answers: list[Completion]) -> bool:
-        """A step of the only answers with guesses behind their newest tokens; False if it cannot be made."""
-        if not self._leaps.are_possible(answers):
+    def _speculative_step(self) -> bool:
+        """A step of the only answers with drafts behind their newest tokens; False if it cannot be made."""
+        if not self._speculator.can_speculate(self.running):
             return False
-        drafts = self._leaps.drafts(answers)
-        work = [AnswerSpan(one, [one.ids[-1], *draft]) for one, draft in drafts]
         try:
-            self._require_places(work)
-            started = perf_counter()
-            rows = self._engine.run([(one.sequence, ids) for one, ids in work if one.sequence], "all", True)
+            verified = self._speculator.step(self.running, self._read_drafts)
         except MemoryLimitError:
             return False
-        self._leaps.took(sum(len(ids) for _, ids in work), perf_counter() - started)
-        for (answering, draft), its in zip(drafts, rows, strict=True):
-            self._land(answering, draft, its[:, : self._vocab])
+        for answering, draft, rows in verified:
+            self._accept(answering, draft, rows[:, : self._vocab])
         return True
 
-    def _land(self, answering: Completion, draft: list[int], rows: "np.ndarray") -> None:
-        """Take the tokens that are drawn, as far as the draft is right and one beyond."""
-        before = len(answering.ids)
-        for row, guess in zip(rows, [*draft, None], strict=True):
-            self._take(answering, row)
-            if answering.finish_reason or answering.request.error or answering.ids[-1] != guess:
-                break
-        drawn = answering.ids[before:]
-        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
-        if answering.sequence and right < len(draft):
-            answering.sequence.truncate(before + right)
-        if answering.guesses:
-            answering.guesses.learn(drawn)
+    def _read_drafts(self, work: list[AnswerSpan]) -> "list[np.ndarray]":
+        self._require_places(work)
+        return self._engine.run([(one.sequence, ids) for one, ids in work if one.sequence], "all", True)
 
     def _begin(self, first: Completion, row: "np.ndarray") -> None:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
@@ -308,48 +275,51 @@ class Scheduler:
                 answering.sequence = first.sequence.fork() if first.sequence else None
                 self.running.insert(place, answering)
         for answering in request.answers:
-            self._take(answering, row)
+            self._accept(answering, [], row)
 
-    def _take(self, answering: Completion, row: "np.ndarray") -> None:
-        """A token for an answer; it may leave then."""
-        if answering.request.error:
+    def _accept(self, answering: Completion, draft: list[int], rows: "np.ndarray") -> None:
+        """Take one token further, or several if a draft is right; it may leave then. rows: as of accept_draft."""
+        request = answering.request
+        if request.error:
             return
-        before = len(answering.ids)
         try:
-            answering.take(row, self._end_ids)
+            for token, parts, row in answering.accept_draft(draft, rows):
+                self.written += token is not None
+                if answering.is_complete:
+                    parts += answering.finish()
+                if request.listener:
+                    request.listener(answering, token, parts, row)
+                if answering.finish_reason:
+                    self._leave(answering)
         except LocalllmError as error:
-            self._fail(answering.request, error)
-            return
+            self._fail(request, error)
         except Exception as error:  # whatever one caller's options lead to is not the others' trouble
             if not self._live:
                 raise
-            self._fail(answering.request, LocalllmError(f"internal error: {type(error).__name__}"))
-            return
-        self.written += len(answering.ids) - before
-        if answering.finish_reason:
-            self.running.remove(answering)
-            self._keep(answering)
-            if self._written and answering.request.task.options.speculate != "off":
-                is_kept = len(answering.request.prompt) > LONG
-                self._written.add(answering.ids, answering.request.cached, is_kept)
-                self._written.collect()
-            if answering.request.finished:
-                answering.request.answers.sort(key=lambda one: -one.score)
-                self._finished.append(answering.request)
+            self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
+
+    def _leave(self, answering: Completion) -> None:
+        """An answer is made."""
+        request = answering.request
+        self.running.remove(answering)
+        self._keep(answering)
+        if self._written and answering.options.speculate != "off":
+            self._written.add(answering.ids, request.cached, len(request.prompt) > LONG)
+            self._written.collect()
+        if request.finished:
+            request.answers.sort(key=lambda one: -one.score)
+            self._finished.append(request)
 
     # Memory.
 
     def _run(self, work: list[AnswerSpan], logits: str, precise: bool) -> list[tuple[Completion, "np.ndarray"]]:
-        """Read what there is memory for; the logits asked for, float32 [vocab]. The youngest make room for others."""
+        """Read what there is memory for; the logits asked for, float32 [1, vocab]. The youngest make room."""
         while work := [one for one in work if one.answering.sequence]:
             try:
                 self._require_places(work)
                 requests = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
                 rows = self._engine.run(requests, logits, precise)
-                return [
-                    (one.answering, row[-1, : self._vocab] if len(row) else row)
-                    for one, row in zip(work, rows, strict=True)
-                ]
+                return [(one.answering, row[-1:, : self._vocab]) for one, row in zip(work, rows, strict=True)]
             except MemoryLimitError as error:
                 self._make_room(error)
         return []
@@ -414,7 +384,7 @@ class Scheduler:
 def shared(donor: Completion, read: list[int], answering: Completion) -> int:
     """How many of an answering's first ids it can take over from a donor that has read these."""
     same = common(read, answering.ids)
-    return shareable(same, answering.stretches, donor.stretches) if same else 0
+    return shareable(same, answering.segments, donor.segments) if same else 0
 
 
 def pages_of(tokens: int) -> int:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.generation.beam_search import log_total
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request
+from localllm.generation.sampling.sampler import log_total
 from localllm.server.metrics import Metrics
 from localllm.server.response_stream import LikelyToken, Subscriber, TokenEvent, TokenLogprob
 

@@ -117,3 +117,9 @@ def biases_of(
         assert tokenizer
         biases |= dict.fromkeys(tokenizer.end_ids, -math.inf)
     return (np.array(list(biases)), np.array(list(biases.values()), np.float64)) if biases else None
+
+
+def log_total(logits: np.ndarray) -> float:
+    """What to subtract from logits float32 [vocab] for log probabilities: the logarithm of the sum of exp(logits)."""
+    largest = float(logits.max())
+    return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())

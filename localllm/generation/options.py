@@ -1,0 +1,70 @@
+"""How long an answer may be, how its tokens are chosen, and what it must look like."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.generation.context_overflow import require_choice
+from localllm.generation.reasoning import require_choice as require_thinking
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.generation.speculation.draft_model import Drafter
+from localllm.values import require_text, whole_number
+
+if TYPE_CHECKING:
+    from localllm.generation.constraints.constraint import Constraint
+    from localllm.generation.tools.tool_grammar import ToolUse
+
+SPECULATE = ("auto", "mtp", "ngram", "off")
+
+
+@frozen
+class GenerationOptions:
+    """How long an answer may be and how its tokens are chosen."""
+
+    max_tokens: int | None = None  # None: until the model ends or the context is full
+    stop: Sequence[str] = ()  # strings that end a free answer and are not part of it; a constraint has its own end
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    on_progress: Callable[[int, int], None] | None = None  # called with (tokens read, tokens to read) during prefill
+    # Where guesses come from: the text ("ngram"), the model's own layer besides ("mtp", or "auto" if it has one), a
+    # smaller model besides, nowhere ("off").
+    speculate: str | Drafter = "auto"
+    on_overflow: str | None = None  # see generation.overflow; None: drop-turns where a Session asks, else error
+    keep: int | None = None  # the first tokens that stay with "shift"; None: the system message, 4 at least
+    think: str = "auto"  # whether the model thinks before it answers, or with which effort: see generation.thinking
+    think_budget: int | None = None  # the most tokens of a thought, which is closed then; None: as many as it takes
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    # Whether the answer goes on with the last message, an assistant's; None: if that has no calls. False: a new one.
+    continue_final: bool | None = None
+    constraint: "Constraint | None" = None  # what an answer must look like
+    tools: "ToolUse | None" = None  # that an answer may call
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for values that make no sense."""
+        if self.max_tokens is not None:
+            whole_number("max_tokens", self.max_tokens)
+        if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
+            raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
+        if self.speculate == "mtp" and self.on_overflow == "shift":
+            raise UsageError("a model's own guesses (mtp) know no text whose beginning is forgotten (shift)")
+        require_choice(self.on_overflow, self.keep)
+        require_thinking(self.think, self.think_budget)
+        if isinstance(self.stop, str | bytes):
+            object.__setattr__(self, "stop", (self.stop,))
+        if not isinstance(self.stop, Iterable):
+            raise UsageError(f"stop should be a list of texts, not {self.stop!r}")
+        for text in self.stop:
+            if not require_text("stop", text):
+                raise UsageError("stop should not be empty")
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether an answer is JSON whose white space is left out."""
+        return self.constraint is not None and self.constraint.is_compact
+
+    def limit(self, room: int) -> int:
+        """The most tokens of an answer for which the context has this much room."""
+        room = sys.maxsize if self.on_overflow == "shift" else room
+        return room if self.max_tokens is None else min(room, self.max_tokens)

@@ -1,0 +1,119 @@
+"""Decoding steps that take several tokens of an answer, guessed ahead: of an only answer, or of few in a batch.
+
+With few, a step's arithmetic has room left; with more, who guesses wrong would take the others' time.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from localllm.engine.image_tokens import has_images, texts_only
+from localllm.generation.constraints.token_mask import ForcedTokensProposer
+from localllm.generation.context_overflow import ShiftedSequence
+from localllm.generation.request import Completion
+from localllm.generation.speculation.acceptance import Guesses, Proposer, StepCostModel
+from localllm.generation.speculation.draft_model import Drafter, DraftModel, account_of
+from localllm.generation.speculation.ngram import from_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from localllm.engine.engine import Engine
+    from localllm.generation.speculation.ngram_cache import NgramCache
+
+FEW = 4  # answers
+
+
+class AnswerSpan(NamedTuple):
+    """What a run reads for an answer."""
+
+    answering: Completion
+    ids: list[int]
+
+
+Read = Callable[[list[AnswerSpan]], "list[np.ndarray]"]  # logits after each of the tokens, float32 [tokens, vocab]
+
+
+class Verified(NamedTuple):
+    """A draft of an answer, often none, and the logits behind the newest token and each of the draft."""
+
+    answering: Completion
+    draft: list[int]
+    rows: "np.ndarray"
+
+
+class Speculator:
+    """Guesses for answers that are made together, which know together what steps cost."""
+
+    def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
+        """held: of an only answer, has what guesses need as long as it is made: a draft model's sequence."""
+        self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
+
+    def can_speculate(self, answers: list[Completion]) -> bool:
+        """Whether they are few, and one of them wants guesses."""
+        return 0 < len(answers) <= FEW and any(wants_guesses(one) for one in answers)
+
+    def listen(self, answering: Completion, others: int = 0) -> None:
+        """Have the layer that guesses read what an answer reads from now on, beside so many others, if that may pay.
+
+        That layer is the model's own, or a head's in another file. Raises UsageError for an only answer that wants it
+        ("mtp") where there is none.
+        """
+        sequence, speculate = answering.sequence, answering.options.speculate
+        if sequence is None or isinstance(sequence, ShiftedSequence) or has_images(answering.ids) or others >= FEW:
+            return
+        is_wanted = speculate in ("auto", "mtp") and self._engine.has_guess_layer
+        if (is_wanted or (speculate == "mtp" and self._held)) and account_of(self._engine).may_lose:
+            self._engine.listen(sequence)
+        elif sequence.listener and self._held:
+            sequence.no_listener()
+
+    def step(self, answers: list[Completion], read: Read) -> list[Verified]:
+        """Read the newest token of each answer and a draft behind it, in one run of the model."""
+        drafts = self.drafts(answers)
+        spans = [AnswerSpan(one, [one.ids[-1], *draft]) for one, draft in zip(answers, drafts, strict=True)]
+        started = perf_counter()
+        rows = read(spans)
+        self._costs.took(sum(len(span.ids) for span in spans), perf_counter() - started)
+        for answering in answers:
+            answering.steps += 1
+        return [Verified(*each) for each in zip(answers, drafts, rows, strict=True)]
+
+    def drafts(self, answers: list[Completion]) -> list[list[int]]:
+        """Return what may come next of each answer, in one step for all."""
+        drafts, others = list[list[int]](), len(answers) - 1
+        for answering in answers:
+            draft = list[int]()
+            if wants_guesses(answering):
+                answering.guesses = answering.guesses or self._start(answering)
+                draft = answering.guesses.draft(most_guessed(answering), others)
+            drafts.append(draft)
+            others += len(draft)
+        return drafts
+
+    def _start(self, answering: Completion) -> Guesses:
+        """Find out what drafts come from; those whose guesses are free come first."""
+        guide, sampler, tokens = answering.guide, answering.sampler, texts_only(answering.ids)
+        proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
+        proposers += from_text(tokens, self._written)
+        speculate, end_ids = answering.options.speculate, answering.end_ids
+        if isinstance(speculate, Drafter) and self._held:
+            proposers.append(self._held.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
+        if not self._held:  # few are left, of which some may not have been heard
+            self.listen(answering)
+        sequence = None if has_images(answering.ids) else answering.sequence
+        if sequence and (follower := sequence.listener):
+            known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
+            proposers.append(DraftModel(follower, known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
+        return Guesses(proposers, self._costs)
+
+
+def wants_guesses(answering: Completion) -> bool:
+    return answering.options.speculate != "off"
+
+
+def most_guessed(answering: Completion) -> int:
+    """Return how long a draft may be: a full context is shifted where it would be without one."""
+    most, sequence = answering.left - 1, answering.sequence
+    return min(most, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else most
