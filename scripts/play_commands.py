@@ -320,7 +320,7 @@ def played(words: list[str]) -> dict[str, Any]:
         for name, case in cases.of.items():
             if all(word in name for word in words):
                 began, text = time.perf_counter(), json.dumps(answer_of(case), default=str)
-                text = text.replace(folder, "").replace(f"-{os.getpid()}", "")
+                text = text.replace(folder, "").replace(str(ROOT), "")
                 found[name] = {"hash": hashlib.sha256(text.encode()).hexdigest()[:16], "text": text}
                 if (spent := time.perf_counter() - began) > 3:
                     print(f"{name}: {spent:.1f} s")
