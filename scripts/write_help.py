@@ -7,6 +7,7 @@ from pathlib import Path
 
 from localllm.cli import compat as llama_names
 from localllm.cli.app import context_of
+from localllm.cli.groups import NAMED
 from localllm.cli.registry import COMMANDS, params_of
 
 WIDTH = 80
@@ -83,8 +84,8 @@ def commands(rows: tuple[llama_names.CommandAlias, ...]) -> Iterator[str]:
 def other_names() -> Iterator[tuple[str, str]]:
     """Options by which localllm knows llama.cpp's: its own one last."""
     for param in params_of("run"):
-        names = [name for name in param.on if name.startswith("-")]
-        if len(names) > 1 and not param.is_argument:
+        names = [name for name in param.opts if name.startswith("-")]
+        if len(names) > 1 and not param.name.endswith(NAMED):
             yield ", ".join(f"`{name}`" for name in names), f"`{max(names, key=len)}`"
     for name, words in llama_names.SAME.items():
         yield f"`{name}`", f"`{' '.join(words).replace('{}', 'VALUE')}`"

@@ -8,8 +8,7 @@ import pytest
 from kernel_calls import GUARD, Scratch, at_end_of_page, caller, count, for_any_parts, normal, output, padded, written
 
 from localllm.arch import kv_cache_types as storage
-from localllm.cli.command import command
-from localllm.cli.commands import run
+from localllm.cli.registry import params_of
 from localllm.engine.cpu.attention import attention_scratch, most_units
 from localllm.errors import UsageError
 from localllm.kernels import reference_cache as remembered
@@ -618,5 +617,5 @@ def test_the_lists_of_formats_agree():
     assert list(cache_formats.STORAGE) == NAMES
     lists = storage.STORAGE, remembered.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
-    help = next(option.help for option in command(run.run).parameters if option.name == "kv_type")
+    help = next(option.help for option in params_of("run") if option.name == "kv_type")
     assert all(name.lower() in help for name in NAMES)

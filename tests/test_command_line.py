@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
+import typer
 from conftest import ROOT
 from terminal import Terminal
 from test_cli import posix
@@ -23,16 +24,16 @@ from test_embed import with_words
 import localllm
 from localllm.cli import compat as llama_names
 from localllm.cli import open_model as opening
-from localllm.cli.app import OPTIONS, context_of
-from localllm.cli.argv import read_words, separate
-from localllm.cli.command import command
+from localllm.cli.app import app, context_of, program
+from localllm.cli.argv import read_words, split_short_options
+from localllm.cli.command import Command
 from localllm.cli.commands.completion import possible
 from localllm.cli.defaults import silenced
+from localllm.cli.groups import NAMED, Also
 from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
-from localllm.cli.parameters import Parameter, argument, option
 from localllm.cli.prompt_input import whole_prompt
-from localllm.cli.registry import COMMANDS, params_of, require_command
+from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.cli.terminal.escapes import unescaped
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
@@ -56,28 +57,30 @@ def parsed(name: str, *words: object) -> dict[str, Any]:
 class Inner:
     """What is inside. More of it is not told."""
 
-    small: Annotated[int | None, option("-s", "--small", metavar="N", help="A number.")] = None
+    small: Annotated[int | None, typer.Option("-s", "--small", metavar="N", help="A number.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     """What is outside."""
 
-    texts: Annotated[list[str] | None, option("--text", metavar="TEXT", help="A text.")] = None
+    texts: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text.")] = None
     inner: Inner
 
 
-On = Annotated[bool, option("--on", help="On.")]
+On = Annotated[bool, typer.Option("--on", help="On.")]
 
 
 def test_groups_are_options_and_come_together():
     given: list[Any] = []
 
-    def do(name: Annotated[str, argument("NAME", "Whose.")], *, outer: Outer, on: On = False) -> None:
+    def do(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="Whose.")], *, outer: Outer, on: On = False
+    ) -> None:
         """Do it."""
         given.append((name, outer, on))
 
-    made = command(do)
+    made = build(do, Command)
     with made.make_context("do", ["me", "--text", "a", "-s5", "--text=b", "--on"]) as context:
         made.invoke(context)
     with made.make_context("do", ["you"]) as context:
@@ -90,12 +93,40 @@ def test_groups_are_options_and_come_together():
     assert text.index("What is outside:") < text.index("--text") < text.index("What is inside:") < text.index("--small")
 
 
+def shown_in(text: str) -> set[str]:
+    """The options that a help shows: those that begin a row, and those behind "also"."""
+    rows = re.findall(r"^  (-[^ ,]+(?:, -[^ ,]+)*)", text, re.M)
+    return {name for row in [*rows, *re.findall(r"\[also: ([^\]]*)\]", text)] for name in row.split(", ")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_typer_sees_all_that_the_help_shows(name: str):
+    group = typer.main.get_command(app)
+    command = group.commands[name]
+    context = typer.Context(command, info_name=name, help_option_names=["-h", "--help"])
+    shown = shown_in(command.plain_help(context, 10_000))
+    assert len(shown) > 1
+    options = [each for each in command.get_params(context) if each.param_type_name == "option"]
+    assert {part for each in options for part in (*each.opts, *each.secondary_opts)} == shown
+    panels = {each.rich_help_panel for each in options if each.rich_help_panel}
+    assert all(f"\n{panel}:\n" in command.plain_help(context, 10_000) for panel in panels)
+    assert [*group.list_commands(context)] == [*COMMANDS]
+
+
+def test_options_have_variables():
+    by_name = {each.name: each for each in typer.main.get_command(app).commands["run"].params}
+    assert by_name["top_k"].envvar == ["LOCALLLM_TOP_K"] and by_name["model"].envvar == ["LOCALLLM_MODEL"]
+    assert by_name["yes"].envvar == [] and by_name[f"model{NAMED}"].opts == ["-m", "--model"]
+
+
 def test_typer_is_used_as_it_is_documented():
     """No private name of it, so that a newer one can be installed, and nothing of it that is slow to import."""
-    for path in (ROOT / "localllm" / "cli").glob("*.py"):
+    for path in (ROOT / "localllm" / "cli").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
-        assert {name for name in imported if name.startswith(("typer", "click"))} <= {"typer.core"}, path.name
+        assert {name for name in imported if name.startswith(("typer", "click"))} <= {"typer.core", "typer.models"}, (
+            path.name
+        )
         frames = {"ctx", "context", "typer", "made", "program"}
         taken = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr.startswith("_")]
         assert not [each.attr for each in taken if isinstance(each.value, ast.Name) and each.value.id in frames]
@@ -198,7 +229,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("rnu x", "there is no command rnu; did you mean run"),
         ("xyzzyx y", "there is no command xyzzyx; localllm --help lists them"),
         ("small.gguf", "localllm chat small.gguf"),
-        ("-m small.gguf", "-m stands behind a command"),
+        ("-m small.gguf", "-m needs a command before it, as in `localllm run MODEL -m ...`"),
         ("help rnu", "there is no command rnu"),
         ("config rnu", "there is no command rnu"),
         ("completion tcsh", "SHELL: there is no 'tcsh'; there are bash, zsh, fish, powershell"),
@@ -219,7 +250,7 @@ def test_wrong_words(cli, words: str, told: str):
     ],
 )  # fmt: skip
 def test_letters_behind_one_dash(word: str, parts: list[str] | None):
-    assert separate(word, {name: param for param in params_of("run") for name in param.names}) == parts
+    assert split_short_options(word, {name: param for param in params_of("run") for name in param.names}) == parts
 
 
 @pytest.mark.parametrize(
@@ -504,7 +535,9 @@ def test_config_tells_what_holds_and_why(cli, configure, monkeypatch):
         ["--top-p", "0.95", "default"],
     ):
         assert line in lines
-    assert {line[0] for line in lines} >= {f"--{param.keys[0]}" for param in params_of("run")[1:] if param.keys}
+    assert {line[0] for line in lines} >= {
+        f"--{param.keys[0]}" for param in params_of("run") if param.keys and not param.is_argument
+    }
     monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
     assert re.search(r"prompts kept +1.0 GB +LOCALLLM_PREFIX_GB\n", cli("config")[1])
 
@@ -520,10 +553,10 @@ def test_help_fits_the_terminal_and_loses_nothing(name: str | None, width: int):
     assert max(map(len, text.splitlines())) <= width or width < 80
     assert [line for line in text.splitlines() if len(line) > width and " " in line.strip()] == []
     words, letters = text.split(), "".join(text.split())
-    for param in params_of(name) if name else OPTIONS:
+    for param in params_of(name) if name else program.params:
         assert "".join(param.help.split()) in letters
         for option_name in param.names:
-            assert param.is_argument or {option_name, f"{option_name},", f"{option_name}]"} & {*words}
+            assert {option_name, f"{option_name},", f"{option_name}]"} & {*words}
 
 
 BESIDE = """\
@@ -601,22 +634,28 @@ Examples:
       'c d e f g h'
   x | localllm do
 """
-PARAMETERS = [
-    Parameter("a", Annotated[str, argument("NAME", "Whose it is, as long as it may be.", also=("-m", "--name"))]),
-    Parameter(
-        "n",
-        Annotated[int, option("-n", "--max", "--maximum", metavar="N", help="How many at most.  [default: 1]")],
-        1,
-    ),
-    Parameter("k", Annotated[Literal["one", "other"], option("--kind", help="Which.")], "one", "What is inside"),
-    Parameter(
-        "f",
-        Annotated[bool, option("-e/--no-escape", "--an-option-of-a-long-name", help="On.")],
-        False,
-        "What is inside",
-    ),
-    Parameter("g", Annotated[bool, option("--an-option-of-a-longer-name", help="28.")], False),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """What is inside."""
+
+    k: Annotated[Literal["one", "other"], typer.Option("--kind", help="Which.")] = "one"
+    f: Annotated[bool, typer.Option("-e/--no-escape", "--an-option-of-a-long-name", help="On.")] = False
+
+
+def explained(
+    a: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, as long as it may be."), Also("-m", "--name")],
+    *,
+    n: Annotated[
+        int, typer.Option("-n", "--max", "--maximum", metavar="N", help="How many at most.  [default: 1]")
+    ] = 1,
+    within: Within,
+    g: Annotated[bool, typer.Option("--an-option-of-a-longer-name", help="28.")] = False,
+) -> None: ...
+
+
+PARAMETERS = build(explained, Command).params
 DOCSTRING = """Do it.
 
 A long
@@ -720,7 +759,7 @@ def test_help_has_colours_on_a_terminal_only(cli):
         (["run", "--on-overflow"], "=", "nothing", ["error", "drop-turns", "shift"]),
         (["run", "--raw=x"], "--raw=y", "nothing", []),
         (["run", "--speculate"], "dr", "models", ["draft:"]),
-        (["run", "--chat-template"], "phi", "nothing", ["phi3", "phi4"]),
+        (["run", "--chat-template"], "phi", "files", ["phi3", "phi4"]),
         (["run", "--allow"], "x", "files", []),
         (["run", "--raw"], "sm", "models", ["small"]),
         (["run", "x", "y"], "sm", "nothing", []),

@@ -106,7 +106,7 @@ def test_how_an_answer_is_made(name: str, tiny: str, monkeypatch):
         assert told.pop("sampling") | told == usual.pop("sampling") | usual | expected, line
     typed = {word for line in cases for word in line.split() if word.startswith("-")}
     for param in params_of(name):
-        assert not param.title.startswith(ABOUT_ANSWERS) or typed & {*param.names}, param.names
+        assert not (param.rich_help_panel or "").startswith(ABOUT_ANSWERS) or typed & {*param.names}, param.names
 
 
 @pytest.mark.parametrize(("line", "given"), [
@@ -369,8 +369,8 @@ def test_a_server_is_asked_again_with_its_key(key: str | None, given: str | None
 def test_defaults_are_those_that_the_help_tells(name: str):
     """None stands for what is decided elsewhere; flags are off."""
     for param in params_of(name):
-        if param.is_flag:
-            assert param.default is False, param.name
+        if param.is_switch:
+            assert not param.default, param.name
         elif param.default is not None:
             told = re.search(r"\[default: ([^\],;]*)", param.help)
             assert told, param.name

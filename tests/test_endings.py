@@ -20,9 +20,8 @@ import localllm
 from localllm import builtin_model
 from localllm.cli import prompt_input as prompts
 from localllm.cli.argv import ParsedArgs, as_typed
-from localllm.cli.command import command
-from localllm.cli.commands.run import run
 from localllm.cli.main import LEAST_MEMORY
+from localllm.cli.registry import params_of
 from localllm.cli.terminal import output as terminal
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
@@ -403,7 +402,7 @@ def test_errors_say_options_as_they_were_typed(tiny: str, cli, words: list[str],
 
 
 def test_an_option_that_was_not_typed_has_its_longest_name():
-    params = command(run).parameters
+    params = params_of("run")
     assert as_typed("max_tokens should be less", params, ParsedArgs(), {}) == "--max-tokens should be less"
     assert as_typed("the file max_tokens.gguf", params, ParsedArgs(), {}) == "the file max_tokens.gguf"
     assert as_typed("model of a prompt", params, ParsedArgs(), {}) == "model of a prompt"
@@ -429,7 +428,7 @@ def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name
 
 @pytest.mark.parametrize("text", ["a 'top_k b' c", "the file top_k b is gone", "top_k b: no such file"])
 def test_names_within_values(text: str):
-    params, words = command(run).parameters, ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
+    params, words = params_of("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
     assert as_typed(text, params, words, {}) == text
     assert as_typed("top_k should be 0 or above", params, words, {}) == "--top-k should be 0 or above"
 

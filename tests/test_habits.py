@@ -459,7 +459,9 @@ def test_what_completes(before: list[str], begun: str, words: list[str], monkeyp
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     kind, found = possible(before, begun)
     assert {word for word, _ in found} >= set(words) and bool(found) == bool(words)
-    assert kind == {"quantize": "files"}.get(before[0], "models" if "draft:" in words else "nothing")
+    assert kind == (
+        "models" if "draft:" in words else "files" if {"quantize", "--chat-template"} & {*before} else "nothing"
+    )
 
 
 @pytest.mark.parametrize(("word", "meant"), [("cli", "chat"), ("search", "list"), ("batch", "map"), ("delete", "rm")])

@@ -14,7 +14,7 @@ KEYS = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){4} (?:`(\w+)`)? ?\|", (ROOT /
 
 def flags(command: str) -> dict[str, set[str]]:
     """By field of SamplingOptions, what the command line calls it."""
-    params = {param.name: set(param.on) for param in commands.params_of(command)}
+    params = {param.name: set(param.opts) for param in commands.params_of(command)}
     params["samplers"] |= params.pop("letters")
     return params
 

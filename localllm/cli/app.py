@@ -1,39 +1,69 @@
 """All commands in one. Importing this must stay cheap: `localllm --help` does."""
 
 import os
+from collections.abc import Iterator, MutableMapping
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from localllm.cli.command import Command, command
+from localllm.cli.command import Command, OwnParameters
 from localllm.cli.help_text import columns, command_help, finished
-from localllm.cli.parameters import Parameter, option
-from localllm.cli.registry import COMMANDS, COMPLETE, HELP, function, require_command, summary
+from localllm.cli.registry import COMMANDS, COMPLETE, SETTINGS, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
 
 
-class Commands(TyperGroup):
-    """Makes a command from the function of its name in the module of its name, when it is asked for."""
+class LazyCommands(MutableMapping[str, Any]):
+    """Commands by name, each made when it is asked for: to import and make all takes 150 ms."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, TyperCommand] = {}
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        if name not in self.made:
+            if name not in COMMANDS:
+                raise KeyError(name)
+            self.made[name] = build(function(name), Command)
+        return self.made[name]
+
+    def __setitem__(self, name: str, command: TyperCommand) -> None:
+        self.made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
+    """The program: its options, and its commands."""
+
+    def __init__(self, **made: Any):
+        super().__init__(**made)
+        self.commands = LazyCommands()
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         return finished(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
-        """What there is, in lines of this width. To make commands of all functions would take 30 ms."""
-        behind = [(name, summary(name)) for name in COMMANDS]
-        return command_help(f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]...", self.help or "", OPTIONS, behind, width)
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return list(COMMANDS)
-
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Command | None:  # type: ignore[override]
-        return command(function(cmd_name)) if cmd_name in COMMANDS else None
+        """Return what there is, in lines of this width."""
+        params: list[Any] = self.get_params(ctx)
+        rows = [(name, summary(name)) for name in COMMANDS]
+        usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
+        return command_help(usage, self.help or "", params, rows, width)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        if args and args[0].startswith("-") and args[0] not in {name for each in OPTIONS for name in each.names}:
-            raise UsageError(f"{args[0]} stands behind a command: localllm run MODEL {args[0]} ..., say")
+        if (
+            args
+            and args[0].startswith("-")
+            and args[0] not in {name for each in self.get_params(ctx) for name in each.opts}
+        ):
+            raise UsageError(f"{args[0]} needs a command before it, as in `localllm run MODEL {args[0]} ...`")
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -41,19 +71,19 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-VERSION = Parameter("version", Annotated[bool, option("-V", "--version", help="Show the version.")], False)
-OPTIONS = [VERSION, HELP]
-
 app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True, add_help_option=False
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings=SETTINGS,
 )
 
 
 @app.callback()
 def begin(
     context: typer.Context,
-    version: Annotated[bool, typer.Option(*VERSION.names)] = False,
-    help: Annotated[bool, typer.Option(*HELP.names)] = False,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Show the version.")] = False,
 ) -> None:
     """Large language models from GGUF files, on your own computer.
 
@@ -72,9 +102,6 @@ def begin(
 
         write(f"{localllm.__version__}\n")
         raise typer.Exit
-    if help:
-        write(f"{context.get_help()}\n")
-        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
@@ -84,12 +111,12 @@ program: Any = typer.main.get_command(app)  # of the class Commands
 
 
 def context_of(name: str | None = None) -> typer.Context:
-    """The context that a command would have, or the program's. Raises UsageError if there is no such command."""
-    whole = typer.Context(program, info_name="localllm")
+    """Return the context that a command would have, or the program's. Raises UsageError for an unknown command."""
+    whole = typer.Context(program, info_name="localllm", **SETTINGS)
     if name is None:
         return whole
-    found, made, _ = program.resolve_command(whole, [name])
-    return typer.Context(made, parent=whole, info_name=found)
+    _, made, _ = program.resolve_command(whole, [name])
+    return typer.Context(made, parent=whole, info_name=name)
 
 
 def execute(arguments: list[str]) -> int:

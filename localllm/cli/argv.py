@@ -1,4 +1,6 @@
-"""What the user typed, word by word: which options and arguments it gives, and answers to what does not exist."""
+"""What the user typed, made into what Typer parses: llama.cpp's spellings replaced, options that mean nothing here left
+out, letters behind one dash separated; and answers to what does not exist.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.cli.compat import SAME, IgnoredOption, is_foreign, is_switch, left_out, refusal, value_here
-from localllm.cli.parameters import Parameter
+from localllm.cli.parameters import Argument, Parameter, own_name
 from localllm.errors import UsageError
 
 COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made of options only
@@ -14,34 +16,38 @@ COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made o
 
 @dataclass
 class ParsedArgs:
-    """The words behind a command, sorted.
+    """The words behind a command.
 
-    texts: values by the parameter's name: a text, a list of them if the parameter takes several, True or False of a
-    flag.  names: as what options were typed, by the parameter's name.  left_out: other programs' options that mean
-    nothing here, with the reason.
+    texts: values by the parameter's name: a text, a list of them if the parameter takes several, True of a switch.
+    names: as what options were typed, by the parameter's name.  left_out: other programs' options that mean nothing
+    here, with the reason.  words: what Typer is given: options by our names, then arguments.
     """
 
     texts: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
 
     def given(self, name: str) -> bool:
         return name in self.texts
 
-    def take(self, param: Parameter, value: Any, name: str = "") -> None:
-        """A value of a parameter; the last one counts, or all if it takes several."""
-        if name:
-            self.names[param.name] = name
+    def take(self, param: Parameter, value: Any) -> None:
+        """Note a value; the last one counts, or all if the parameter takes several."""
         if param.many:
-            self.texts.setdefault(param.name, []).append(value)
+            self.texts.setdefault(own_name(param), []).append(value)
         else:
-            self.texts[param.name] = value
+            self.texts[own_name(param)] = value
+
+    def take_option(self, param: Parameter, name: str, value: str | bool) -> None:
+        self.names[own_name(param)] = name
+        self.take(param, value)
+        self.words += [name] if isinstance(value, bool) else [name, value]
 
 
 def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
     """Sort what was typed behind `command`, which has these parameters. Raises UsageError."""
     known = {name: param for param in params for name in param.names}
-    found, rest, arguments = ParsedArgs(), list(words), list[str]()
+    parsed, rest, arguments = ParsedArgs(), list(words), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
@@ -51,46 +57,60 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             break
         if word == "-" or not word.startswith("-"):
             arguments.append(word)
-        elif (param := known.get(name)) and not (equals and param.is_flag):
-            if param.is_flag:
-                found.take(param, name in param.on, name)
+        elif (param := known.get(name)) and not (equals and param.is_switch):
+            if param.is_switch:
+                parsed.take_option(param, name, name in param.opts)
             else:
-                given = value if equals else following(name, rest) if needs_value(param, rest) else ""
-                found.take(param, value_here(param.name, given), name)
+                given = value if equals else next_value(name, rest) if needs_value(param, rest) else ""
+                parsed.take_option(param, name, value_here(param.name, given))
         elif (same := SAME.get(name)) and same[0] in known:
-            rest[:0] = [part.format(value or following(name, rest)) if "{}" in part else part for part in same]
+            rest[:0] = [part.format(value or next_value(name, rest)) if "{}" in part else part for part in same]
         elif foreign := left_out(name, command):
-            found.left_out.append((name, foreign.reason))
+            parsed.left_out.append((name, foreign.reason))
             if not equals and takes_word(foreign, rest):
-                following(name, rest)
-        elif is_foreign(name) or (letters := separate(word, known)) is None:
+                next_value(name, rest)
+        elif is_foreign(name) or (letters := split_short_options(word, known)) is None:
             raise UsageError(no_such_option(name, [*known], command))
         else:
             rest[:0] = letters
-    place(arguments, params, found)
-    return found
+    assign_arguments(arguments, params, parsed)
+    return parsed
 
 
 def with_dashes(name: str, known: Mapping[str, Parameter]) -> str:
-    """The option that --ctx_size is, say: llama.cpp takes either sign."""
+    """Return the option that --ctx_size is, say: llama.cpp takes either sign."""
     other = f"--{name[2:].replace('_', '-')}"
     return other if name.startswith("--") and (other in known or is_foreign(other)) else name
 
 
-def place(arguments: list[str], params: Sequence[Parameter], found: ParsedArgs) -> None:
-    """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many."""
+def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs) -> None:
+    """Give the arguments to the parameters that are none of the options. Raises UsageError if there are too many.
+
+    One that an option has given is not waited for; if it takes several, those behind are given by that option, too.
+    """
+    behind: list[str] = []
     for param in params:
-        if param.is_argument and arguments and (param.many or not found.given(param.name)):
-            for _ in range(len(arguments) if param.many else 1):
-                found.take(param, arguments.pop(0))
-    if arguments:
-        quoted = ": a text of several words stands in quotes" if any(param.name == "words" for param in params) else ""
-        raise UsageError(f"{arguments[0]!r} is one argument too many{quoted}")
+        if not isinstance(param, Argument) or not values:
+            continue
+        if param.many and param.also and parsed.given(param.name):
+            for value in values:
+                parsed.take_option(param.also, param.also.opts[0], value)
+            values = []
+        elif param.many or not parsed.given(param.name):
+            taken, values = (values, []) if param.many else (values[:1], values[1:])
+            behind += taken
+            for value in taken:
+                parsed.take(param, value)
+    if values:
+        quoted = ": quote a text of several words" if any(param.name == "words" for param in params) else ""
+        raise UsageError(f"{values[0]!r} is one argument too many{quoted}")
+    if behind:
+        parsed.words += ["--", *behind]
 
 
 def needs_value(param: Parameter, rest: Sequence[str]) -> bool:
     """Whether the next word is the option's value: not if the value may be left out, and the next word is an option."""
-    return not param.metavar.startswith("[") or (bool(rest) and not rest[0].startswith("-"))
+    return not (param.metavar or "").startswith("[") or (bool(rest) and not rest[0].startswith("-"))
 
 
 def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
@@ -98,16 +118,17 @@ def takes_word(foreign: IgnoredOption, rest: Sequence[str]) -> bool:
     return foreign.values == 1 or (foreign.values < 0 and bool(rest) and is_switch(rest[0]))
 
 
-def following(name: str, rest: list[str]) -> str:
-    """The value of an option, which is the next word whatever it looks like."""
+def next_value(name: str, rest: list[str]) -> str:
+    """Take the value of an option, which is the next word whatever it looks like."""
     if not rest:
-        raise UsageError(f"{name} needs a value behind it")
+        raise UsageError(f"{name} needs a value")
     return rest.pop(0)
 
 
-def separate(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
-    """Several options of one letter behind one dash (-n5, say) as words of their own; None if they are nothing like
-    that. A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
+def split_short_options(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
+    """Separate options of one letter behind one dash (-n5, say); None if they are nothing like that.
+
+    A number's value is one, so that -temp is no -t with the value emp; and -prompt is no -p with the value rompt.
     """
     if word.startswith("--") or f"-{word}" in known:
         return None
@@ -117,7 +138,7 @@ def separate(word: str, known: Mapping[str, Parameter]) -> list[str] | None:
         if param is None:
             return None
         parts.append(f"-{letter}")
-        if not param.is_flag:
+        if not param.is_switch:
             value = word[at:]
             if not value:
                 return parts
@@ -143,7 +164,7 @@ def no_such_option(name: str, known: Sequence[str], command: str) -> str:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A question with the name that is most like it, "" if none is."""
+    """Ask with the name that is most like it; "" if none is."""
     from difflib import get_close_matches  # seldom needed
 
     close = get_close_matches(name, known, n=1, cutoff=0.6)
@@ -157,7 +178,7 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
 
     elsewhere: as Chosen, what was not typed.
     """
-    names = {param.name: param.on for param in params if not param.is_argument}
+    names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
     values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])
 
     def typed(found: re.Match[str]) -> str:

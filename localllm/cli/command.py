@@ -1,110 +1,109 @@
-"""A function with annotated parameters as one of Typer's commands.
+"""A command: Typer parses, converts and documents it; what llama.cpp spells otherwise is replaced before."""
 
-Typer makes the frame: contexts, the commands below the program, the default map. What is typed is read here, because
-Typer would ask Pydantic for every value, whose import takes 40 ms.
-"""
-
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
-from localllm.cli.argv import ParsedArgs, as_typed, read_words
+from localllm.cli.argv import as_typed, read_words
 from localllm.cli.compat import left_out_line
-from localllm.cli.defaults import Chosen, chosen_before, strange
+from localllm.cli.defaults import Chosen, configured, silenced, strange
+from localllm.cli.groups import NAMED
 from localllm.cli.help_text import columns, command_help, finished
-from localllm.cli.parameters import Parameter, gathered, parameters
-from localllm.cli.registry import HELP
-from localllm.cli.terminal.output import say, write
+from localllm.cli.parameters import SILENT, TYPED, Argument, Option, Parameter, converting, own_name
+from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
-WORDS = "localllm.words"  # under this name a context has the words that were typed, as Words
-ESCAPED = {
-    "prompt",
-    "words",
-    "system",
-    "stop",
-    "dry_sequence_breakers",
-}  # in which -e has sequences read
+CONFIGURED = "localllm.configured"  # under this name a context has what config.toml says, as Chosen
+ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # texts in which -e reads escape sequences
 
 
-class Command(TyperCommand):
-    """A command with parameters of ours."""
+class OwnParameters:
+    """What the program and its commands have in common: parameters that are ours, --help among them."""
 
-    function: Callable[..., None]
-    parameters: list[Parameter]
+    def __init__(self, **made: Any):
+        super().__init__(**made)
+        self.params: list[Parameter] = converting(self.params)
+        self.help_option: Option | None = None
+
+    def get_help_option(self, ctx: Any) -> Any:
+        made = super().get_help_option(ctx)  # type: ignore[misc]
+        if self.help_option is None and made is not None:
+            self.help_option = Option(made)
+        return self.help_option
+
+
+class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
+    """A command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters; of an argument and its option, while a line is parsed, the one that was typed."""
+        params = super().get_params(ctx)
+        return params if TYPED not in ctx.meta else [each for each in params if is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
         return finished(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: Any, width: int) -> str:
-        """All about it, in lines of this width."""
-        usage = [ctx.command_path, "[OPTIONS]", *(each.metavar for each in self.parameters if each.is_argument)]
-        return command_help(" ".join(usage), self.help or "", self.parameters, [], width)
+        """Return all about it, in lines of this width."""
+        params = [*self.params, *filter(None, [self.get_help_option(ctx)])]
+        metavars = [each.metavar or "" for each in params if isinstance(each, Argument)]
+        return command_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What was typed to values; what was not has its value from elsewhere. Raises UsageError."""
-        words = ctx.meta[WORDS] = read_words(args, self.parameters, self.name or "")
-        if words.given("help"):
-            write(f"{ctx.get_help()}\n")
-            raise typer.Exit
-        if words.left_out:
-            say(f"localllm: {left_out_line(words.left_out)}")
-        ctx.default_map = chosen_before(self.name or "", self.parameters, words.texts.get("model"), {*words.texts})
-        if self.name != "config":
-            for line in strange(self.name or "", self.parameters, words.texts.get("model")):
-                say(f"localllm: warning: {line}")
-        for each in self.parameters:
-            if each.name != "help":
-                ctx.params[each.name] = value_of(each, words, ctx.lookup_default(each.name))
+        """Parse what was typed; what was not has its value from elsewhere. Raises UsageError."""
+        params = self.get_params(ctx)
+        typed = read_words(args, params, self.name or "")
+        if not typed.given("help"):
+            self.set_defaults(ctx, params, typed.texts)
+            if typed.left_out:
+                say(f"localllm: {left_out_line(typed.left_out)}")
+        ctx.meta[TYPED] = typed
+        rest = super().parse_args(ctx, typed.words)
+        for name in [each for each in ctx.params if each.endswith(NAMED)]:
+            ctx.params[name.removesuffix(NAMED)] = ctx.params.pop(name)
         if ctx.params.get("escape"):
             unescape(ctx.params)
-        return []
+        return rest
+
+    def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
+        """Give Typer what config.toml says, but for what does not go with what was typed. Raises UsageError."""
+        ctx.meta[SILENT] = {other for name in typed for other in silenced(name)} - typed.keys()
+        chosen = configured(self.name or "", params, typed.get("model"))
+        ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
+        ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
+        if self.name != "config":
+            for line in strange(self.name or "", params, typed.get("model")):
+                say(f"localllm: warning: {line}")
 
     def invoke(self, ctx: Any) -> Any:
-        """Errors say options as they were typed."""
+        """Run it; errors name options as they were typed."""
         try:
-            with ctx:
-                return self.function(**gathered(self.function, ctx.params))
+            return super().invoke(ctx)
         except UsageError as error:
-            raise UsageError(as_typed(str(error), self.parameters, ctx.meta[WORDS], ctx.default_map)) from error
+            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))) from error
+
+    def elsewhere(self, ctx: Any) -> dict[str, Chosen]:
+        """Return the values that were not typed, with what has set them."""
+        sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
+        variables = {each.name: each.variable() for each in self.params}
+        return ctx.meta[CONFIGURED] | {
+            name: Chosen(ctx.params[name], variables[name] or "")
+            for name, source in sources.items()
+            if source is not None and source.name == "ENVIRONMENT"
+        }
 
 
-def value_of(param: Parameter, words: ParsedArgs, chosen: Chosen | None) -> Any:
-    """A parameter's value: what was typed, or what was chosen before, or the default. Raises UsageError."""
-    if words.given(param.name):
-        try:
-            return param.converted(words.texts[param.name])
-        except ValueError as error:
-            raise UsageError(f"{words.names.get(param.name, param.metavar)}: {error}") from None
-    if chosen:
-        return chosen.value
-    if param.required:
-        name = param.metavar if param.is_argument else f"{param.on[0]} {param.metavar}"
-        raise UsageError(f"{name} is missing: {param.help}")
-    return param.default
+def is_expected(param: Any, ctx: Any) -> bool:
+    """Whether a parameter is parsed: not an argument whose option was typed, nor the option of one that was not."""
+    if isinstance(param, Argument):
+        return param.also is None or own_name(param) not in ctx.meta[TYPED].names
+    return not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
 
 
 def unescape(values: dict[str, Any]) -> None:
-    """Texts with their escape sequences read."""
+    """Read the escape sequences of texts."""
     from localllm.cli.terminal.escapes import unescaped
 
     for name in ESCAPED & values.keys():
         if (value := values[name]) is not None:
             values[name] = unescaped(value) if isinstance(value, str) else [*map(unescaped, value)]
-
-
-@cache
-def command(function: Callable[..., None]) -> Command:
-    """A function with annotated parameters as a command."""
-
-    def frame() -> None:
-        """What Typer sees of it."""
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(function.__name__, cls=Command, help=function.__doc__, add_help_option=False)(frame)
-    made: Any = typer.main.get_command(app)
-    made.function, made.parameters = function, [*parameters(function), HELP]
-    return made

@@ -9,7 +9,8 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from localllm.cli.argv import did_you_mean
-from localllm.cli.parameters import PREFIX, Parameter
+from localllm.cli.groups import PREFIX
+from localllm.cli.parameters import Parameter
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, load_settings
@@ -25,24 +26,29 @@ class Chosen(NamedTuple):
     source: str
 
 
-def chosen_before(command: str, params: Sequence[Parameter], model: str | None, typed: set[str]) -> dict[str, Chosen]:
-    """What the environment and the file say about a command's parameters, by their names; the model may be unknown yet.
+def configured(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
+    """Return what config.toml says about a command's parameters, by their names; the model may be unknown yet.
 
-    typed: parameters that were given on the command line, which silence those that would not go with them.
-    Raises UsageError, which names the variable, or the file and the line.
+    Raises UsageError, which names the file and the line.
     """
     known = {key: param for param in params for key in param.keys}
     if not known:
         return {}
     held = load_settings()
     model = model or model_by_default(known, held, command)
-    found = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
-    chosen = {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in found.items()}
-    for param in params:
-        if variable := next((name for name in param.variables if os.environ.get(name)), None):
-            chosen[param.name] = Chosen(from_environment(variable, param), variable)
-    silent = {other for name in typed for other in silenced(name)} - typed
-    return {name: value for name, value in chosen.items() if name not in silent}
+    matches = {known[each.key].name: each for each in entries(held, command, model) if is_known(each, known, held)}
+    return {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in matches.items()}
+
+
+def chosen_before(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
+    """Return what the environment and config.toml say about a command's parameters; the environment wins.
+
+    Raises UsageError, which names the variable, or the file and the line.
+    """
+    from_variables = ((param, param.variable()) for param in params)
+    return configured(command, params, model) | {
+        param.name: Chosen(from_environment(name, param), name) for param, name in from_variables if name
+    }
 
 
 class Entry(NamedTuple):
@@ -106,10 +112,10 @@ def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bo
 
 def texts_of(value: Any, param: Parameter) -> Any:
     """A value of TOML as the text that would have been typed, or texts; a flag's is a bool. Raises ValueError."""
-    if param.is_flag or isinstance(value, bool):
-        if param.is_flag and isinstance(value, bool):
+    if param.is_switch or isinstance(value, bool):
+        if param.is_switch and isinstance(value, bool):
             return value
-        raise ValueError("should be true or false" if param.is_flag else "should have a value, not true or false")
+        raise ValueError("should be true or false" if param.is_switch else "should have a value, not true or false")
     if param.many:
         return [as_text(each) for each in (value if isinstance(value, list) else [value])]
     return as_text(value)

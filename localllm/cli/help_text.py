@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
-from localllm.cli.parameters import Parameter
+from localllm.cli.groups import NAMED
+from localllm.cli.parameters import Argument, Parameter
 from localllm.cli.terminal.output import is_terminal
 
 NARROW = 60  # columns: with fewer, what is explained stands above its explanation
@@ -42,8 +43,10 @@ def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: li
     """All about a command.  commands: names and meanings of those behind it."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
-        title = "Arguments" if param.is_argument else param.title or "Options"
-        sections.setdefault(title, []).append(argument_row(param) if param.is_argument else option_row(param))
+        if isinstance(param, Argument):
+            sections["Arguments"].append(argument_row(param))
+        elif not param.name.endswith(NAMED):
+            sections.setdefault(param.rich_help_panel or "Options", []).append(option_row(param))
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     lines = [*usage_lines(usage, width), "", *paragraphs(text, width)]
     indent = indentation([row for rows in sections.values() for row in rows], width)
@@ -61,16 +64,16 @@ def usage_lines(usage: str, width: int) -> list[str]:
     return wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
 
 
-def argument_row(param: Parameter) -> tuple[str, str]:
-    return param.metavar, with_names(param.help, param.names)
+def argument_row(param: Argument) -> tuple[str, str]:
+    return param.metavar or "", with_names(param.help or "", param.also.names if param.also else ())
 
 
 def option_row(param: Parameter) -> tuple[str, str]:
-    """The shortest and the longest of its names, with what stands behind them; the others in the explanation."""
+    """Return the shortest and the longest of its names, with what stands for a value; the others in the explanation."""
     shown = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
-    value = "" if param.is_flag else " " + (param.metavar or "|".join(param.choices))
+    value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
     others = [name for name in param.names if name not in shown]
-    return ", ".join(filter(None, shown)) + value, with_names(param.help, others)
+    return ", ".join(filter(None, shown)) + value, with_names(param.help or "", others)
 
 
 def with_names(help: str, also: Iterable[str]) -> str:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from localllm.cli.parameters import option
+import typer
+
 from localllm.cli.terminal.output import is_terminal, say, stdin
 from localllm.errors import ContextError, UsageError
 
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 Encoding = Annotated[
     str | None,
-    option("--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"),
+    typer.Option(
+        "--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"
+    ),
 ]
-Prompt = Annotated[list[str] | None, option("-p", "--prompt", metavar="TEXT", help="The prompt.  [repeatable]")]
+Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.  [repeatable]")]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
 

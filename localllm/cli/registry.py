@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Annotated
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
 
 from localllm.cli.argv import did_you_mean
 from localllm.cli.compat import meant_command, no_command
-from localllm.cli.parameters import Parameter, option, parameters
+from localllm.cli.groups import flatten
+from localllm.cli.parameters import Parameter, converting
 from localllm.errors import UsageError
 
 COMMANDS = (
@@ -15,7 +19,8 @@ COMMANDS = (
     "bench", "warmup", "cache", "replay", "list", "pull", "rm", "fit", "sessions", "config", "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # in the environment: a shell asks, see completion.py
-HELP = Parameter("help", Annotated[bool, option("-h", "--help", help="Show this message and exit.")], False)
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+C = TypeVar("C", bound=TyperCommand)
 
 
 def function(name: str) -> Callable[..., None]:
@@ -27,11 +32,20 @@ def summary(name: str) -> str:
     return (function(name).__doc__ or "").partition("\n")[0]
 
 
+def build(function: Callable[..., None], kind: type[C]) -> C:
+    """Make a command of a function with annotated parameters, by Typer."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(function.__name__, cls=kind, context_settings=SETTINGS)(flatten(function))
+    made: Any = typer.main.get_command(app)
+    return made
+
+
 @cache
 def params_of(name: str) -> list[Parameter]:
-    """A command's parameters. Raises UsageError if there is no such command."""
+    """Return a command's parameters. Raises UsageError if there is no such command."""
     require_command(name)
-    return [*parameters(function(name)), HELP]
+    made = build(function(name), TyperCommand)
+    return converting(made.get_params(typer.Context(made, **SETTINGS)))
 
 
 def require_command(name: str) -> None:

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import option
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, is_terminal, write
 from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
@@ -39,7 +40,7 @@ class Numbers:
 
 def numbers(*names: str, least: int = 0, help: str) -> Any:
     """An option with a list of numbers."""
-    return option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
+    return typer.Option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
 
 
 def bench(
@@ -55,13 +56,13 @@ def bench(
     ] = (128,),
     combined: Annotated[
         list[tuple] | None,
-        option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
+        typer.Option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
     ] = None,
     depth: Annotated[
         Sequence[int], numbers("-d", "--depth", "--n-depth", help="Tokens that are in the cache before.  [default: 0]")
     ] = (0,),
     repetitions: Annotated[
-        int, option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
+        int, typer.Option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
     ] = 5,
     threads: Annotated[
         Sequence[int] | None,
@@ -70,7 +71,7 @@ def bench(
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
     cache: options.Cache,
-    as_markdown: Annotated[bool, option("--md", help="Print a Markdown table, as without a terminal.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--md", help="Print a Markdown table, as without a terminal.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a model is, as llama-bench does.

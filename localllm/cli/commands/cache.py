@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from localllm.cli.parameters import argument
+import typer
+
 from localllm.cli.terminal.output import dim, write
 from localllm.cli.terminal.render import one_line, size, table
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def cache(
-    action: Annotated[Literal["clear"] | None, argument("[clear]", "Remove it.")] = None,
+    action: Annotated[Literal["clear"] | None, typer.Argument(metavar="[clear]", help="Remove it.")] = None,
 ) -> None:
     """List what is kept of long prompts and of texts, or remove it.
 

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
@@ -13,7 +15,6 @@ from localllm.cli.options.constraint import require_whole
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.parameters import option
 from localllm.cli.prompt_input import Encoding, Prompt, begin, request, typed, warn_of_template, whole_prompt
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_sigterm, is_terminal, say
 from localllm.cli.terminal.render import file_stem, stream
@@ -34,17 +35,17 @@ class ChatView:
 
     session: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--session",
             metavar="NAME",
             help="Go on with this session, or begin it: what is said is written after every answer.",
         ),
     ] = None
-    latest: Annotated[bool, option("--continue", help="Go on with the session that was used last.")] = False
-    markdown: Annotated[bool, option("--markdown", help="Render headings, lists and code.")] = False
-    stats: Annotated[bool, option("--stats", help="A line about every answer: tokens per second, context in use.")] = (
-        False
-    )
+    latest: Annotated[bool, typer.Option("--continue", help="Go on with the session that was used last.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Render headings, lists and code.")] = False
+    stats: Annotated[
+        bool, typer.Option("--stats", help="A line about every answer: tokens per second, context in use.")
+    ] = False
 
 
 def chat(

@@ -7,10 +7,13 @@ each other line is a word, a tab, and what the word means.
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from localllm.cli.parameters import Parameter, argument
-from localllm.cli.registry import COMMANDS, COMPLETE, params_of, summary
+import typer
+
+from localllm.cli.options.shared import DRAFT
+from localllm.cli.parameters import Parameter
+from localllm.cli.registry import COMMANDS, COMPLETE, summary
 from localllm.cli.terminal.output import write
 
 Word = tuple[str, str]
@@ -95,7 +98,10 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH, "powershell": POWERSHELL}
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish", "powershell"], argument("SHELL", "bash, zsh, fish or powershell.")],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish", "powershell"],
+        typer.Argument(metavar="SHELL", help="bash, zsh, fish or powershell."),
+    ],
 ) -> None:
     """Print a script with which a shell completes what is typed.
 
@@ -128,30 +134,31 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
 
     Raises LocalllmError if what stands before makes no sense.
     """
+    from localllm.cli.app import context_of
+
     if not before:
         return "nothing", [
             *starting(begun, [(name, summary(name)) for name in COMMANDS]),
-            *starting(begun, [("--help", ""), ("--version", "")], "-"),
+            *(starting(begun, [("--help", ""), ("--version", "")]) if begun.startswith("-") else []),
         ]
-    if before[0] == "help":
-        return "nothing", starting(begun, [(name, "") for name in COMMANDS])
-    params = params_of(before[0])
+    context: Any = context_of(before[0])
+    params: list[Parameter] = context.command.get_params(context)
     options = {name: param for param in params for name in param.names}
     before = without_equals(before)  # bash makes three words of --name=value
     begun = "" if begun == "=" else begun
     name, equals, value = begun.partition("=")
-    if equals and (asked := options.get(name)) and not asked.is_flag:
-        kind, found = of_value(asked, value, before[0])
-        return kind, [(f"{name}={word}", meaning) for word, meaning in found]
-    if (asked := options.get(before[-1])) and not asked.is_flag:
-        return of_value(asked, begun, before[0])
+    if equals and (asked := options.get(name)) and not asked.is_switch:
+        kind, words = values_of(asked, context, value)
+        return kind, [(f"{name}={word}", meaning) for word, meaning in words]
+    if (asked := options.get(before[-1])) and not asked.is_switch:
+        return values_of(asked, context, begun)
     if begun.startswith("-"):
-        words = [(name, help_of(param)) for name, param in options.items()]
-        return "nothing", starting(begun, words)
+        names = context.command.shell_complete(context, begun)
+        return "nothing", starting(begun, [(each.value, meaning_of(each.help or "")) for each in names])
     arguments, place = [param for param in params if param.is_argument], place_of(before[1:], options)
     if not arguments or (place >= len(arguments) and not arguments[-1].many):
         return "nothing", []
-    return of_value(arguments[min(place, len(arguments) - 1)], begun, before[0])
+    return values_of(arguments[min(place, len(arguments) - 1)], context, begun)
 
 
 def without_equals(words: Sequence[str]) -> list[str]:
@@ -167,64 +174,34 @@ def place_of(before: Sequence[str], options: dict[str, Parameter]) -> int:
     while rest:
         word = rest.pop(0)
         if word.startswith("-"):
-            if (param := options.get(word)) and not param.is_flag:
+            if (param := options.get(word)) and not param.is_switch:
                 rest = rest[1:]
         else:
             count += 1
     return count
 
 
-def of_value(param: Parameter, begun: str, command: str) -> tuple[str, list[Word]]:
-    """The values that an option or argument may have."""
-    if words := values_of(param):
-        return "models" if words[-1] == "draft:" else "nothing", starting(begun, [(str(word), "") for word in words])
-    if command == "config" and param.name == "command":
-        return "nothing", starting(begun, [("path", ""), *((name, summary(name)) for name in COMMANDS)])
-    if command == "sessions":
-        from localllm.services.sessions import names
-
-        return "nothing", starting(begun, [(name, "") for name in names()])
-    if command == "quantize" and param.is_argument:
-        from localllm.quant.recipes import RECIPES
-
-        return "files", starting(begun, [(name, "") for name in RECIPES], begun[:1] or "?")
-    if param.is_argument and param.metavar.strip("[].") == "MODEL":
-        return "models", starting(begun, models(known=command in ("pull", "fit")))
-    if param.is_argument or "FILE" in param.metavar or param.metavar == "DIR":
-        return "files", []
-    return "nothing", []
+def values_of(param: Parameter, context: Any, begun: str) -> tuple[str, list[Word]]:
+    """Return the values that an option or argument may have: its choices, or what its callback offers."""
+    words = [(each.value, each.help or "") for each in param.shell_complete(context, begun)]
+    return kind_of(param, [word for word, _ in words]), starting(begun, words)
 
 
-def values_of(param: Parameter) -> Sequence[str]:
-    """The words that an option may have as its value, if they are few."""
-    if param.name == "chat_template":
-        from localllm.text.builtin_templates import BUILTIN_TEMPLATES
-
-        return [*BUILTIN_TEMPLATES]
-    return param.choices or param.declared.values
-
-
-def models(known: bool) -> list[Word]:
-    """Names of models, with what they stand for: the user's, those on the disk, and if wanted those that are known.
-
-    Without those that have a colon, where bash begins a new word.
-    """
-    from localllm.files.settings import load_settings
-    from localllm.services.catalogue import known_models, models_on_disk
-
-    names: dict[str, str] = {}
-    if known:
-        names |= {name: model.description for name, model in known_models().items()}
-    names |= {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
-    return sorted((names | dict(load_settings().aliases)).items())
+def kind_of(param: Parameter, words: Sequence[str]) -> str:
+    """Return what files a value may be."""
+    metavar = param.metavar or ""
+    if "MODEL" in metavar or DRAFT in words:
+        return "models"
+    if "IN" in metavar.split() or "FILE" in metavar or metavar == "DIR":
+        return "files"
+    offers = param.choices or param.type_descriptor.parameter_info.autocompletion
+    return "files" if param.is_argument and not offers else "nothing"
 
 
-def starting(begun: str, words: Sequence[Word], needed: str = "") -> list[Word]:
-    """Those that go on from what is begun; only if that begins with what is needed."""
-    if not begun.startswith(needed):
-        return []
+def starting(begun: str, words: Sequence[Word]) -> list[Word]:
+    """Return those that go on from what is begun."""
     return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(begun)]
 
 
-def help_of(param: Parameter) -> str:
-    return param.help.partition("  [")[0]
+def meaning_of(help: str) -> str:
+    return help.partition("  [")[0]

@@ -4,9 +4,13 @@ import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import typer
+
 from localllm.cli.defaults import Chosen, chosen_before
+from localllm.cli.groups import TYPED_ONLY, Also
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import Parameter, argument
+from localllm.cli.options.offers import offer_models, offer_what_to_show
+from localllm.cli.parameters import Parameter
 from localllm.cli.terminal.output import write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 from localllm.files.settings import CACHE_SIZE, Settings, config_path, load_settings
@@ -16,9 +20,19 @@ Row = tuple[str, str, str]
 
 def config(
     command: Annotated[
-        str | None, argument("[COMMAND]", "Show all options of this one; path: only where the file is.")
+        str | None,
+        typer.Argument(
+            metavar="[COMMAND]",
+            autocompletion=offer_what_to_show,
+            help="Show all options of this one; path: only where the file is.",
+        ),
     ] = None,
-    model: Annotated[str | None, argument("[MODEL]", "With this model.", also=options.NAMED, only_typed=True)] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="With this model.", autocompletion=offer_models),
+        Also(*options.NAMED),
+        TYPED_ONLY,
+    ] = None,
 ) -> None:
     """Show which defaults hold, and where they come from.
 
@@ -78,7 +92,7 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
     from localllm.cli.registry import params_of
 
     params = params_of(command)
-    chosen = chosen_before(command, params, model, set())
+    chosen = chosen_before(command, params, model)
     for param in params:
         if known := param.keys:
             name = "MODEL" if known == ["model"] else f"--{known[0]}"
@@ -99,7 +113,7 @@ def of_all(held: Settings) -> Iterator[Row]:
         takes_model = any(param.name == "model" for param in params)
         for model in (None, *held.model) if takes_model else (None,):
             for param in params:
-                if found := chosen_before(command, params, model, set()).get(param.name):
+                if found := chosen_before(command, params, model).get(param.name):
                     row = f"--{param.keys[0]}", shown(found.value), found.source
                     users.setdefault(row, []).append(command)
     for (name, value, source), commands in users.items():
@@ -108,8 +122,8 @@ def of_all(held: Settings) -> Iterator[Row]:
 
 def default_of(param: Parameter) -> str:
     """As the help tells it."""
-    told = param.help.partition("[default: ")[2].partition("]")[0]
-    return told or ("off" if param.is_flag else "-")
+    told = (param.help or "").partition("[default: ")[2].partition("]")[0]
+    return told or ("off" if param.is_switch else "-")
 
 
 def shown(value: Any) -> str:

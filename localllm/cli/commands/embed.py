@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.commands.map import read
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import RecordsError, UsageError
@@ -23,55 +24,59 @@ Context = Annotated[
     int | None,
     options.number("-c", "--context", "--ctx-size", help="The most tokens of a text.  [default: the model's]"),
 ]
-Field = Annotated[str, option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
+Field = Annotated[str, typer.Option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
 
 
 def embed(
     model: options.ModelName,
-    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
     *,
     files: Annotated[
         list[str] | None,
-        option("--files", metavar="PATH", help="A file, or all in a folder, one text each; again for more."),
+        typer.Option("--files", metavar="PATH", help="A file, or all in a folder, one text each; again for more."),
     ] = None,
     output: Annotated[
         str | None,
-        option("-o", "--output", metavar="FILE", help="Where vectors go; of JSONL, what is there is not done again."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Where vectors go; of JSONL, what is there is not done again."
+        ),
     ] = None,
     format: Annotated[
         Literal["jsonl", "npy", "plain"] | None,
-        option("--format", metavar="FORMAT", help="jsonl, npy or plain.  [default: by FILE's name, else jsonl]"),
+        typer.Option("--format", metavar="FORMAT", help="jsonl, npy or plain.  [default: by FILE's name, else jsonl]"),
     ] = None,
     dims: Annotated[int | None, options.number("--dims", help="Only the first numbers, of a Matryoshka model.")] = None,
     role: Annotated[
         Literal["query", "document"] | None,
-        option("--as", metavar="ROLE", help="query or document: put the model's own prompt in front."),
+        typer.Option("--as", metavar="ROLE", help="query or document: put the model's own prompt in front."),
     ] = None,
     overflow: Annotated[
         Literal["refuse", "cut", "split"],
-        option(
+        typer.Option(
             "--overflow",
             metavar="HOW",
             help="Texts that are too long: refuse, cut, or split and average.  [default: refuse]",
         ),
     ] = "refuse",
-    raw: Annotated[bool, option("--no-normalize", help="Vectors as the model makes them, not of length 1.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--no-normalize", help="Vectors as the model makes them, not of length 1.")
+    ] = False,
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
-        option("--pooling", metavar="HOW", help="mean, cls or last, instead of what the model says."),
+        typer.Option("--pooling", metavar="HOW", help="mean, cls or last, instead of what the model says."),
     ] = None,
     near: Annotated[
-        str | None, option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
+        str | None, typer.Option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
     ] = None,
     top: Annotated[int, options.number("--top", help="How many of them.  [default: 5]")] = 5,
     images: Annotated[
         list[str] | None,
-        option(
+        typer.Option(
             "--image", metavar="FILE", help="An image besides, for a model that makes vectors of both; again for more."
         ),
     ] = None,
     field: Field = "text",
-    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, and how fast.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how many, and how fast.")] = False,
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: options.ModelName,
+    model: options.KnownModelName,
     *,
     context: Annotated[
         int | None,

@@ -4,10 +4,15 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.parameters import argument
+from localllm.cli.options.offers import offer_commands
 
 
-def help(command: Annotated[str | None, argument("[COMMAND]", "Which one.  [default: what there is]")] = None) -> None:
+def help(
+    command: Annotated[
+        str | None,
+        typer.Argument(metavar="[COMMAND]", autocompletion=offer_commands, help="Which one.  [default: what there is]"),
+    ] = None,
+) -> None:
     """Explain a command.
 
     Examples:

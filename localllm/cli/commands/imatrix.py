@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from localllm.cli import open_model as opening
+from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
+from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import Remaining
 from localllm.cli.terminal.output import ProgressLine, dim, say
@@ -15,21 +18,29 @@ if TYPE_CHECKING:
 
 
 def imatrix(
-    model: Annotated[str | None, argument("[MODEL]", "A GGUF file.", also=options.NAMED)] = None,
-    texts: Annotated[list[str] | None, argument("[TEXT...]", "Files that it reads.", also=("-f", "--file"))] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A GGUF file.", autocompletion=offer_models),
+        Also(*options.NAMED),
+    ] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT...]", help="Files that it reads."), Also("-f", "--file")
+    ] = None,
     *,
-    output: Annotated[str, option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
     in_files: Annotated[
-        list[str] | None, option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
+        list[str] | None, typer.Option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
     ] = None,
     context: Annotated[
         int | None, options.number("-c", "--context", "--ctx-size", help="Tokens of a chunk.  [default: 512]")
     ] = None,
     chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
     parse_special: Annotated[
-        bool, option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
+        bool, typer.Option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
     ] = False,
-    process_output: Annotated[bool, option("--process-output", help="Collect for the output matrix too.")] = False,
+    process_output: Annotated[
+        bool, typer.Option("--process-output", help="Collect for the output matrix too.")
+    ] = False,
     threads: options.Threads = None,
     force: options.Force = False,
 ) -> None:

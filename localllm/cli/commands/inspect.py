@@ -3,9 +3,10 @@
 import json
 from typing import Annotated, Any
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import option
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
@@ -14,8 +15,8 @@ from localllm.cli.terminal.render import count, fact_lines, one_line, size, tabl
 def inspect(
     model: options.ModelName,
     as_json: options.AsJson = False,
-    check: Annotated[bool, option("--check", help="Read every weight, too, and the chat template.")] = False,
-    template: Annotated[bool, option("--template", help="Print the chat template, nothing else.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read every weight, too, and the chat template.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print the chat template, nothing else.")] = False,
 ) -> None:
     """Show what is in a model file.
 

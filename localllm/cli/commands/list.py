@@ -3,8 +3,9 @@
 import json
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import option
 from localllm.cli.terminal.output import dim, write
 from localllm.cli.terminal.render import columns, one_line, size, terminal_width
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def list(
-    all: Annotated[bool, option("--all", help="Those that can be pulled, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Those that can be pulled, too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models on this computer.

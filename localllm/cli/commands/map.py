@@ -9,12 +9,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from localllm.cli import open_model as opening
+from localllm.cli.groups import Also
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
 from localllm.cli.options.endpoint import EndpointGroup, opened
 from localllm.cli.options.images import Projector
-from localllm.cli.parameters import argument, option
+from localllm.cli.options.offers import offer_models
 from localllm.cli.prompt_input import warn_of_template
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import duration
@@ -31,37 +34,46 @@ if TYPE_CHECKING:
     from localllm.services.remote.model import RemoteModel
 
 
-Model = Annotated[str | None, argument("MODEL", options.A_MODEL, also=options.NAMED)]
+Model = Annotated[
+    str | None, typer.Argument(metavar="MODEL", autocompletion=offer_models, help=options.A_MODEL), Also(*options.NAMED)
+]
 
 
 def map(
     model: Model = None,
-    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
     *,
     output: Annotated[
         str | None,
-        option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again."),
+        typer.Option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again."),
     ] = None,
     prompt: Annotated[
         str | None,
-        option("-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.'),
+        typer.Option(
+            "-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.'
+        ),
     ] = None,
     file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields.")
+        str | None,
+        typer.Option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields."),
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
-    raw: Annotated[bool, option("--raw", help="Continue the prompts as they are, without the chat template.")] = False,
-    n: Annotated[int, option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
-    as_finished: Annotated[
-        bool, option("--as-finished", help="Write answers when they are finished, not in the input's order.")
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompts as they are, without the chat template.")
     ] = False,
-    shortest_first: Annotated[bool, option("--shortest-first", help="Answer short prompts first.")] = False,
-    fast: Annotated[bool, option("--fast", help="Activations in 8 bits: the words may be others than run's.")] = False,
-    stats: Annotated[bool, option("--stats", help="Tell on stderr how many, how long and how fast.")] = False,
+    n: Annotated[int, typer.Option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
+    as_finished: Annotated[
+        bool, typer.Option("--as-finished", help="Write answers when they are finished, not in the input's order.")
+    ] = False,
+    shortest_first: Annotated[bool, typer.Option("--shortest-first", help="Answer short prompts first.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Activations in 8 bits: the words may be others than run's.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how many, how long and how fast.")] = False,
     ray: Annotated[
-        str | None, option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
+        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
     ] = None,
     engine: options.EngineGroup,
     choices: options.Answers,

@@ -4,9 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from localllm.cli import open_model as opening
+from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import Remaining
 from localllm.cli.terminal.output import ProgressLine, say, write
@@ -22,7 +24,7 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 
 def perplexity(
     model: options.ModelName,
-    text: Annotated[str | None, argument("[TEXT]", "A file.", also=("-f", "--file"))] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A file."), Also("-f", "--file")] = None,
     *,
     context: Annotated[
         int | None,
@@ -33,14 +35,14 @@ def perplexity(
     chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
     save_logits: Annotated[
         str | None,
-        option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence."),
+        typer.Option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence."),
     ] = None,
     kl_divergence: Annotated[
-        bool, option("--kl-divergence", help="Compare with the logits in --base instead of reading TEXT.")
+        bool, typer.Option("--kl-divergence", help="Compare with the logits in --base instead of reading TEXT.")
     ] = False,
     base: Annotated[
         str | None,
-        option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
+        typer.Option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
     ] = None,
     threads: options.Threads = None,
     cache: options.Cache,

@@ -3,13 +3,22 @@
 import os
 from typing import Annotated
 
-from localllm.cli.parameters import argument
+import typer
+
+from localllm.cli.options.offers import offer_known_models
 from localllm.cli.resolve_model import pull_shown
 from localllm.cli.terminal.output import dim, write
 from localllm.errors import UsageError
 
 
-def pull(names: Annotated[list[str], argument("MODEL...", "Known names, or hf:OWNER/REPOSITORY.")]) -> None:
+def pull(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", autocompletion=offer_known_models, help="Known names, or hf:OWNER/REPOSITORY."
+        ),
+    ],
+) -> None:
     """Bring models from the Hugging Face hub, and print their paths.
 
     A known one (see `localllm list --all`), or any; behind its name a quantization after a colon, or a file after a

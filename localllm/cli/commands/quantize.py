@@ -8,10 +8,12 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.argv import did_you_mean
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
+from localllm.cli.options.offers import offer_formats
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, exit_on_sigterm, is_dumb, is_terminal, say, write
 from localllm.cli.terminal.render import count, one_line, size, table
@@ -28,19 +30,24 @@ ADDED = 1.02  # times as large is not larger: metadata may grow
 
 
 def several(name: str, metavar: str, help: str) -> Any:
-    return option(name, metavar=metavar, help=f"{help}  [repeatable]")
+    return typer.Option(name, metavar=metavar, help=f"{help}  [repeatable]")
 
 
 def quantize(
     arguments: Annotated[
-        list[str], argument("IN [OUT] TYPE [TEXT...]", "Two files and a name; texts to calibrate on.")
+        list[str],
+        typer.Argument(
+            metavar="IN [OUT] TYPE [TEXT...]",
+            autocompletion=offer_formats,
+            help="Two files and a name; texts to calibrate on.",
+        ),
     ],
     threads: options.Threads = None,
     mmproj: Annotated[
-        bool, option("--mmproj", help="Of a checkpoint that sees: its projector, not its language model.")
+        bool, typer.Option("--mmproj", help="Of a checkpoint that sees: its projector, not its language model.")
     ] = False,
     imatrix: Annotated[
-        str | None, option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
+        str | None, typer.Option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
     ] = None,
     include_weights: Annotated[
         list[str] | None,
@@ -50,58 +57,58 @@ def quantize(
         list[str] | None,
         several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name."),
     ] = None,
-    pure: Annotated[bool, option("--pure", help="The same format for every matrix.")] = False,
+    pure: Annotated[bool, typer.Option("--pure", help="The same format for every matrix.")] = False,
     tensor_type: Annotated[
         list[str] | None,
         several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found."),
     ] = None,
     output: Annotated[
-        str | None, option("--output-tensor-type", metavar="FORMAT", help="The format of the output matrix.")
+        str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="The format of the output matrix.")
     ] = None,
     embedding: Annotated[
-        str | None, option("--token-embedding-type", metavar="FORMAT", help="The format of the embedding matrix.")
+        str | None, typer.Option("--token-embedding-type", metavar="FORMAT", help="The format of the embedding matrix.")
     ] = None,
     leave_output_tensor: Annotated[
-        bool, option("--leave-output-tensor", help="Keep the output matrix as it is.")
+        bool, typer.Option("--leave-output-tensor", help="Keep the output matrix as it is.")
     ] = False,
     allow_requantize: Annotated[
-        bool, option("--allow-requantize", help="Quantize what is quantized already, at a loss.")
+        bool, typer.Option("--allow-requantize", help="Quantize what is quantized already, at a loss.")
     ] = False,
     override_kv: Annotated[
         list[str] | None,
         several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str."),
     ] = None,
-    keep_split: Annotated[bool, option("--keep-split", help="Write as many files as the input has.")] = False,
+    keep_split: Annotated[bool, typer.Option("--keep-split", help="Write as many files as the input has.")] = False,
     strict: Annotated[
-        bool, option("--strict", help="Fail where rows do not fit the format, or an option matches no tensor.")
+        bool, typer.Option("--strict", help="Fail where rows do not fit the format, or an option matches no tensor.")
     ] = False,
     force: Annotated[
         bool,
-        option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
+        typer.Option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
     ] = False,
     calibrate: Annotated[
         bool,
-        option(
+        typer.Option(
             "--calibrate",
             help="Let the model read TEXTs, or a mixture of many kinds, and encode its matrices by what they meet.",
         ),
     ] = False,
     file_size: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--size",
             metavar="SIZE",
             help="With --calibrate: choose formats by measured need, for a file of 3.5GB, say, or own, TYPE's size.",
         ),
     ] = None,
     bits: Annotated[
-        float | None, option("--bpw", metavar="BITS", help="The same, for so many bits per weight.")
+        float | None, typer.Option("--bpw", metavar="BITS", help="The same, for so many bits per weight.")
     ] = None,
     formats_file: Annotated[
         str | None,
-        option("--plan", metavar="FILE", help="The formats of tensors: read, or written with --size or --bpw."),
+        typer.Option("--plan", metavar="FILE", help="The formats of tensors: read, or written with --size or --bpw."),
     ] = None,
-    dry_run: Annotated[bool, option("--dry-run", help="Show the plan, write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
 ) -> None:
     """Make a small model file from a big one.
 

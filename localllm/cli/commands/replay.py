@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import open_model as opening
+from localllm.cli.groups import TYPED_ONLY
 from localllm.cli.options import shared as options
 from localllm.cli.options.endpoint import KEY
-from localllm.cli.parameters import argument, option
+from localllm.cli.options.offers import offer_models
 from localllm.cli.receipt import hashing
 from localllm.cli.terminal.output import ProgressLine, say, write
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
 
 def replay(
-    receipt: Annotated[str, argument("FILE", "A receipt, of `run --receipt FILE`.")],
+    receipt: Annotated[str, typer.Argument(metavar="FILE", help="A receipt, of `run --receipt FILE`.")],
     model: Annotated[
         str | None,
-        option("-m", "--model", metavar="MODEL", help="The model.  [default: where it was]", only_typed=True),
+        typer.Option(
+            "-m", "--model", metavar="MODEL", autocompletion=offer_models, help="The model.  [default: where it was]"
+        ),
+        TYPED_ONLY,
     ] = None,
 ) -> None:
     """Answer a prompt again, and tell whether the same text comes out.

@@ -3,10 +3,11 @@
 import json
 from typing import Annotated, Any, Literal
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.errors import UsageError
@@ -14,18 +15,20 @@ from localllm.errors import UsageError
 
 def rerank(
     model: options.ModelName,
-    input: Annotated[str | None, argument("[INPUT]", "A file of records.  [default: stdin]")] = None,
+    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
     *,
-    query: Annotated[str | None, option("-q", "--query", metavar="TEXT", help="What the texts should answer.")] = None,
+    query: Annotated[
+        str | None, typer.Option("-q", "--query", metavar="TEXT", help="What the texts should answer.")
+    ] = None,
     top: Annotated[int | None, options.number("--top", help="Only so many, the best.  [default: all]")] = None,
-    scores: Annotated[bool, option("--scores", help="A score in front of each line.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="A score in front of each line.")] = False,
     overflow: Annotated[
         Literal["refuse", "cut"],
-        option("--overflow", metavar="HOW", help="Texts that are too long: refuse or cut.  [default: refuse]"),
+        typer.Option("--overflow", metavar="HOW", help="Texts that are too long: refuse or cut.  [default: refuse]"),
     ] = "refuse",
     field: Field = "text",
     as_json: options.AsJson = False,
-    stats: Annotated[bool, option("--stats", help="Tell on stderr how fast it was.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how fast it was.")] = False,
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",

@@ -3,7 +3,9 @@
 import sys
 from typing import Annotated
 
-from localllm.cli.parameters import argument, option
+import typer
+
+from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import confirmed
 from localllm.cli.terminal.output import dim, is_terminal
 from localllm.cli.terminal.render import size
@@ -11,9 +13,14 @@ from localllm.errors import LocalllmError, UsageError
 
 
 def rm(
-    name: Annotated[str, argument("MODEL", "Its name, as `localllm list` shows it, or its path.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", autocompletion=offer_models, help="Its name, as `localllm list` shows it, or its path."
+        ),
+    ],
     *,
-    force: Annotated[bool, option("--force", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the folder of models.
 

@@ -6,6 +6,8 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
@@ -14,7 +16,6 @@ from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.parameters import argument, option
 from localllm.cli.prompt_input import Encoding, Prompt, begin, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.terminal.output import ProgressLine, write
@@ -30,32 +31,38 @@ if TYPE_CHECKING:
 
 def run(
     model: options.OptionalModelName = None,
-    words: Annotated[str | None, argument("[TEXT]", "The prompt, in quotes.")] = None,
+    words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt, in quotes.")] = None,
     *,
     prompt: Prompt = None,
     file: Annotated[
         list[str] | None,
-        option("-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.  [repeatable]"),
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.  [repeatable]"
+        ),
     ] = None,
     binary_file: Annotated[
-        str | None, option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end.")
+        str | None,
+        typer.Option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end."),
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
-    no_stdin: Annotated[bool, option("--no-stdin", help="Leave stdin to others.")] = False,
-    raw: Annotated[bool, option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Leave stdin to others.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
     as_json: options.AsJson = False,
-    stats: Annotated[bool, option("--stats", help="Tell on stderr how long it took.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how long it took.")] = False,
     receipt: Annotated[
-        str | None, option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`.")
+        str | None,
+        typer.Option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`."),
     ] = None,
     force: options.Force = False,
     hide_thinking: HideThinking = False,
-    n: Annotated[int, option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
+    n: Annotated[int, typer.Option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
     beams: Annotated[
-        int, option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
+        int, typer.Option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
     ] = 0,
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,

@@ -6,10 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
+
 from localllm.cli import open_model as opening
+from localllm.cli.groups import group
 from localllm.cli.options import shared as options
 from localllm.cli.options.images import Projector
-from localllm.cli.parameters import argument, group, option
+from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem
@@ -35,17 +38,17 @@ def amount(text: str) -> int:
 class Place:
     """Where the server listens, and to whom."""
 
-    port: Annotated[int, option("--port", metavar="N", help="The port of 127.0.0.1.  [default: 11435]")] = PORT
+    port: Annotated[int, typer.Option("--port", metavar="N", help="The port of 127.0.0.1.  [default: 11435]")] = PORT
     socket: Annotated[
-        str | None, option("--socket", metavar="PATH", help="A Unix socket, which only you can open, instead.")
+        str | None, typer.Option("--socket", metavar="PATH", help="A Unix socket, which only you can open, instead.")
     ] = None
     host: Annotated[
         str | None,
-        option("--host", metavar="ADDRESS", help="Another address, for other computers: needs --api-key-file."),
+        typer.Option("--host", metavar="ADDRESS", help="Another address, for other computers: needs --api-key-file."),
     ] = None
     api_key_file: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--api-key-file",
             metavar="FILE",
             help="A file with keys, a line each (# is a comment), of which a request needs one.",
@@ -53,16 +56,18 @@ class Place:
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        option("--allow-host", metavar="NAME", help="Another name of this computer, as in http://NAME.  [repeatable]"),
+        typer.Option(
+            "--allow-host", metavar="NAME", help="Another name of this computer, as in http://NAME.  [repeatable]"
+        ),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask, https://....  [repeatable]"),
+        typer.Option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask, https://....  [repeatable]"),
     ] = None
 
     strict_model_names: Annotated[
         bool,
-        option(
+        typer.Option(
             "--strict-model-names",
             help="Refuse requests that name another model, which a single one answers, too.",
         ),
@@ -75,7 +80,7 @@ class Share:
 
     memory: Annotated[
         int | None,
-        option(
+        typer.Option(
             "--memory",
             metavar="SIZE",
             parser=amount,
@@ -83,31 +88,34 @@ class Share:
         ),
     ] = None
     parallel: Annotated[
-        int | None, option("-np", "--parallel", metavar="N", help="Answers of a model at once.  [default: 16]")
+        int | None, typer.Option("-np", "--parallel", metavar="N", help="Answers of a model at once.  [default: 16]")
     ] = None
     max_body: Annotated[
-        int, option("--max-body", metavar="SIZE", parser=amount, help="The most bytes of a request.  [default: 32M]")
+        int,
+        typer.Option("--max-body", metavar="SIZE", parser=amount, help="The most bytes of a request.  [default: 32M]"),
     ] = 32_000_000
     max_connections: Annotated[
-        int, option("--max-connections", metavar="N", help="Connections at once.  [default: 128]")
+        int, typer.Option("--max-connections", metavar="N", help="Connections at once.  [default: 128]")
     ] = 128
     timeout: Annotated[
-        float | None, option("--timeout", metavar="SECONDS", help="The most time of an answer.  [default: any]")
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="The most time of an answer.  [default: any]")
     ] = None
     on_overflow: Annotated[
         Literal["error", "drop-turns"] | None,
-        option(
+        typer.Option(
             "--on-overflow",
             help="When a conversation does not fit: refuse it, or drop the oldest turns.  [default: error]",
         ),
     ] = None
     media_path: Annotated[
         list[str] | None,
-        option("--media-path", metavar="DIR", help="Below it requests may name images, as file://....  [repeatable]"),
+        typer.Option(
+            "--media-path", metavar="DIR", help="Below it requests may name images, as file://....  [repeatable]"
+        ),
     ] = None
     grace: Annotated[
         float,
-        option(
+        typer.Option(
             "--grace", metavar="SECONDS", help="When told to stop, time for answers to end.  [default: 30; 0: none]"
         ),
     ] = 30.0
@@ -116,7 +124,11 @@ class Share:
 def serve(
     models: Annotated[
         list[str] | None,
-        argument("[MODEL...]", "GGUF files or names, or NAME=MODEL.  [default: all that `localllm list` shows]"),
+        typer.Argument(
+            metavar="[MODEL...]",
+            autocompletion=offer_models,
+            help="GGUF files or names, or NAME=MODEL.  [default: all that `localllm list` shows]",
+        ),
     ] = None,
     *,
     place: Place,

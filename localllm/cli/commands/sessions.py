@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from localllm.cli.parameters import argument
+import typer
+
+from localllm.cli.options.offers import offer_sessions
 from localllm.cli.terminal.output import dim, write
 from localllm.cli.terminal.session_list import session_lines
 from localllm.errors import UsageError
@@ -10,9 +12,10 @@ from localllm.errors import UsageError
 
 def sessions(
     action: Annotated[
-        Literal["list", "show", "rm"] | None, argument("[list|show|rm]", "List them, print one, or remove it.")
+        Literal["list", "show", "rm"] | None,
+        typer.Argument(metavar="[list|show|rm]", help="List them, print one, or remove it."),
     ] = None,
-    name: Annotated[str | None, argument("[NAME]", "Which.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_sessions, help="Which.")] = None,
 ) -> None:
     """List the sessions of `chat`, print one or remove it.
 

@@ -4,9 +4,11 @@ import json
 import sys
 from typing import Annotated
 
+import typer
+
 from localllm.cli import open_model as opening
+from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, option
 from localllm.cli.prompt_input import Encoding, content, text_of, typed
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import is_terminal, stdin, write
@@ -15,12 +17,14 @@ from localllm.errors import UsageError
 
 def tokenize(
     model: options.ModelName,
-    text: Annotated[str | None, argument("[TEXT]", "What to cut.  [default: stdin]", also=("-p", "--prompt"))] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="What to cut.  [default: stdin]"), Also("-p", "--prompt")
+    ] = None,
     *,
-    file: Annotated[str | None, option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
-    ids: Annotated[bool, option("--ids", help="Print the ids alone, as a list.")] = False,
+    file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Print the ids alone, as a list.")] = False,
     encoding: Encoding = None,
-    as_json: Annotated[bool, option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
+    as_json: Annotated[bool, typer.Option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
 ) -> None:
     """Show the tokens of a text.
 

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from localllm.cli.parameters import group, number_or_default, option
+import typer
+
+from localllm.cli.groups import group
+from localllm.cli.parameters import number_or_default
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 HideThinking = Annotated[
-    bool, option("--hide-thinking", "--hidethinking", help="Do not show on the terminal what the model thinks.")
+    bool, typer.Option("--hide-thinking", "--hidethinking", help="Do not show on the terminal what the model thinks.")
 ]
 
 
@@ -24,7 +27,7 @@ class Shape:
 
     json_schema: Annotated[
         str | None,
-        option(
+        typer.Option(
             "-j",
             "--json-schema",
             "-jf",
@@ -35,18 +38,18 @@ class Shape:
     ] = None
     grammar: Annotated[
         str | None,
-        option("--grammar", "--grammar-file", metavar="FILE|TEXT", help="Answer as a grammar in GBNF says."),
+        typer.Option("--grammar", "--grammar-file", metavar="FILE|TEXT", help="Answer as a grammar in GBNF says."),
     ] = None
     regex: Annotated[
-        str | None, option("--regex", metavar="TEXT", help="Answer with what a regular expression matches.")
+        str | None, typer.Option("--regex", metavar="TEXT", help="Answer with what a regular expression matches.")
     ] = None
 
     json_whitespace: Annotated[
-        bool, option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
+        bool, typer.Option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
     ] = False
     additional_properties: Annotated[
         bool,
-        option("--additional-properties", help="Let objects have others than a schema's where it does not say."),
+        typer.Option("--additional-properties", help="Let objects have others than a schema's where it does not say."),
     ] = False
 
     def constraint(self) -> "Constraint | None":
@@ -93,7 +96,7 @@ class Thoughts:
 
     think: Annotated[
         Literal["auto", "on", "off", "low", "medium", "high"],
-        option(
+        typer.Option(
             "--think",
             "--reasoning",
             "-rea",
@@ -103,7 +106,7 @@ class Thoughts:
     ] = "auto"
     think_budget: Annotated[
         int | None,
-        option(
+        typer.Option(
             "--think-budget",
             "--reasoning-budget",
             metavar="N",
@@ -113,7 +116,7 @@ class Thoughts:
     ] = None
     template_var: Annotated[
         list[str] | None,
-        option(
+        typer.Option(
             "--template-var",
             "--chat-template-kwargs",
             metavar="NAME=VALUE",

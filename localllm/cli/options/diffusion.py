@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from localllm.cli.groups import group
 from localllm.cli.options.shared import GenerationGroup, number
-from localllm.cli.parameters import group, option
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
@@ -42,9 +44,9 @@ class Diffusion:
         float | None, number("--diffusion-cfg-scale", help="Heed the prompt by so much more.  [default: 0, off]")
     ] = None
     has_noise: Annotated[
-        bool, option("--diffusion-add-gumbel-noise", help="Draw with Gumbel noise, if there is a temperature.")
+        bool, typer.Option("--diffusion-add-gumbel-noise", help="Draw with Gumbel noise, if there is a temperature.")
     ] = False
-    visual: Annotated[bool, option("--diffusion-visual", help="Show the text of every step on stderr.")] = False
+    visual: Annotated[bool, typer.Option("--diffusion-visual", help="Show the text of every step on stderr.")] = False
 
     def given(self) -> dict[str, Any]:
         """What the user has chosen, by field of FillingOptions."""

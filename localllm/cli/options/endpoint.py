@@ -3,7 +3,9 @@
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli.parameters import group, option
+import typer
+
+from localllm.cli.groups import group
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -20,7 +22,7 @@ class EndpointGroup:
 
     endpoint: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--endpoint",
             metavar="URL",
             help="A server of OpenAI's interface, as http://127.0.0.1:8000; MODEL is what it calls a model.",
@@ -28,7 +30,7 @@ class EndpointGroup:
     ] = None
     api_key_file: Annotated[
         str | None,
-        option("--api-key-file", metavar="FILE", help=f"A file with its key.  [default: ${KEY}]"),
+        typer.Option("--api-key-file", metavar="FILE", help=f"A file with its key.  [default: ${KEY}]"),
     ] = None
 
     def place(self) -> "Endpoint | None":

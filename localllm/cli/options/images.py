@@ -3,7 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localllm.cli.parameters import group, option
+import typer
+
+from localllm.cli.groups import group
 from localllm.cli.terminal.output import stdin
 from localllm.errors import UsageError
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 Projector = Annotated[
     str | None,
-    option("-mm", "--mmproj", metavar="FILE", help="What the model sees by.  [default: mmproj-*.gguf beside it]"),
+    typer.Option("-mm", "--mmproj", metavar="FILE", help="What the model sees by.  [default: mmproj-*.gguf beside it]"),
 ]
 
 
@@ -22,11 +24,12 @@ class ImageGroup:
 
     image_files: Annotated[
         list[str] | None,
-        option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
+        typer.Option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
     ] = None
     mmproj: Projector = None
     pan_and_scan: Annotated[
-        bool, option("--pan-and-scan", help="With Gemma 3: crops of long images, too, in up to five times the tokens.")
+        bool,
+        typer.Option("--pan-and-scan", help="With Gemma 3: crops of long images, too, in up to five times the tokens."),
     ] = False
 
     def seeing(self) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 import math
 from typing import Annotated, Any
 
-from localllm.cli.parameters import group, option
+import typer
+
+from localllm.cli.groups import group
 from localllm.errors import UsageError
 
 
 def number(*names: str, help: str) -> Any:
     """An option with a number; None means the default, which `help` names."""
-    return option(*names, metavar="N", help=help)
+    return typer.Option(*names, metavar="N", help=help)
 
 
 def token_bias(text: str) -> tuple[int, float]:
@@ -70,7 +72,7 @@ class ExactSampling:
     ] = None
     dry_sequence_breakers: Annotated[
         list[str] | None,
-        option(
+        typer.Option(
             "--dry-sequence-breaker",
             metavar="TEXT",
             help='A text that ends a sequence; none: nothing does.  [repeatable]  [default: a line break, :, ", *]',
@@ -95,7 +97,7 @@ class ExactSampling:
     ] = None
     logit_bias: Annotated[
         list[str] | None,
-        option(
+        typer.Option(
             "-l",
             "--logit-bias",
             metavar="TOKEN+N",
@@ -103,10 +105,10 @@ class ExactSampling:
             help="Add N to a token's logit, as in 15043+1.5; 15043-inf: it never comes.  [repeatable]",
         ),
     ] = None
-    ignore_eos: Annotated[bool, option("--ignore-eos", help="Never end by itself.")] = False
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by itself.")] = False
     samplers: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--samplers",
             metavar="NAMES",
             help="The steps in their order.  "
@@ -115,7 +117,7 @@ class ExactSampling:
     ] = None
     letters: Annotated[
         str | None,
-        option(
+        typer.Option(
             "--sampling-seq",
             "--sampler-seq",
             metavar="LETTERS",

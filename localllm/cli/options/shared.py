@@ -3,24 +3,35 @@
 import os
 from typing import Annotated, Any, Literal
 
+import typer
+
+from localllm.cli.groups import Also, group
 from localllm.cli.options.constraint import Shape, Thoughts
+from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
 from localllm.cli.options.sampling import ExactSampling
-from localllm.cli.parameters import argument, group, number_or_default, option
+from localllm.cli.parameters import number_or_default
 from localllm.errors import UsageError
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")
 A_MODEL = "A GGUF file, or a name: see `localllm list`."
-ModelName = Annotated[str, argument("MODEL", A_MODEL, also=NAMED)]
-OptionalModelName = Annotated[str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", also=NAMED)]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
+KnownModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_known_models), Also(*NAMED)
+]
+OptionalModelName = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help=f"{A_MODEL}  [default: the built-in model]", autocompletion=offer_models),
+    Also(*NAMED),
+]
 System = Annotated[
     str | None,
-    option(
+    typer.Option(
         "-sys", "--system", "--system-prompt", metavar="TEXT", help="The system message: how the model should answer."
     ),
 ]
 SystemFile = Annotated[
-    str | None, option("-sysf", "--system-prompt-file", metavar="FILE", help="A file with the system message.")
+    str | None, typer.Option("-sysf", "--system-prompt-file", metavar="FILE", help="A file with the system message.")
 ]
 
 
@@ -38,18 +49,19 @@ def template_text(choice: str) -> str:
 
 ChatTemplate = Annotated[
     str | None,
-    option(
+    typer.Option(
         "--chat-template",
         "--chat-template-file",
         metavar="NAME|FILE",
+        autocompletion=offer_templates,
         parser=template_text,
         help="How messages are written: llama.cpp's name, a file in Jinja, or Jinja itself.  [default: the model's]",
     ),
 ]
-AsJson = Annotated[bool, option("--json", help="Print JSON instead.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 Threads = Annotated[
     int | None,
-    option(
+    typer.Option(
         "-t",
         "--threads",
         metavar="N",
@@ -59,18 +71,20 @@ Threads = Annotated[
 ]
 NoCache = Annotated[
     bool,
-    option("--no-cache", help="Read the prompt anew, and keep nothing of it and the answer; see `localllm cache`."),
+    typer.Option(
+        "--no-cache", help="Read the prompt anew, and keep nothing of it and the answer; see `localllm cache`."
+    ),
 ]
 
 
-Force = Annotated[bool, option("--force", help="Replace a file of another kind, too.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file of another kind, too.")]
 Device = Annotated[
     str,
-    option(
+    typer.Option(
         "-dev",
         "--device",
         metavar="NAME",
-        values=("auto", "cpu", "cuda", "cuda:0", "cuda:1"),
+        autocompletion=one_of(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
         help="What computes: cpu, cuda, cuda:N, or auto: a graphics card if there is one that works.  [default: auto]",
     ),
 ]
@@ -85,7 +99,7 @@ def layers(text: str) -> str:
 
 GpuLayers = Annotated[
     str,
-    option(
+    typer.Option(
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
@@ -109,23 +123,31 @@ class Cache:
 
     kv_type: Annotated[
         str,
-        option(
+        typer.Option(
             "--kv-type",
             metavar="TYPE",
-            values=KV_TYPES,
+            autocompletion=one_of(KV_TYPES),
             help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
         ),
     ] = "f16"
     keys: Annotated[
         str | None,
-        option(
-            "-ctk", "--cache-type-k", metavar="TYPE", values=KV_TYPES, help="Those of keys.  [default: as --kv-type]"
+        typer.Option(
+            "-ctk",
+            "--cache-type-k",
+            metavar="TYPE",
+            autocompletion=one_of(KV_TYPES),
+            help="Those of keys.  [default: as --kv-type]",
         ),
     ] = None
     values: Annotated[
         str | None,
-        option(
-            "-ctv", "--cache-type-v", metavar="TYPE", values=KV_TYPES, help="Those of values.  [default: as --kv-type]"
+        typer.Option(
+            "-ctv",
+            "--cache-type-v",
+            metavar="TYPE",
+            autocompletion=one_of(KV_TYPES),
+            help="Those of values.  [default: as --kv-type]",
         ),
     ] = None
 
@@ -144,7 +166,7 @@ class EngineGroup:
 
     context: Annotated[
         int | None,
-        option(
+        typer.Option(
             "-c",
             "--context",
             "--ctx-size",
@@ -161,7 +183,7 @@ class EngineGroup:
 
 def number(*names: str, help: str, **more: Any) -> Any:
     """An option with a number; None means the default, which `help` names."""
-    return option(*names, metavar="N", help=help, **more)
+    return typer.Option(*names, metavar="N", help=help, **more)
 
 
 @group
@@ -233,12 +255,12 @@ class Answers:
     ] = None
     stop: Annotated[
         list[str] | None,
-        option(
+        typer.Option(
             "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End the answer before this text.  [repeatable]"
         ),
     ] = None
     escape: Annotated[
-        bool, option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
+        bool, typer.Option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
     ] = False
     sampling: Sampling
     steps: ExactSampling
@@ -256,10 +278,10 @@ class GenerationGroup(Answers):
 
     speculate: Annotated[
         str,
-        option(
+        typer.Option(
             "--speculate",
             metavar="HOW",
-            values=("auto", "mtp", "ngram", "off", "draft:"),
+            autocompletion=one_of(("auto", "mtp", "ngram", "off", "draft:")),
             parser=how_to_guess,
             help="Guess tokens: where the text repeats itself (ngram), by the model's own layer for it too (mtp), by a "
             "smaller model or an EAGLE-3 head too (draft:MODEL), or not (off). The same answer in fewer steps.  "
@@ -268,7 +290,7 @@ class GenerationGroup(Answers):
     ] = "auto"
     on_overflow: Annotated[
         Literal["error", "drop-turns", "shift"] | None,
-        option(
+        typer.Option(
             "--on-overflow",
             help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
             "  [default: error in run, drop-turns in chat]",

@@ -3,7 +3,10 @@
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
-from localllm.cli.parameters import group, option
+import typer
+
+from localllm.cli.groups import TYPED_ONLY, group
+from localllm.cli.options.offers import one_of
 from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 
@@ -19,30 +22,41 @@ class ToolGroup:
 
     tools: Annotated[
         str | None,
-        option("--tools", metavar="NAMES", values=BUILT_IN, help="What it may use of read_file,list,search,run."),
+        typer.Option(
+            "--tools",
+            metavar="NAMES",
+            autocompletion=one_of(BUILT_IN),
+            help="What it may use of read_file,list,search,run.",
+        ),
     ] = None
     allow: Annotated[
         list[str] | None,
-        option("--allow", metavar="DIR", help="A folder that these may see, and nothing outside.  [repeatable]"),
+        typer.Option("--allow", metavar="DIR", help="A folder that these may see, and nothing outside.  [repeatable]"),
     ] = None
     mcp: Annotated[
         str | None,
-        option("--mcp", metavar="FILE", help='MCP servers, as {"mcpServers": {NAME: {"command": ..., "args": []}}}.'),
+        typer.Option(
+            "--mcp", metavar="FILE", help='MCP servers, as {"mcpServers": {NAME: {"command": ..., "args": []}}}.'
+        ),
     ] = None
     yes: Annotated[
         str | None,
-        option("--yes", metavar="NAMES", help="Tools whose calls need not be asked for.", only_typed=True),
+        typer.Option("--yes", metavar="NAMES", help="Tools whose calls need not be asked for."),
+        TYPED_ONLY,
     ] = None
     max_steps: Annotated[
-        int, option("--max-steps", metavar="N", help="The most times that it may call, for an answer.  [default: 20]")
+        int,
+        typer.Option("--max-steps", metavar="N", help="The most times that it may call, for an answer.  [default: 20]"),
     ] = 20
     no_json_calls: Annotated[
         bool,
-        option("--no-json-calls", help="Take JSON that looks like a call for text, unless it is the template's form."),
+        typer.Option(
+            "--no-json-calls", help="Take JSON that looks like a call for text, unless it is the template's form."
+        ),
     ] = False
     transcript: Annotated[
         str | None,
-        option("--transcript", metavar="FILE", help="Write what was called and what came of it, as JSON lines."),
+        typer.Option("--transcript", metavar="FILE", help="Write what was called and what came of it, as JSON lines."),
     ] = None
 
     @property

@@ -1,0 +1,65 @@
+"""What the shell offers as values when Tab is pressed: callbacks for `autocompletion` of options and arguments."""
+
+from collections.abc import Callable, Sequence
+
+Words = list[tuple[str, str]]
+
+
+def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a callback that offers these words."""
+
+    def offer(incomplete: str) -> list[str]:
+        return [*words]
+
+    return offer
+
+
+def offer_models(incomplete: str) -> Words:
+    """Offer the names of models on the disk and the user's aliases, with what they stand for.
+
+    Without those that have a colon, where bash begins a new word.
+    """
+    from localllm.files.settings import load_settings
+    from localllm.services.catalogue import models_on_disk
+
+    names = {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
+    return sorted((names | dict(load_settings().aliases)).items())
+
+
+def offer_known_models(incomplete: str) -> Words:
+    """Offer the names of models that can be pulled, too."""
+    from localllm.services.catalogue import known_models
+
+    return sorted(
+        ({name: model.description for name, model in known_models().items()} | dict(offer_models(""))).items()
+    )
+
+
+def offer_commands(incomplete: str) -> Words:
+    from localllm.cli.registry import COMMANDS, summary
+
+    return [(name, summary(name)) for name in COMMANDS]
+
+
+def offer_what_to_show(incomplete: str) -> Words:
+    """Offer what `localllm config` takes."""
+    return [("path", ""), *offer_commands("")]
+
+
+def offer_sessions(incomplete: str) -> list[str]:
+    from localllm.services.sessions import names
+
+    return [*names()]
+
+
+def offer_formats(incomplete: str) -> list[str]:
+    """Offer what quantize can make, once a letter says that it is no file."""
+    from localllm.quant.recipes import RECIPES
+
+    return [*RECIPES] if incomplete else []
+
+
+def offer_templates(incomplete: str) -> list[str]:
+    from localllm.text.builtin_templates import BUILTIN_TEMPLATES
+
+    return [*BUILTIN_TEMPLATES]
