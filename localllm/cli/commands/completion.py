@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from localllm.cli.command import Command
 from localllm.cli.options.shared import DRAFT
 from localllm.cli.parameters import Parameter
-from localllm.cli.registry import COMMANDS, COMPLETE, summary
+from localllm.cli.registry import COMMANDS, COMPLETE, SETTINGS, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 
 Word = tuple[str, str]
@@ -134,15 +135,15 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
 
     Raises LocalllmError if what stands before makes no sense.
     """
-    from localllm.cli.app import context_of
-
     if not before:
         return "nothing", [
             *starting(begun, [(name, summary(name)) for name in COMMANDS]),
             *(starting(begun, [("--help", ""), ("--version", "")]) if begun.startswith("-") else []),
         ]
-    context: Any = context_of(before[0])
-    params: list[Parameter] = context.command.get_params(context)
+    require_command(before[0])
+    command = build(function(before[0]), Command)
+    context: Any = typer.Context(command, info_name=before[0], **SETTINGS)
+    params = command.get_params(context)
     options = {name: param for param in params for name in param.names}
     before = without_equals(before)  # bash makes three words of --name=value
     begun = "" if begun == "=" else begun
@@ -153,7 +154,7 @@ def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
     if (asked := options.get(before[-1])) and not asked.is_switch:
         return values_of(asked, context, begun)
     if begun.startswith("-"):
-        names = context.command.shell_complete(context, begun)
+        names = command.shell_complete(context, begun)
         return "nothing", starting(begun, [(each.value, meaning_of(each.help or "")) for each in names])
     arguments, place = [param for param in params if param.is_argument], place_of(before[1:], options)
     if not arguments or (place >= len(arguments) and not arguments[-1].many):
