@@ -4,7 +4,7 @@ The small model draws as the large one will, with the same sampler and the same 
 wherever their probabilities are alike, and the text is what the large one would have written alone.
 
 The rejection rule of Leviathan et al. 2023 keeps 4 to 12 % more of the guesses and the same distribution, but not the
-same text for the same seed; docs/measured.md has what other rules keep.
+same text for the same seed; docs/decisions/speculative-sampling.md compares other rules.
 """
 
 from collections.abc import Iterator, Sequence
