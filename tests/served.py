@@ -24,7 +24,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.http import Limits
-from localllm.server.listener import Ending, listener, tcp_socket
+from localllm.server.listener import Ending, bind_tcp, create_listener
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
@@ -99,7 +99,7 @@ class Served:
 
     def model(self, name: str | None = None) -> Any:
         """The open model of that name."""
-        return self.service.shelf.book(name).model
+        return self.service.pool.resolve(name).model
 
     def get(self, path: str, **headers: str) -> Reply:
         return self.ask("GET", path, None, headers)
@@ -140,20 +140,20 @@ def serving(
     paths = {name: make if isinstance(make, str) else f"/made/{name}" for name, make in models.items()}
     opened = lambda path: made[path]() if path in made else api.open_model(path, 2)  # noqa: E731
     ready, found = threading.Event(), list[Any]()
-    place = tcp_socket("127.0.0.1", 0)
+    place = bind_tcp("127.0.0.1", 0)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # who does not read is noticed sooner
 
     async def work() -> None:
         metrics, bounds = Metrics(), limits or Limits()
         service = Service(ModelPool(paths, opened, metrics, **more), metrics, bounds)
-        server = listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
+        server = create_listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
         place.listen(128)
         found.extend([service, server, asyncio.get_running_loop()])
         ready.set()
         try:
             await server.serve([place])
         finally:
-            await service.shelf.close()
+            await service.pool.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()

@@ -16,7 +16,7 @@ from localllm.errors import UsageError  # noqa: E402
 from localllm.images.data_urls import decode_base64, decode_data_url, is_bare_base64, is_data_url  # noqa: E402
 from localllm.images.opened import opened_image  # noqa: E402
 from localllm.images.parts import marked  # noqa: E402
-from localllm.server.images import image_part, with_files  # noqa: E402
+from localllm.server.images import image_part, resolve_images  # noqa: E402
 
 
 def written(kind: str, seed: int = 1) -> bytes:
@@ -69,7 +69,7 @@ def test_every_form_is_the_same_image(form: str, data: bytes):
     assert (np.asarray(opened_image(url)) == np.asarray(opened_image(data))).all()
     part = {"type": "image_url", "image_url": {"url": url}}
     assert marked([{"role": "user", "content": [part]}])[1] == [url]
-    told = with_files([{"role": "user", "content": [image_part(part, "x")]}], [])
+    told = resolve_images([{"role": "user", "content": [image_part(part, "x")]}], [])
     assert decode_data_url(told[0]["content"][0]["image_url"]) == data
     source = {"type": "base64", "media_type": "image/png", "data": url}
     assert decode_data_url(image_part({"type": "image", "source": source}, "x")["image_url"]) == data

@@ -152,7 +152,7 @@ def test_near(made, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_wrong_input(made, ranker, model_path, tmp_path):
     cases = [
-        (("embed", model_path("llama")), "a\n", 3, "--pooling last makes vectors of it anyway"),
+        (("embed", model_path("llama")), "a\n", 3, "set pooling to last to use it anyway"),
         (("embed", ranker), "a\n", 3, "use localllm rerank"),
         (("rerank", made, "-q", "a"), "a\n", 3, "use localllm embed"),
         (("rerank", made), "a\n", 2, "--query TEXT is missing"),
@@ -187,7 +187,7 @@ def test_pieces_are_averaged_by_their_lengths():
 @pytest.mark.parametrize(("text", "overflow", "expected"), [
     ("abcd", "refuse", ["<abcd>"]), ("", "refuse", ["<>"]), ("abcde", "cut", ["<abcd>"]),
     ("abcde", "split", ["<abcd>", "<e>"]), ("abcdefgh", "split", ["<abcd>", "<efgh>"]),
-    ("abcde", "refuse", "text 3 has 7 tokens, the model reads 6: --overflow cut or split reads it all the same"),
+    ("abcde", "refuse", "text 3 has 7 tokens, the model reads 6: shorten it or set overflow to cut or split"),
 ])  # fmt: skip
 def test_pieces_of_texts(text: str, overflow: str, expected: list[str] | str):
     made = Embedder.__new__(Embedder)
@@ -346,7 +346,7 @@ def test_what_a_decoder_is_asked(monkeypatch):
     assert ranker.reader.heard[0][1:] == (None, None) and ranker.tokens == sum(map(len, ranker.reader.heard[0][0]))
     ranker.reader.context = ranker.context = (around := len("".join(ASKED))) + 16
     assert len(ranker.rerank("why?", ["x" * 16])) == 1 and ranker.reader.heard[-1][0][0][-len(ASKED[2]) - 1] == "x"
-    told = f"text 1 has {around + 17} tokens with its query, the model reads {around + 16}: --overflow cut reads"
+    told = f"text 1 has {around + 17} tokens with its query, the model reads {around + 16}: shorten it or set cut"
     with pytest.raises(ContextError, match=told):
         ranker.rerank("why?", ["x" * 17])
     ranker.rerank("why?", ["x" * 17], cut=True)

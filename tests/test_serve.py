@@ -143,8 +143,8 @@ def test_logprobs(guide: Served):
         assert second["logprob"] <= best["logprob"] < 0
         assert bytes(entry["bytes"]).decode() == entry["token"]
     events = guide.chat(QUESTIONS[0], max_tokens=6, temperature=0, logprobs=True, stream=True).events
-    streamed = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
-    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in content]
+    stream_chunks = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())]
+    assert [entry["token"] for entry in stream_chunks] == [entry["token"] for entry in content]
 
 
 def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
@@ -236,7 +236,7 @@ def test_completions(guide: Served):
         ({"messages": None}, "messages"),
         ({"messages": [5]}, "messages[0]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
@@ -307,13 +307,13 @@ def test_who_leaves_stops_the_answer(told: Served):
         connection = HTTPConnection("127.0.0.1", told.port)
         body = {"messages": [{"role": "user", "content": "long"}], "stream": stream}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        until(lambda: told.service.shelf.counts()[0])
+        until(lambda: told.service.pool.count_requests()[0])
         connection.sock.close()
         connection.close()
         time.sleep(0.3)  # the server hears of it while the engine is in the middle of a step
         before = len(engine.steps)
         engine.gate.set()
-        until(lambda: told.service.shelf.counts() == (0, 0))
+        until(lambda: told.service.pool.count_requests() == (0, 0))
         assert len(engine.steps) <= before + 2
     assert told.chat("x").status == 200
     assert "localllm_requests_left_total 2" in told.get("/metrics").body.decode()
@@ -326,10 +326,10 @@ def test_who_listens_does_not_wait_for_others_prompts(told: Served):
     with ThreadPoolExecutor(2) as threads:
         engine.gate.clear()
         long = threads.submit(told.chat, "long")
-        until(lambda: told.service.shelf.counts()[0])
+        until(lambda: told.service.pool.count_requests()[0])
         before = len(engine.steps)
         other = threads.submit(told.chat, "y" * 90)
-        until(lambda: sum(told.service.shelf.counts()) == 2)
+        until(lambda: sum(told.service.pool.count_requests()) == 2)
         engine.gate.set()
         assert long.result().status == other.result().status == 200
     beside = [step[0] for step in engine.steps[before:] if len(step) == 2 and step[0] > 1]
@@ -360,7 +360,7 @@ def test_models_share_the_memory(tmp_path):
     paths = {name: str(write_tiny_model(tmp_path / f"{name}.gguf")) for name in ("a", "b", "c")}
     each = 300_000_000 + 1_000_000
     with serving(paths, memory=2 * each + 50_000_000) as served:
-        state = lambda: [book.worker is not None for book in served.service.shelf.books.values()]  # noqa: E731
+        state = lambda: [book.worker is not None for book in served.service.pool.entries.values()]  # noqa: E731
         for name, there in (("a", [1, 0, 0]), ("b", [1, 1, 0]), ("a", [1, 1, 0]), ("c", [1, 0, 1]), ("b", [0, 1, 1])):
             assert served.chat("x", model=name, max_tokens=1).status == 200
             assert state() == [bool(each) for each in there]
@@ -371,8 +371,8 @@ def test_models_share_the_memory(tmp_path):
 
 def test_too_many_wait(told: Served):
     told.chat("x")
-    worker = told.service.shelf.book(None).worker
-    worker._most = 1
+    worker = told.service.pool.resolve(None).worker
+    worker._max_waiting = 1
     worker.model.engine.gate.clear()
     with ThreadPoolExecutor(20) as pool:
         replies = [pool.submit(told.chat, "hello") for _ in range(20)]
@@ -392,7 +392,7 @@ def test_an_answer_may_take_only_so_long(tmp_path):
         reply = served.chat("long")
         assert reply.status == 504 and "0.3 seconds" in reply.json["error"]["message"]
         served.model().engine.gate.set()
-        until(lambda: served.service.shelf.counts() == (0, 0))
+        until(lambda: served.service.pool.count_requests() == (0, 0))
 
 
 def test_health_props_and_metrics(told: Served):
@@ -427,7 +427,7 @@ def test_without_the_extra_a_line_says_what_to_install(cli, monkeypatch):
         (["--memory", "much"], "--memory: 'much' is no size"),
         (["a=" + GUIDE, "a=" + GUIDE], "two models are called a"),
         (["no-such-model"], "no-such-model"),
-        (["--port", "99999999"], "cannot listen at"),
+        (["--port", "99999999"], "cannot listen on"),
     ],
 )
 def test_wrong_options(cli, arguments: list, message: str):
@@ -453,7 +453,7 @@ def test_comments_are_no_keys(tmp_path):
 # The server, which is asked to end a moment after it listens: by SIGTERM, on Windows by Ctrl-Break.
 ENDING = """
 import signal, threading
-from localllm.cli import serve
+from localllm.cli.commands import serve
 from localllm.cli.main import main
 from localllm.system.processes import ending_signals
 tell = serve.tell
@@ -507,7 +507,7 @@ def test_a_file_in_the_sockets_place_stays(cli, tmp_path):
     place = tmp_path / "file"
     place.write_text("mine")
     code, _, err = cli("serve", GUIDE, "--socket", place)
-    assert code == 2 and "is no socket" in err and place.read_text() == "mine"
+    assert code == 2 and "exists and is not a socket" in err and place.read_text() == "mine"
 
 
 def test_constraints_are_ready_before_the_batch_needs_them(guide: Served, monkeypatch):
@@ -560,7 +560,7 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
 
     from localllm.generation.generate import GenerationOptions
     from localllm.server.http import EventStream
-    from localllm.server.openai_chat import streamed
+    from localllm.server.openai_chat import stream_chunks
     from localllm.server.service import GenerateRequest
 
     told.chat("x")
@@ -568,8 +568,8 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
 
     async def gone() -> None:
         question = GenerateRequest(None, [[{"role": "user", "content": "long"}]], GenerationOptions())
-        exchange = await told.service.exchange(question)
-        stream = EventStream(streamed(exchange, question, False), told.service.limits, {}, exchange.close)
+        exchange = await told.service.start(question)
+        stream = EventStream(stream_chunks(exchange, question, False), told.service.limits, {}, exchange.close)
 
         async def send(message: dict) -> None:
             raise OSError("gone")
@@ -579,8 +579,8 @@ def test_an_answer_whose_client_is_gone_at_once_ends(told: Served):
 
     asyncio.run_coroutine_threadsafe(gone(), told.loop).result(30)
     told.model().engine.gate.set()
-    until(lambda: told.service.shelf.counts() == (0, 0))
-    assert told.service.shelf.book(None).readers == 0
+    until(lambda: told.service.pool.count_requests() == (0, 0))
+    assert told.service.pool.resolve(None).active_requests == 0
 
 
 @pytest.mark.slow
@@ -592,7 +592,7 @@ def test_what_has_ended_leaves_nothing_behind(told: Served):
     try:
         for text in ("long", "json", "stop"):
             told.chat(text)
-        until(lambda: told.service.shelf.counts() == (0, 0))
+        until(lambda: told.service.pool.count_requests() == (0, 0))
         until(
             lambda: not any(issubclass(type(one), Subscriber | Guesses) for one in gc.get_objects())
         )  # no proxy is asked
@@ -602,8 +602,8 @@ def test_what_has_ended_leaves_nothing_behind(told: Served):
 
 def test_a_server_looks_for_cycles():
     """Which a command hardly does, since it ends soon."""
-    code = "from localllm.server.run import collect_often\nimport gc\ngc.set_threshold(150_000)\n"
-    code += "collect_often()\nprint(gc.get_threshold(), gc.get_freeze_count() > 1000)"
+    code = "from localllm.server.run import restore_gc\nimport gc\ngc.set_threshold(150_000)\n"
+    code += "restore_gc()\nprint(gc.get_threshold(), gc.get_freeze_count() > 1000)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "(700, 10, 10) True\n"
 

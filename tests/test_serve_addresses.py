@@ -6,7 +6,7 @@ import pytest
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
-from localllm.server.addresses import canonical
+from localllm.server.addresses import normalize_path
 from localllm.server.app import PATHS
 from localllm.server.guard import Rules
 
@@ -53,7 +53,7 @@ def test_models_by_other_addresses(told: Served, address: str):
     ],
 )  # fmt: skip
 def test_which_address_is_meant(address: str, meant: str):
-    assert canonical(address, PATHS) == meant
+    assert normalize_path(address, PATHS) == meant
 
 
 def test_rules_judge_what_is_meant(path: str):

@@ -13,8 +13,8 @@ from test_serve import SCRIPT, until
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.server.guard import Rules, origin_of
-from localllm.server.http import Limits, nesting, parsed
+from localllm.server.guard import Rules, normalize_origin
+from localllm.server.http import Limits, nesting_depth, parse_json
 from localllm.server.listener import HEAD_BYTES, IdleTimeoutProtocol
 
 ASKED = {"messages": [{"role": "user", "content": "hello"}]}
@@ -120,17 +120,19 @@ def test_official_clients_in_browsers(told: Served):
 )  # fmt: skip
 def test_sites_that_may_ask(text: str, origin: str | None):
     if origin is None:
-        with pytest.raises(UsageError, match=r"^an origin is a scheme and a host, as https://example.com, not "):
-            origin_of(text)
+        with pytest.raises(
+            UsageError, match=r"^an origin should be a scheme and a host like https://example.com, not "
+        ):
+            normalize_origin(text)
     else:
-        assert origin_of(text) == origin
+        assert normalize_origin(text) == origin
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"]
 )
 def test_forms(told: Served, kind: str):
-    """What a page can send without asking first is no JSON."""
+    """What a page can send without asking first is not valid JSON."""
     reply = told.ask("POST", "/v1/chat/completions", json.dumps(ASKED).encode(), {"Content-Type": kind})
     assert reply.status == 415
 
@@ -167,9 +169,9 @@ def test_bodies(told: Served, body: bytes, code: int):
 
 
 def test_nesting():
-    assert nesting(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
-    assert nesting(b'["\\\\", [[]]]') == 3
-    assert parsed(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
+    assert nesting_depth(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
+    assert nesting_depth(b'["\\\\", [[]]]') == 3
+    assert parse_json(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
 
 
 @pytest.mark.slow
@@ -241,8 +243,8 @@ def test_who_does_not_read(path: str):
             client.connect(("127.0.0.1", served.port))
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(lambda: served.service.shelf.counts()[0] == 1)
-            until(lambda: served.service.shelf.counts() == (0, 0))
+            until(lambda: served.service.pool.count_requests()[0] == 1)
+            until(lambda: served.service.pool.count_requests() == (0, 0))
             assert served.model().engine.steps[-1:] and len(served.model().engine.steps) < 15_000
 
 
@@ -301,8 +303,8 @@ def test_one_callers_madness_is_not_anothers(told: Served, address: str, asked: 
         engine = told.model().engine
         engine.gate.clear()
         other = pool.submit(told.chat, "stop")
-        until(lambda: told.service.shelf.counts()[0] == 1)
-        mad = ThreadPoolExecutor(1).submit(told.post, address, {"max_tokens": 3, **asked})
+        until(lambda: told.service.pool.count_requests()[0] == 1)
+        mad = ThreadPoolExecutor(1).ask(told.post, address, {"max_tokens": 3, **asked})
         time.sleep(0.1)
         engine.gate.set()
         assert other.result().json["choices"][0]["message"]["content"] == SCRIPT["stop"]
@@ -356,7 +358,7 @@ def test_garbage_and_leaving_leave_nothing(told: Served):
     assert told.chat("hello").json["choices"][0]["message"]["content"] == "HELLO"
     for thread in threads:
         thread.join()
-    until(lambda: told.service.shelf.counts() == (0, 0))
-    worker = told.service.shelf.book(None).worker
-    assert not worker._hearing and not worker._times
+    until(lambda: told.service.pool.count_requests() == (0, 0))
+    worker = told.service.pool.resolve(None).worker
+    assert not worker._subscribers and not worker._token_times
     assert len(worker.model.engine.open_sequences) <= 17  # those that are kept for the next turn

@@ -141,7 +141,7 @@ def test_probes_and_what_is_not_kept(gpt, served: Served):
     assert served.post("/v1/responses", {"input": [], "stream": True}).events[-1]["type"] == "response.completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
         gpt.responses.create(model="scripted", input="hello", previous_response_id="resp_1")
-    with pytest.raises(openai.BadRequestError, match="only text and images can be read"):
+    with pytest.raises(openai.BadRequestError, match="only text and images are supported"):
         sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
         gpt.responses.create(model="scripted", input=[{"role": "user", "content": [sound]}])
 
@@ -169,6 +169,12 @@ def test_anthropic_thinks(claude):
     assert (answer.content[0].thinking, answer.content[1].text) == ("Hm, well.", "It is four.")
     messages = [*asking("think"), {"role": "assistant", "content": answer.content}, *asking("hello")]
     assert claude.messages.create(model="scripted", max_tokens=99, messages=messages).content[0].text == "Hello there."
+
+
+def test_anthropic_models(claude):
+    listed = claude.models.list()
+    assert all(model.type == "model" and model.display_name == model.id and model.created_at for model in listed.data)
+    assert not listed.has_more and claude.models.retrieve(listed.data[0].id) == listed.data[0]
 
 
 def test_anthropic_tools(claude):

@@ -12,8 +12,8 @@ from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.generate import GenerationOptions
 from localllm.server import anthropic_messages, openai_responses
 from localllm.server.fields import Body
-from localllm.server.openai_chat import chat_question
-from localllm.server.openai_completions import completion_question
+from localllm.server.openai_chat import parse_request as parse_chat_request
+from localllm.server.openai_completions import parse_request as parse_completion_request
 
 
 def asked(text: str) -> list[dict[str, str]]:
@@ -21,28 +21,28 @@ def asked(text: str) -> list[dict[str, str]]:
 
 
 def message_question(body: Body) -> Any:
-    return anthropic_messages.question_of(body, body.whole("max_tokens", 1))
+    return anthropic_messages.parse_request(body, body.get_int("max_tokens", 1))
 
 
 CHATS = {"messages": asked("x")}
 INTERFACES = {
-    "chat": (chat_question, CHATS), "text": (completion_question, {"prompt": "x"}),
-    "response": (openai_responses.question_of, {"input": "x"}), "message": (message_question, CHATS),
+    "chat": (parse_chat_request, CHATS), "text": (parse_completion_request, {"prompt": "x"}),
+    "response": (openai_responses.parse_request, {"input": "x"}), "message": (message_question, CHATS),
 }  # fmt: skip
 DRAWN = {"temperature": 0.3, "top_p": 0.4, "top_k": 5, "min_p": 0.06, "presence_penalty": 0.7,
          "frequency_penalty": 0.8, "seed": 9, "repeat_penalty": 1.1, "typical": 0.2, "ignore_eos": True}  # fmt: skip
 OWN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "chat": [
-        ({"model": "m", "n": 3, "logprobs": True}, {"model": "m", "n": 3, "most_likely": 0}),
-        ({"top_logprobs": 2, "n": None}, {"most_likely": 2}), ({"logprobs": False}, {}), ({"top_logprobs": 0}, {}),
+        ({"model": "m", "n": 3, "logprobs": True}, {"model": "m", "n": 3, "top_logprobs": 0}),
+        ({"top_logprobs": 2, "n": None}, {"top_logprobs": 2}), ({"logprobs": False}, {}), ({"top_logprobs": 0}, {}),
         ({"max_tokens": 5}, {"max_tokens": 5}), ({"max_completion_tokens": 6}, {"max_tokens": 6}),
         ({"stop": "a", "think_budget": 4, "reasoning_effort": "low", "chat_template_kwargs": {"v": 1}},
          {"stop": ["a"], "think_budget": 4, "think": "low", "template_variables": {"v": 1}}),
     ],
     "text": [
-        ({"model": "m", "n": 3, "best_of": 3, "logprobs": 0}, {"model": "m", "n": 3, "most_likely": 0}),
+        ({"model": "m", "n": 3, "best_of": 3, "logprobs": 0}, {"model": "m", "n": 3, "top_logprobs": 0}),
         ({"max_tokens": 0}, {"max_tokens": 0}), ({"prompt": [1, 2]}, {"prompts": [[1, 2]]}),
-        ({"prompt": ["a", [1]], "logprobs": 3}, {"prompts": ["a", [1]], "most_likely": 3}),
+        ({"prompt": ["a", [1]], "logprobs": 3}, {"prompts": ["a", [1]], "top_logprobs": 3}),
         ({"stop": ["b"]}, {"stop": ["b"]}),
     ],
     "response": [
@@ -63,7 +63,7 @@ OWN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_what_each_field_becomes(name: str):
     """And nothing else is changed by it; nobody is told that it was ignored."""
     question, asks = INTERFACES[name]
-    usual = {"model": None, "prompts": ["x"] if name == "text" else [asked("x")], "n": 1, "most_likely": None}
+    usual = {"model": None, "prompts": ["x"] if name == "text" else [asked("x")], "n": 1, "top_logprobs": None}
     usual |= flat(GenerationOptions()) | ({"max_tokens": 16} if name == "text" else {})
     usual |= usual.pop("sampling")
     for fields, expected in [({}, {}), (DRAWN, DRAWN), *OWN[name]]:
@@ -71,11 +71,11 @@ def test_what_each_field_becomes(name: str):
         found = flat(question(body))
         found |= found.pop("options")
         assert found | found.pop("sampling") == usual | expected, fields
-        assert body.ignored == []
+        assert body.unread_fields == []
 
 
 def test_the_newer_name_counts():
-    assert chat_question(Body({**CHATS, "max_tokens": 5, "max_completion_tokens": 6})).options.max_tokens == 6
+    assert parse_chat_request(Body({**CHATS, "max_tokens": 5, "max_completion_tokens": 6})).options.max_tokens == 6
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
@@ -93,45 +93,49 @@ def test_forms_of_chats_and_texts(fields: dict, given: dict):
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"functions": [{}]}, "functions is not supported: use tools"),
-    ("chat", {"audio": {"a": 1}}, "audio is not supported: there is text only"),
+    ("chat", {"audio": {"a": 1}}, "audio is not supported: only text output is supported"),
     ("chat", {"n": 17}, "n should be from 1 to 16"),
     ("chat", {"n": 0}, "n should be from 1 to 16"),
     ("chat", {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
-    ("chat", {"max_tokens": 0}, "max_tokens should be 1 or above"),
-    ("chat", {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or above"),
+    ("chat", {"max_tokens": 0}, "max_tokens should be 1 or greater"),
+    ("chat", {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or greater"),
     ("text", {"suffix": "x"}, "suffix is not supported"),
-    ("text", {"echo": True}, "echo is not supported: the prompt is known"),
+    ("text", {"echo": True}, "echo is not supported: prepend the prompt yourself"),
     ("text", {"n": 17}, "n should be from 1 to 16"),
-    ("text", {"best_of": 2}, "best_of should be n, which is 1, not 2"),
+    ("text", {"best_of": 2}, "best_of should be equal to n, 1, not 2"),
     ("text", {"logprobs": 21}, "logprobs should be from 0 to 20"),
-    ("text", {"max_tokens": -1}, "max_tokens should be 0 or above"),
-    ("text", {"prompt": []}, "prompt should be a text"),
-    ("text", {"prompt": [True]}, "prompt should be a text"),
-    ("text", {"prompt": [[]]}, "prompt should be a text"),
-    ("text", {"prompt": ["x"] * 65}, "prompt should have at most 64 texts, not 65"),
+    ("text", {"max_tokens": -1}, "max_tokens should be 0 or greater"),
+    ("text", {"prompt": []}, "prompt should be a string"),
+    ("text", {"prompt": [True]}, "prompt should be a string"),
+    ("text", {"prompt": [[]]}, "prompt should be a string"),
+    ("text", {"prompt": ["x"] * 65}, "prompt should have at most 64 items, not 65"),
     ("response", {"previous_response_id": "r"}, "previous_response_id is not supported"),
-    ("response", {"conversation": "c"}, "conversation is not supported: nothing is kept here"),
-    ("response", {"top_logprobs": 1}, "top_logprobs is not supported: ask /v1/chat/completions"),
-    ("response", {"max_output_tokens": 0}, "max_output_tokens should be 1 or above"),
-    ("response", {"input": 5}, "input should be a text or a list of items, not a number"),
-    ("response", {"input": [5]}, r"input\[0\] should be an object, not a number"),
+    ("response", {"conversation": "c"}, "conversation is not supported: conversations are not stored"),
+    ("response", {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
+    ("response", {"max_output_tokens": 0}, "max_output_tokens should be 1 or greater"),
+    ("response", {"input": 5}, "input should be a string or an array of items, not an integer"),
+    ("response", {"input": [5]}, r"input\[0\] should be an object, not an integer"),
     ("response", {"input": [{"role": "wizard"}]}, r"input\[0\].role should be one of system"),
-    ("response", {"input": [{"type": "odd"}]}, r"input\[0\] is of type 'odd', which is not supported"),
-    ("message", {"max_tokens": 0}, "max_tokens should be 1 or above"),
+    ("response", {"input": [{"type": "odd"}]}, r"input\[0\]: item type 'odd' is not supported"),
+    ("message", {"max_tokens": 0}, "max_tokens should be 1 or greater"),
     ("message", {"messages": []}, "messages should not be empty"),
     ("message", {"messages": [5]}, r"messages\[0\].role should be user, assistant or system"),
     (
         "message",
         {"messages": [{"role": "user", "content": 5}]},
-        r"messages\[0\].content should be a text or a list of blocks, not a number",
+        r"messages\[0\].content should be a string or an array of blocks, not an integer",
     ),
     (
         "message",
         {"messages": [{"role": "user", "content": [{}]}]},
         r"messages\[0\].content: a block should be an object",
     ),
-    ("message", {"stop_sequences": ["x"] * 17}, "stop_sequences should be at most 16 texts, not 17"),
-    ("message", {"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens should be 0 or above"),
+    ("message", {"stop_sequences": ["x"] * 17}, "stop_sequences should be at most 16 strings, not 17"),
+    (
+        "message",
+        {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        "thinking.budget_tokens should be 0 or greater",
+    ),
 ]
 
 
@@ -143,8 +147,8 @@ def test_what_is_refused(name: str, fields: dict, reason: str):
 
 
 def test_the_most_that_is_allowed():
-    chat = chat_question(Body({**CHATS, "n": 16, "top_logprobs": 20}))
-    assert (chat.n, chat.most_likely) == (16, 20)
-    text = completion_question(Body({"prompt": ["x"] * 64, "n": 16, "logprobs": 20}))
-    assert (text.n, len(text.prompts), text.most_likely) == (16, 64, 20)
+    chat = parse_chat_request(Body({**CHATS, "n": 16, "top_logprobs": 20}))
+    assert (chat.n, chat.top_logprobs) == (16, 20)
+    text = parse_completion_request(Body({"prompt": ["x"] * 64, "n": 16, "logprobs": 20}))
+    assert (text.n, len(text.prompts), text.top_logprobs) == (16, 64, 20)
     assert len(message_question(Body({**CHATS, "stop_sequences": ["x"] * 16})).options.stop) == 16

@@ -177,27 +177,27 @@ def test_no_other_files(served: Served, folder, url):
     reply = served.post("/v1/chat/completions", {"model": "llava", "messages": asked("What?", url)})
     message = reply.json["error"]["message"]
     assert reply.status == 400 and "\n" not in message and "Error" not in message
-    assert "images are read from the folders only" in message or "there is no image" in message
+    assert "outside of the folders" in message or "image not found" in message
 
 
 def test_no_files_without_folders(folder):
     with serving({"llava": str(folder / "llava" / "tiny.gguf")}) as served:
         uri = (folder / "shown" / "one.png").as_uri()
         reply = served.post("/v1/chat/completions", {"messages": asked("What?", uri)})
-        assert reply.status == 400 and "--media-path" in reply.json["error"]["message"]
+        assert reply.status == 400 and "outside of the folders" in reply.json["error"]["message"]
 
 
 REFUSED = [
-    ("http://127.0.0.1:1/a.png", "images are not fetched"),
-    ("https://example.org/a.png", "images are not fetched"),
-    ("one.png", "images are not fetched"),
-    ("", "images are not fetched"),
+    ("http://127.0.0.1:1/a.png", "URLs are not fetched"),
+    ("https://example.org/a.png", "URLs are not fetched"),
+    ("one.png", "URLs are not fetched"),
+    ("", "URLs are not fetched"),
     ("data:image/png;base64,####", "the base64 of an image's URL is damaged"),
     ("data:image/png,abc", "should begin with data:image/...;base64,"),
     ("data:image/png;base64,", "an empty file, no image"),
     ("data:image/png;base64,aGVsbG8=", "not an image that can be read"),
     (None, "image_url.url is missing"),
-    (5, "image_url.url should be a text"),
+    (5, "image_url.url should be a string"),
 ]
 
 
@@ -231,8 +231,10 @@ def test_refused(served: Served, folder):
         return reply.json["error"]["message"]
 
     chat = "/v1/chat/completions"
-    assert "a system message has no images" in said(chat, {"messages": [{"role": "system", "content": [part(url)]}]})
-    assert "65 images are too many" in said(chat, {"messages": asked("What?", *[url] * 65)})
+    assert "a system message can only contain text" in said(
+        chat, {"messages": [{"role": "system", "content": [part(url)]}]}
+    )
+    assert "too many images: 65" in said(chat, {"messages": asked("What?", *[url] * 65)})
     block = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     assert "file_id" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
     shown = {"type": "input_image", "file_id": "f"}

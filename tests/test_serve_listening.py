@@ -22,7 +22,7 @@ from localllm import builtin_model
 from localllm.errors import LocalllmError
 from localllm.server import http as wire
 from localllm.server import listener as listening
-from localllm.server.listener import IdleTimeoutProtocol, tcp_socket, twin
+from localllm.server.listener import IdleTimeoutProtocol, bind_ipv6_loopback, bind_tcp
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_answers_that_are_cut_are_told_so(grace: str, signals: int):
         assert reply.status == 503 and json.loads(reply.read())["error"]["type"] == "overloaded_error"
         assert process.wait(30) == 0 and time.monotonic() < end
         [line] = process.stderr.read().decode().splitlines()
-        assert line.startswith("localllm: 5 answers were cut short: ") and ("--grace" in line) == (signals == 1)
+        assert line.startswith("localllm: 5 responses were cut short: ") and ("--grace" in line) == (signals == 1)
 
 
 def test_a_server_that_does_nothing_is_not_woken(told: Served):
@@ -204,13 +204,13 @@ def test_where_there_is_no_ipv6(number: int, monkeypatch: pytest.MonkeyPatch):
         except OSError:
             raise LocalllmError("no") from None
 
-    with tcp_socket("127.0.0.1", 0) as place:
-        monkeypatch.setattr(listening, "tcp_socket", refuse)
+    with bind_tcp("127.0.0.1", 0) as place:
+        monkeypatch.setattr(listening, "bind_tcp", refuse)
         if number == errno.EADDRINUSE:
             with pytest.raises(LocalllmError):
-                twin(place)
+                bind_ipv6_loopback(place)
         else:
-            assert twin(place) is None
+            assert bind_ipv6_loopback(place) is None
 
 
 class Reader:
@@ -226,7 +226,7 @@ class Reader:
 
 
 def test_a_message_begins_before_its_prompt_is_read(told: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(wire, "QUIET", 0.05)
+    monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.05)
     told.chat("x")
     engine = told.model().engine
     engine.gate.clear()
@@ -243,7 +243,7 @@ def test_a_message_begins_before_its_prompt_is_read(told: Served, monkeypatch: p
 @pytest.mark.parametrize("address", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_signs_of_life_are_no_events(told: Served, address: str, monkeypatch: pytest.MonkeyPatch):
     """A reader that takes an empty line for the end of an event, and knows no comments."""
-    monkeypatch.setattr(wire, "QUIET", 0.05)
+    monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.05)
     told.chat("x")
     engine = told.model().engine
     engine.gate.clear()

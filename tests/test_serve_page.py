@@ -14,7 +14,7 @@ from test_serve import THINKS, until
 from tiny_model import write_tiny_model
 
 from localllm.server.guard import Rules
-from localllm.server.page import FILE, content
+from localllm.server.page import FILE, load_page
 from localllm.services import sessions
 
 SOURCE = FILE.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def test_its_script_is_valid(tmp_path):
 
 
 def test_the_hashes_are_of_what_is_there():
-    assert content()[0] == FILE.read_bytes()
+    assert load_page()[0] == FILE.read_bytes()
 
 
 def test_conversations_are_those_of_chat(served: Served):
@@ -178,7 +178,7 @@ def test_in_a_browser(tmp_path, monkeypatch):
         browser.until("document.querySelectorAll('article').length === 6")
         browser.press("Escape", code=27)
         browser.until("document.querySelector('#status').textContent === 'Stopped.'")
-        until(lambda: served.service.shelf.counts() == (0, 0))
+        until(lambda: served.service.pool.count_requests() == (0, 0))
 
         browser.value("document.querySelectorAll('article.user button')[0].click()")
         assert browser.value("document.querySelectorAll('article').length") == 0
@@ -240,7 +240,7 @@ def test_images_in_a_browser(tmp_path, monkeypatch):
         browser.write("What?")
         browser.press("Enter", "\r", 13)
         browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
-        model = served.service.shelf.books["seeing"].model
+        model = served.service.pool.entries["seeing"].model
         assert model.sight.eye.encoded == 1
         assert browser.value("document.querySelectorAll('article.user canvas').length") == 1
         assert browser.value("document.querySelector('#attached').offsetParent") is None

@@ -28,13 +28,13 @@ from localllm.generation.constraints.constraint import constraint_of
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import http as wire
-from localllm.server import model_pool as shelf
+from localllm.server import model_pool as model_pool
 from localllm.server import page, service, worker
-from localllm.server.anthropic_messages import conversation as conversation_of_anthropic
-from localllm.server.anthropic_messages import question_of
-from localllm.server.anthropic_messages import streamed as streamed_message
+from localllm.server.anthropic_messages import parse_messages as conversation_of_anthropic
+from localllm.server.anthropic_messages import parse_request
+from localllm.server.anthropic_messages import stream_events as streamed_message
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Blocks
-from localllm.server.embeddings import MOST, in_turn, texts_of
+from localllm.server.embeddings import MAX_TEXTS, parse_texts, run_exclusively
 from localllm.server.fields import Body
 from localllm.server.guard import Guard, Rules
 from localllm.server.http import (
@@ -44,68 +44,70 @@ from localllm.server.http import (
     RejectedRequestError,
     RequestTimeoutError,
     anthropic_error,
-    event,
-    failed,
+    error_format_of,
+    error_response,
+    format_event,
     openai_error,
-    parsed,
+    parse_json,
     read_json,
-    shape_of,
+    run_until_disconnect,
     status_of,
-    unless_gone,
 )
-from localllm.server.images import MOST_IMAGES, file_below, image_part, with_files
-from localllm.server.listener import Ending, IdleTimeoutProtocol, listener, tcp_socket, unix_socket
-from localllm.server.messages import conversation
+from localllm.server.images import MAX_IMAGES, image_part, resolve_file, resolve_images
+from localllm.server.listener import Ending, IdleTimeoutProtocol, bind_tcp, bind_unix, create_listener
+from localllm.server.messages import parse_messages
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.model_pool import ModelEntry, ModelPool, UnknownModelError
-from localllm.server.openai_chat import IGNORED, chat_question, ignored
-from localllm.server.openai_chat import streamed as streamed_chat
-from localllm.server.openai_completions import MOST_PROMPTS, completion_question, prompts_of
-from localllm.server.openai_completions import streamed as streamed_texts
-from localllm.server.openai_responses import conversation as conversation_of_responses
-from localllm.server.openai_responses import question_of as question_of_responses
-from localllm.server.openai_responses import streamed as streamed_response
-from localllm.server.openai_responses import tools_of as tools_of_responses
-from localllm.server.page import with_what_is_known
+from localllm.server.openai_chat import IGNORED_HEADER, extension_headers
+from localllm.server.openai_chat import parse_request as parse_chat_request
+from localllm.server.openai_chat import stream_chunks as streamed_chat
+from localllm.server.openai_completions import MAX_PROMPTS, parse_prompts
+from localllm.server.openai_completions import parse_request as parse_completion_request
+from localllm.server.openai_completions import stream_chunks as streamed_texts
+from localllm.server.openai_responses import parse_input as conversation_of_responses
+from localllm.server.openai_responses import parse_request as question_of_responses
+from localllm.server.openai_responses import parse_tools as tools_of_responses
+from localllm.server.openai_responses import stream_events as streamed_response
+from localllm.server.page import keep_stored_details
 from localllm.server.request_options import (
-    biases,
-    choice_of,
-    function_of,
-    options_of,
-    sampling_of,
-    schema_of,
-    think_of,
-    tools_of,
+    parse_biases,
+    parse_function,
+    parse_options,
+    parse_sampling,
+    parse_schema,
+    parse_think,
+    parse_tool_choice,
+    parse_tools,
 )
-from localllm.server.service import in_time, merged
-from localllm.server.worker import StoppedError, Worker, chosen
+from localllm.server.service import merge, next_before
+from localllm.server.worker import StoppedError, Worker, token_logprobs
 
 # ---- fields
 
 
 def test_kinds_of_fields():
     body = Body({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
-    assert (body.text("t"), body.whole("i"), body.flag("b")) == ("x", 3, True)
-    assert body.items("l") == [1] and body.mapping("o") == {"a": 1} and body.object("o").get("a") == 1
-    for read in (body.text, body.whole, body.items, body.mapping, body.object):
+    assert (body.get_text("t"), body.get_int("i"), body.get_bool("b")) == ("x", 3, True)
+    assert body.get_list("l") == [1] and body.get_mapping("o") == {"a": 1} and body.get_object("o").get("a") == 1
+    for read in (body.get_text, body.get_int, body.get_list, body.get_mapping, body.get_object):
         assert read("none") is None and read("missing") is None
-    assert body.flag("none") is False and body.texts("none") == body.texts("missing") == ()
-    assert body.texts("t") == ("x",) and Body({"s": ["a", "b"]}).texts("s") == ("a", "b")
+    assert body.get_bool("none") is False and body.get_texts("none") == body.get_texts("missing") == ()
+    assert body.get_texts("t") == ("x",) and Body({"s": ["a", "b"]}).get_texts("s") == ("a", "b")
     for read, field, what in (
-        (body.text, "i", "a text, not a number"),
-        (body.whole, "b", "a whole number, not true or false"), (body.whole, "n", "a whole number, not a number"),
-        (body.flag, "i", "true or false, not a number"), (body.items, "t", "a list, not a text"),
-        (body.mapping, "l", "an object, not a list"), (body.texts, "l", "a text or a list of texts"),
-        (body.texts, "i", "a text or a list of texts"),
+        (body.get_text, "i", "a string, not an integer"),
+        (body.get_int, "b", "an integer, not a boolean"), (body.get_int, "n", "an integer, not a number"),
+        (body.get_bool, "i", "a boolean, not an integer"), (body.get_list, "t", "an array, not a string"),
+        (body.get_mapping, "l", "an object, not an array"), (body.get_texts, "l", "a string or an array of strings"),
+        (body.get_texts, "i", "a string or an array of strings"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=f"^{field} should be {what}"):
             read(field)
-    for read in (body.needed_text, body.needed_items):
+    for read in (body.require_text, body.require_list):
         with pytest.raises(UsageError, match=r"^none is missing"):
             read("none")
-    with pytest.raises(UsageError, match=r"^o.a should be a text"):
-        body.object("o").text("a")
-    with pytest.raises(UsageError, match=r"^tools should be an object, not a list"):
+    with pytest.raises(UsageError, match=r"^o.a should be a string"):
+        body.get_object("o").get_text("a")
+    with pytest.raises(UsageError, match=r"^tools should be an object, not an array"):
         Body.of([], "tools")
 
 
@@ -114,22 +116,22 @@ def test_kinds_of_fields():
 ])  # fmt: skip
 def test_borders_of_numbers(value: int, least: int, most: int | None, fits: bool):
     if fits:
-        assert Body({"x": value}).whole("x", least, most) == value
+        assert Body({"x": value}).get_int("x", least, most) == value
     else:
-        with pytest.raises(UsageError, match=r"x should be (0 or above|from 1 to 3), not"):
-            Body({"x": value}).whole("x", least, most)
+        with pytest.raises(UsageError, match=r"x should be (0 or greater|from 1 to 3), not"):
+            Body({"x": value}).get_int("x", least, most)
 
 
 def test_what_nobody_has_read():
     body = Body({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
     body.get("a")
-    assert body.choice("c", ("low", "high")) == "high" and body.ignored == ["b", "d", "e"]
+    assert body.get_choice("c", ("low", "high")) == "high" and body.unread_fields == ["b", "d", "e"]
     with pytest.raises(UsageError, match="c should be low or none, not 'high'"):
-        body.choice("c", ("low", "none"))
+        body.get_choice("c", ("low", "none"))
     for nothing in ("d", "e", "missing"):
-        body.refuse(nothing, "why")
+        body.reject(nothing, "why")
     with pytest.raises(UsageError, match="a is not supported: why"):
-        body.refuse("a", "why")
+        body.reject("a", "why")
 
 
 # ---- what is asked
@@ -144,29 +146,29 @@ def test_sampling_by_every_name():
         "logit_bias": {"7": 1},
         "top_k": None,
     }
-    found = sampling_of(Body(given))
+    found = parse_sampling(Body(given))
     assert (found.temperature, found.repeat_penalty, found.typical, found.seed) == (0.5, 1.2, 0.9, None)
-    assert found.logit_bias == {7: 1} and found.top_k is None and sampling_of(Body({"seed": 0})).seed == 0
-    with pytest.raises(UsageError, match="seed should be -1 or above"):
-        sampling_of(Body({"seed": -2}))
-    assert biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
+    assert found.logit_bias == {7: 1} and found.top_k is None and parse_sampling(Body({"seed": 0})).seed == 0
+    with pytest.raises(UsageError, match="seed should be -1 or greater"):
+        parse_sampling(Body({"seed": -2}))
+    assert parse_biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
     for odd in ("-1", "x", "1.0", "", "1000000000"):
-        with pytest.raises(UsageError, match="logit_bias should be a number by token id"):
-            biases({"5": 1.0, odd: 1.0})
+        with pytest.raises(UsageError, match="logit_bias should be an object of numbers by token id"):
+            parse_biases({"5": 1.0, odd: 1.0})
 
 
 @pytest.mark.parametrize("name", ["a\nb: c", "a\rb", "a\x00", "\x7f", "ä", "a,b"])
 def test_what_a_header_tells_is_one_line(name: str):
     """Of names that a caller chose: a line's end would begin a header of his own."""
     body = Body({"fine": 1, name: 2, "x" * 50: 3})
-    assert ignored(body) == {IGNORED: f"fine, {'x' * 40}"}
+    assert extension_headers(body) == {IGNORED_HEADER: f"fine, {'x' * 40}"}
 
 
 def test_fields_that_mean_nothing_are_named():
     """But for those that others send always."""
     given = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
     body = Body(given)
-    assert question_of_responses(body) and ignored(body) == {IGNORED: "odd, even"}
+    assert question_of_responses(body) and extension_headers(body) == {IGNORED_HEADER: "odd, even"}
 
 
 FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
@@ -177,7 +179,7 @@ def test_what_a_response_is_asked_for():
     given = {"input": "Hi", "model": "m", "instructions": "Be short", "max_output_tokens": 1, "temperature": 0.5,
              "reasoning": {"effort": "minimal"}, "tools": [FUNCTION], "parallel_tool_calls": False}  # fmt: skip
     found = question_of_responses(Body(given))
-    assert found and (found.model, found.n, found.most_likely) == ("m", 1, None)
+    assert found and (found.model, found.n, found.top_logprobs) == ("m", 1, None)
     assert found.prompts == [[{"role": "system", "content": "Be short"}, *HI]]
     options = found.options
     assert (options.max_tokens, options.stop, options.think, options.sampling.temperature) == (1, (), "low", 0.5)
@@ -189,11 +191,11 @@ def test_what_a_response_is_asked_for():
 
 
 def chat(**fields: Any) -> Any:
-    return chat_question(Body({"messages": HI, **fields}))
+    return parse_chat_request(Body({"messages": HI, **fields}))
 
 
 def text(**fields: Any) -> Any:
-    return completion_question(Body({"prompt": "Hi", **fields}))
+    return parse_completion_request(Body({"prompt": "Hi", **fields}))
 
 
 def response(**fields: Any) -> Any:
@@ -204,23 +206,23 @@ def response(**fields: Any) -> Any:
     ("ask", "fields", "reason"),
     [
         (response, {"previous_response_id": "x"},
-         "previous_response_id is not supported: nothing is kept here, send the whole"),
-        (response, {"conversation": "x"}, "conversation is not supported: nothing is kept here, send the whole"),
-        (response, {"top_logprobs": 1}, "top_logprobs is not supported: ask /v1/chat/completions"),
-        (response, {"max_output_tokens": 0}, "max_output_tokens should be 1 or above"),
+         "previous_response_id is not supported: conversations are not stored"),
+        (response, {"conversation": "x"}, "conversation is not supported: conversations are not stored"),
+        (response, {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
+        (response, {"max_output_tokens": 0}, "max_output_tokens should be 1 or greater"),
         (response, {"reasoning": {"effort": "hard"}}, "reasoning.effort should be none or minimal or low"),
         (chat, {"functions": [1]}, "functions is not supported: use tools"),
         (chat, {"audio": {"a": 1}}, "audio is not"),
         (chat, {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
         (chat, {"n": 17}, "n should be from 1 to 16"),
         (chat, {"n": 0}, "n should be from 1 to 16"),
-        (chat, {"max_tokens": 0}, "max_tokens should be 1 or above"),
-        (chat, {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or above"),
+        (chat, {"max_tokens": 0}, "max_tokens should be 1 or greater"),
+        (chat, {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or greater"),
         (text, {"suffix": "x"}, "suffix is not supported"),
-        (text, {"echo": True}, "echo is not supported: the prompt is"),
-        (text, {"n": 2, "best_of": 3}, "best_of should be n, which is 2, not 3"),
+        (text, {"echo": True}, "echo is not supported: prepend the prompt"),
+        (text, {"n": 2, "best_of": 3}, "best_of should be equal to n, 2, not 3"),
         (text, {"n": 17}, "n should be from 1"),
-        (text, {"max_tokens": -1}, "max_tokens should be 0 or above"),
+        (text, {"max_tokens": -1}, "max_tokens should be 0 or greater"),
         (text, {"logprobs": 21}, "logprobs should be from 0"),
     ],
 )  # fmt: skip
@@ -231,14 +233,14 @@ def test_questions_that_make_no_sense(ask: Any, fields: dict[str, Any], reason: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "most_likely"),
+    ("fields", "top_logprobs"),
     [
         ({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3),
         ({"top_logprobs": 20}, 20), ({"top_logprobs": 0}, None),
     ],
 )  # fmt: skip
-def test_probabilities_that_are_asked_for(fields: dict[str, Any], most_likely: int | None):
-    assert chat(**fields).most_likely == most_likely
+def test_probabilities_that_are_asked_for(fields: dict[str, Any], top_logprobs: int | None):
+    assert chat(**fields).top_logprobs == top_logprobs
 
 
 def test_what_a_chat_is_asked_for():
@@ -257,32 +259,38 @@ TOKENS = [[1, 2], [3]]
     ("given", "prompts"),
     [
         ("Hi", ["Hi"]), ([1, 2], [[1, 2]]), (["a", "b"], ["a", "b"]), (TOKENS, TOKENS), (["a", [1]], ["a", [1]]),
-        (["a"] * MOST_PROMPTS, ["a"] * MOST_PROMPTS), (["a"] * (MOST_PROMPTS + 1), None), ([], None), (None, None),
+        (["a"] * MAX_PROMPTS, ["a"] * MAX_PROMPTS), (["a"] * (MAX_PROMPTS + 1), None), ([], None), (None, None),
         (5, None), ([[]], None), (["a", 1], None), ([[1, "a"]], None), ([True], None), ([1.5], None),
     ],
 )  # fmt: skip
 def test_prompts_of_texts(given: Any, prompts: Any):
     if prompts:
-        assert prompts_of(given) == prompts
+        assert parse_prompts(given) == prompts
     else:
-        many = f"prompt should have at most {MOST_PROMPTS} texts, not {MOST_PROMPTS + 1}"
+        many = f"prompt should have at most {MAX_PROMPTS} items, not {MAX_PROMPTS + 1}"
         with pytest.raises(UsageError) as failure:
-            prompts_of(given)
-        is_long = isinstance(given, list) and len(given) > MOST_PROMPTS
+            parse_prompts(given)
+        is_long = isinstance(given, list) and len(given) > MAX_PROMPTS
         assert str(failure.value) == (
-            many if is_long else "prompt should be a text, a list of token ids, or a list of these"
+            many if is_long else "prompt should be a string, an array of token ids, or an array of these"
         )
 
 
 def test_what_a_text_is_asked_for():
     found = text(model="m", n=2, best_of=2, max_tokens=0, logprobs=20)
-    assert (found.model, found.prompts, found.n, found.most_likely, found.options.max_tokens) == ("m", ["Hi"], 2, 20, 0)
-    assert (text().n, text().most_likely, text().options.max_tokens, text(best_of=1).n) == (1, None, 16, 1)
-    assert text(logprobs=0).most_likely == 0
+    assert (found.model, found.prompts, found.n, found.top_logprobs, found.options.max_tokens) == (
+        "m",
+        ["Hi"],
+        2,
+        20,
+        0,
+    )
+    assert (text().n, text().top_logprobs, text().options.max_tokens, text(best_of=1).n) == (1, None, 16, 1)
+    assert text(logprobs=0).top_logprobs == 0
 
 
 def claude(**fields: Any) -> Any:
-    return question_of(Body({"messages": HI, **fields}), 9)
+    return parse_request(Body({"messages": HI, **fields}), 9)
 
 
 def test_what_a_message_is_asked_for():
@@ -297,7 +305,7 @@ def test_what_a_message_is_asked_for():
     assert (options.think, options.think_budget) == ("on", 7)
     assert [tool.name for tool in options.tools.tools] == ["now", "then"]
     assert (options.tools.choice, options.tools.parallel) == ("now", False)
-    with pytest.raises(UsageError, match="stop_sequences should be at most 16 texts, not 17"):
+    with pytest.raises(UsageError, match="stop_sequences should be at most 16 strings, not 17"):
         claude(stop_sequences=["x"] * 17)
     for choice, meant in (("auto", "auto"), ("any", "required"), ("none", "none"), (None, "auto")):
         use = claude(tools=tools, tool_choice={"type": choice}).options.tools
@@ -309,17 +317,17 @@ def test_what_a_message_is_asked_for():
     for odd in ([], [{"role": "tool", "content": "x"}], [5], [{"role": "user", "content": 5}],
                 [{"role": "user", "content": [5]}], [{"role": "user", "content": [{"text": "x"}]}]):  # fmt: skip
         with pytest.raises(UsageError, match="messages"):
-            question_of(Body({"messages": odd}), 9)
+            parse_request(Body({"messages": odd}), 9)
 
 
 def test_options():
     body = Body({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
-    found = options_of(body, 9, None)
+    found = parse_options(body, 9, None)
     assert (found.max_tokens, found.stop, found.think_budget) == (9, ("x",) * 16, 5)
-    assert found.template_variables == {"a": 1} and not body.ignored
-    assert options_of(Body({}), None, None).template_variables == {}
-    with pytest.raises(UsageError, match="stop should be at most 16 texts, not 17"):
-        options_of(Body({"stop": ["x"] * 17}), None, None)
+    assert found.template_variables == {"a": 1} and not body.unread_fields
+    assert parse_options(Body({}), None, None).template_variables == {}
+    with pytest.raises(UsageError, match="stop should be at most 16 strings, not 17"):
+        parse_options(Body({"stop": ["x"] * 17}), None, None)
 
 
 @pytest.mark.parametrize(("given", "think"), [
@@ -328,17 +336,19 @@ def test_options():
     ({"reasoning_effort": "medium", "think": "off"}, "off"),
 ])  # fmt: skip
 def test_efforts(given: dict[str, str], think: str):
-    assert think_of(Body(given)) == think
+    assert parse_think(Body(given)) == think
 
 
 def test_schemas_of_formats():
-    assert schema_of(None) is None and schema_of(Body({"type": "text"})) is None and schema_of(Body({})) is None
-    assert schema_of(Body({"type": "json_object"})) == {"type": "object"}
-    assert schema_of(Body({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
-    assert schema_of(Body({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
-    assert schema_of(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
+    assert (
+        parse_schema(None) is None and parse_schema(Body({"type": "text"})) is None and parse_schema(Body({})) is None
+    )
+    assert parse_schema(Body({"type": "json_object"})) == {"type": "object"}
+    assert parse_schema(Body({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
+    assert parse_schema(Body({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
+    assert parse_schema(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
     with pytest.raises(UsageError, match=r"^json_schema.schema should be an object, not null"):
-        schema_of(Body({"type": "json_schema", "json_schema": {}}))
+        parse_schema(Body({"type": "json_schema", "json_schema": {}}))
 
 
 def test_schemas_of_other_interfaces():
@@ -346,11 +356,11 @@ def test_schemas_of_other_interfaces():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     expected, format = constraint_of(schema), {"type": "json_schema", "schema": schema}
     asked = {"messages": [{"role": "user", "content": "x"}], "input": "x"}
-    for read, key in ((partial(question_of, max_tokens=9), "output_config"), (question_of_responses, "text")):
+    for read, key in ((partial(parse_request, max_tokens=9), "output_config"), (question_of_responses, "text")):
         for given, constraint in (({"format": format}, expected), ({}, None), (None, None)):
             question = read(Body({**asked, key: given}))
             assert question is not None and question.options.constraint == constraint
-            assert (question.n, question.most_likely) == (1, None)
+            assert (question.n, question.top_logprobs) == (1, None)
         with pytest.raises(UsageError, match="schema should be an object"):
             read(Body({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
 
@@ -362,7 +372,7 @@ def test_schemas_of_other_interfaces():
 def test_efforts_of_anthropic(effort: str | None, thinking: dict | None, think: str):
     """An effort says how long to think where nothing else says whether."""
     given = {"output_config": effort and {"effort": effort}, "thinking": thinking}
-    assert question_of(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
+    assert parse_request(Body({"messages": [{"role": "user", "content": "x"}], **given}), 9).options.think == think
 
 
 def test_blocks_of_anthropic_as_messages():
@@ -393,13 +403,15 @@ def test_blocks_of_anthropic_as_messages():
     failed_result = {**results[0], "content": [image]}
     told = conversation_of_anthropic([{"role": "user", "content": [image, failed_result]}])
     assert [message["content"] for message in told] == [[wrong, seen], [seen]]
-    with pytest.raises(UsageError, match="a system message has no images"):
+    with pytest.raises(UsageError, match="a system message can only contain text"):
         conversation_of_anthropic([{"role": "system", "content": [image]}])
     for odd, text in (("x", "x"), ([1], "[1]"), (None, "{}")):
         said = conversation_of_anthropic([{"role": "assistant", "content": [{**call, "input": odd}]}])
         assert said[0]["tool_calls"][0]["function"]["arguments"] == text
     for spoilt in ({**call, "name": 5}, {**call, "name": None}):
-        with pytest.raises(UsageError, match=r"messages\[0\]\.content: a tool_use should have a name and an input"):
+        with pytest.raises(
+            UsageError, match=r"messages\[0\]\.content: a tool_use block should have a name and an input"
+        ):
             conversation_of_anthropic([{"role": "assistant", "content": [spoilt]}])
 
 
@@ -419,8 +431,8 @@ def test_what_a_message_says_beside_its_words():
     nothing = {name: "x" for name in ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "speed")}
     nothing |= {name: "x" for name in ("cache_control", "user_profile_id", "workspace_id", "betas")}
     body = Body({"messages": HI, "context_management": {}, "odd": 1, **nothing})
-    question_of(body, 9)
-    assert body.ignored == ["odd"]
+    parse_request(body, 9)
+    assert body.unread_fields == ["odd"]
     formed = claude(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}}).options
     assert formed.constraint and formed.think == "auto"
     empty = claude(thinking={"type": "enabled", "budget_tokens": 0}).options
@@ -432,7 +444,7 @@ def test_what_a_message_says_beside_its_words():
 def test_tools_of_anthropic_that_take_nothing():
     for schema in ({}, {"input_schema": None}, {"input_schema": {}}):
         asked = {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "now", **schema}]}
-        use = question_of(Body(asked), 9).options.tools
+        use = parse_request(Body(asked), 9).options.tools
         assert use and use.tools[0].parameters == {"type": "object", "properties": {}}
         assert (use.tools[0].name, use.tools[0].description, use.tools[0].strict) == ("now", "", False)
 
@@ -441,22 +453,22 @@ def test_tools_by_every_name():
     function = {"name": "now", "description": "d", "parameters": {"type": "object"}, "strict": True}
     inside, flat = {"type": "function", "function": function}, {"type": "function", **function}
     for tool in (inside, flat):
-        found = function_of(Body(tool))
+        found = parse_function(Body(tool))
         assert (found.name, found.description, found.strict) == ("now", "d", True)
         assert found.parameters == {"type": "object", "properties": {}}
-    bare = function_of(Body({"name": "now"}))
+    bare = parse_function(Body({"name": "now"}))
     assert (bare.description, bare.parameters, bare.strict) == ("", {"type": "object", "properties": {}}, False)
-    with pytest.raises(UsageError, match="'web' is not supported: a tool should be a function"):
-        function_of(Body({"type": "web"}))
-    assert tools_of(Body({"tools": [], "tool_choice": "auto"})) is None and tools_of(Body({})) is None
+    with pytest.raises(UsageError, match="'web' is not supported; the type of a tool should be function"):
+        parse_function(Body({"type": "web"}))
+    assert parse_tools(Body({"tools": [], "tool_choice": "auto"})) is None and parse_tools(Body({})) is None
     for parallel, several in ((None, True), (True, True), (False, False)):
-        use = tools_of(Body({"tools": [inside], "tool_choice": "required", "parallel_tool_calls": parallel}))
+        use = parse_tools(Body({"tools": [inside], "tool_choice": "required", "parallel_tool_calls": parallel}))
         assert use and (use.choice, use.parallel, len(use.tools)) == ("required", several, 1)
-    assert choice_of(None) == "auto" and choice_of("none") == "none"
-    assert choice_of({"function": {"name": "x"}}) == choice_of({"type": "function", "name": "x"}) == "x"
+    assert parse_tool_choice(None) == "auto" and parse_tool_choice("none") == "none"
+    assert parse_tool_choice({"function": {"name": "x"}}) == parse_tool_choice({"type": "function", "name": "x"}) == "x"
     for odd in ("x", 5, {"function": {}}):
         with pytest.raises(UsageError):
-            choice_of(odd)
+            parse_tool_choice(odd)
 
 
 def test_messages_of_all_roles():
@@ -469,7 +481,7 @@ def test_messages_of_all_roles():
         {"role": "tool", "tool_call_id": "c", "name": "own", "content": "7"},
         {"role": "assistant", "content": "No", "reasoning_content": 5},
     ]  # fmt: skip
-    system, user, assistant, named, other, own, last = conversation(given)
+    system, user, assistant, named, other, own, last = parse_messages(given)
     assert system == {"role": "system", "content": "Be short."} and user["content"] == "a\nb"
     told = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
     assert assistant == {"role": "assistant", "content": None, "tool_calls": [told], "reasoning_content": "Hm"}
@@ -477,31 +489,31 @@ def test_messages_of_all_roles():
 
 
 @pytest.mark.parametrize(("message", "reason"), [
-    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be a list"),
-    ({"role": "assistant", "tool_calls": [5]}, "a call should have a function"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a call should have a function with a name"),
-    ({"role": "user", "content": 5}, "content should be a text or a list of parts"),
+    ({"role": "assistant", "tool_calls": 5}, "tool_calls should be an array"),
+    ({"role": "assistant", "tool_calls": [5]}, "a tool call should have a function"),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a tool call should have a function with"),
+    ({"role": "user", "content": 5}, "content should be a string or an array of parts"),
     ({"role": "user", "content": [{"text": "x"}]}, "an object with a type"),
-    ({"role": "user", "content": [{"type": "audio"}]}, "only text and images can be read"),
+    ({"role": "user", "content": [{"type": "audio"}]}, "only text and images are supported"),
     ({"role": "user", "content": [{"type": "text"}]}, "should have a text"),
-    ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "a system message has no images"),
+    ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),
 ])  # fmt: skip
 def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):
     with pytest.raises(UsageError, match=rf"messages\[1\].*{reason}"):
-        conversation([{"role": "user", "content": "x"}, message])
+        parse_messages([{"role": "user", "content": "x"}, message])
 
 
 def test_no_messages():
     for given, reason in (
         ([], "messages should not be empty"),
-        (["x"], r"messages\[0\] should be an object, not a text"),
+        (["x"], r"messages\[0\] should be an object, not a string"),
     ):
         with pytest.raises(UsageError, match=reason):
-            conversation(given)
+            parse_messages(given)
     with pytest.raises(
         UsageError, match=r"messages\[0\].role should be one of system, developer, user, assistant, tool"
     ):
-        conversation([{"role": "robot", "content": "x"}])
+        parse_messages([{"role": "robot", "content": "x"}])
 
 
 CALLING = {"type": "function_call", "call_id": "c", "name": "now", "arguments": '{"a": 1}'}
@@ -545,14 +557,14 @@ def test_images_of_responses():
     """Users show them, as in chats, and who answers; a system message has none."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     given = [{"role": "user", "content": [image]}]
-    assert conversation_of_responses(given) == conversation(given) and isinstance(
-        conversation(given)[0]["content"], list
+    assert conversation_of_responses(given) == parse_messages(given) and isinstance(
+        parse_messages(given)[0]["content"], list
     )
     assert (
         conversation_of_responses([{"role": "assistant", "content": [image]}])[0]["content"]
-        == conversation(given)[0]["content"]
+        == parse_messages(given)[0]["content"]
     )
-    with pytest.raises(UsageError, match="a system message has no images"):
+    with pytest.raises(UsageError, match="a system message can only contain text"):
         conversation_of_responses([{"role": "system", "content": [image]}])
 
 
@@ -576,10 +588,10 @@ CALL_TOLD = {"id": "c", "type": "function", "function": {"name": "now", "argumen
 )  # fmt: skip
 def test_messages_that_a_page_writes(given: Any, found: dict[str, Any] | None):
     if found:
-        assert page.message_of(given) == found
+        assert page.parse_message(given) == found
     else:
         with pytest.raises(UsageError):
-            page.message_of(given)
+            page.parse_message(given)
 
 
 def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
@@ -593,7 +605,7 @@ def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
 
     monkeypatch.setattr(page, "read_json", read_json)
     books = {None: SimpleNamespace(name="m", path="m.gguf"), "other": SimpleNamespace(name="other", path="o.gguf")}
-    served: Any = SimpleNamespace(limits=None, shelf=SimpleNamespace(book=books.__getitem__))
+    served: Any = SimpleNamespace(limits=None, pool=SimpleNamespace(resolve=books.__getitem__))
     request: Any = SimpleNamespace(path_params={"name": "a"})
 
     def write(*messages: dict[str, str], model: str | None = None) -> Any:
@@ -604,10 +616,10 @@ def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     turn = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
     assert write(*turn) == {"name": "a"}
     assert write({"role": "system", "content": "Be short"}, *turn, model="other") == {"name": "a"}
-    told = json.loads(asyncio.run(page.session(served, request)).body)
+    told = json.loads(asyncio.run(page.read_session(served, request)).body)
     assert told == {"messages": [{"role": "system", "content": "Be short"}, *turn], "model": "m"}
-    assert json.loads(asyncio.run(page.all_sessions(served, request)).body) == {"sessions": [{"name": "a"}]}
-    with pytest.raises(UsageError, match="messages should have the system's first"):
+    assert json.loads(asyncio.run(page.list_sessions(served, request)).body) == {"sessions": [{"name": "a"}]}
+    with pytest.raises(UsageError, match="only the first message may have the role system"):
         write(turn[0], {"role": "system", "content": "Be short"})
     monkeypatch.setattr(page, "MOST_MESSAGES", 2)
     assert write(*turn) == {"name": "a"}
@@ -618,10 +630,10 @@ def test_a_page_writes_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        (5, "input should be a text or a list of items, not a number"),
-        ([5], "input[0] should be an object, not a number"),
+        (5, "input should be a string or an array of items, not an integer"),
+        ([5], "input[0] should be an object, not an integer"),
         ([{"role": "robot"}], "input[0].role should be one of system, developer, user, assistant, tool, function"),
-        ([SAYING, {"type": "item_" + "x" * 40}], f"input[1] is of type {'item_' + 'x' * 35!r}, which is not supported"),
+        ([SAYING, {"type": "item_" + "x" * 40}], f"input[1]: item type {'item_' + 'x' * 35!r} is not supported"),
     ],
 )  # fmt: skip
 def test_items_of_responses_that_make_no_sense(items: Any, reason: str):
@@ -661,7 +673,7 @@ class Broken:
             yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
         raise ModelError("it broke")
 
-    def known(self) -> Any:
+    def current_usage(self) -> Any:
         return self.usage
 
     async def close(self) -> None:
@@ -678,7 +690,7 @@ def lines_of(stream: Any) -> list[Any]:
 @pytest.mark.parametrize("words", [(), ("a",)])
 def test_streams_tell_what_broke(words: tuple[str, ...]):
     """As each interface does, behind what came; the answer is closed."""
-    question: Any = SimpleNamespace(most_likely=None)
+    question: Any = SimpleNamespace(top_logprobs=None)
     told = openai_error(ModelError("it broke"))
     for streamed, end in (
         (lambda one: streamed_chat(one, question, True), told), (lambda one: streamed_texts(one, question, True), told),
@@ -701,7 +713,7 @@ def test_streams_tell_what_broke(words: tuple[str, ...]):
     [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/chat/completions", False)],
 )
 def test_which_errors_an_address_has(path: str, is_claude: bool):
-    assert shape_of(path) is (anthropic_error if is_claude else openai_error)
+    assert error_format_of(path) is (anthropic_error if is_claude else openai_error)
 
 
 # ---- images
@@ -721,10 +733,13 @@ def test_images_of_every_interface(tmp_path):
     for odd in ({"file_id": "f"}, {"source": {"file_id": "f"}}, {"source": {"type": "base64"}}, {"image_url": {}}, {}):
         with pytest.raises(UsageError, match=r"^x"):
             image_part(odd, "x")
-    message = {"role": "user", "content": [url] * MOST_IMAGES}
-    assert with_files([message, {"role": "user", "content": "a"}], []) == [message, {"role": "user", "content": "a"}]
-    with pytest.raises(UsageError, match="65 images are too many: 64"):
-        with_files([message, {"role": "user", "content": [url]}], [])
+    message = {"role": "user", "content": [url] * MAX_IMAGES}
+    assert resolve_images([message, {"role": "user", "content": "a"}], []) == [
+        message,
+        {"role": "user", "content": "a"},
+    ]
+    with pytest.raises(UsageError, match="too many images: 65, but at most 64 are allowed per request"):
+        resolve_images([message, {"role": "user", "content": [url]}], [])
 
 
 def test_files_of_several_folders(tmp_path):
@@ -733,26 +748,26 @@ def test_files_of_several_folders(tmp_path):
         folder.mkdir()
         (folder / "x.png").write_bytes(b"")
     folders = [str(first), str(second)]
-    assert file_below("x.png", folders) == str((first / "x.png").resolve())
-    assert file_below(str(second / "x.png"), folders) == str((second / "x.png").resolve())
+    assert resolve_file("x.png", folders) == str((first / "x.png").resolve())
+    assert resolve_file(str(second / "x.png"), folders) == str((second / "x.png").resolve())
     for outside in (str(beside / "x.png"), "../ab/x.png"):
-        with pytest.raises(UsageError, match="none of their files"):
-            file_below(outside, folders)
+        with pytest.raises(UsageError, match="outside of the folders"):
+            resolve_file(outside, folders)
     for missing in ("y.png", "."):
-        with pytest.raises(UsageError, match="there is no image"):
-            file_below(missing, folders)
+        with pytest.raises(UsageError, match="image not found"):
+            resolve_file(missing, folders)
 
 
 # ---- texts
 
 
 def test_how_many_texts():
-    assert texts_of("a", "input") == ["a"] and len(texts_of(["a"] * MOST, "input")) == MOST
-    with pytest.raises(UsageError, match=f"input should be at most {MOST} texts, not {MOST + 1}"):
-        texts_of(["a"] * (MOST + 1), "input")
+    assert parse_texts("a", "input") == ["a"] and len(parse_texts(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
+    with pytest.raises(UsageError, match=f"input should be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
+        parse_texts(["a"] * (MAX_TEXTS + 1), "input")
     for odd in ([], [1], ["a", 1], None, 5):
-        with pytest.raises(UsageError, match="input should be a text or a list of texts"):
-            texts_of(odd, "input")
+        with pytest.raises(UsageError, match="input should be a string or an array of strings"):
+            parse_texts(odd, "input")
 
 
 # ---- errors
@@ -779,7 +794,7 @@ def test_numbers_of_errors(error: Exception, status: int, kind: str, code: str |
     assert status_of(error) == status
     assert openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
     assert anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
-    response = failed(error, openai_error)
+    response = error_response(error, openai_error)
     assert (response.status_code, response.headers.get("retry-after")) == (status, "5" if status == 503 else None)
 
 
@@ -820,7 +835,7 @@ def test_bodies_at_their_limits():
         with pytest.raises(RejectedRequestError) as refused:
             read(b"{}", **more)
         assert refused.value.status == status
-    with pytest.raises(RejectedRequestError, match="more than 8 bytes") as refused:
+    with pytest.raises(RejectedRequestError, match="larger than the limit of 8 bytes") as refused:
         read(b'{"a":1', b"23}")
     assert refused.value.status == 413
     with pytest.raises(RejectedRequestError, match=r"did not arrive within 0\.01 seconds") as refused:
@@ -829,15 +844,15 @@ def test_bodies_at_their_limits():
 
 
 def test_json_that_is_none():
-    assert parsed(b'{"a":[[]]}', 3) == {"a": [[]]}
-    with pytest.raises(RejectedRequestError, match="nested more than 2 deep"):
-        parsed(b'{"a":[[]]}', 2)
+    assert parse_json(b'{"a":[[]]}', 3) == {"a": [[]]}
+    with pytest.raises(RejectedRequestError, match="nested deeper than 2 levels"):
+        parse_json(b'{"a":[[]]}', 2)
     for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
-        with pytest.raises(RejectedRequestError, match="is no JSON"):
-            parsed(body, 9)
+        with pytest.raises(RejectedRequestError, match="is not valid JSON"):
+            parse_json(body, 9)
     for body in (b"[]", b"5", b"null"):
         with pytest.raises(RejectedRequestError, match="should be a JSON object"):
-            parsed(body, 9)
+            parse_json(body, 9)
 
 
 # ---- who may ask
@@ -969,7 +984,7 @@ def test_a_stream():
 
 def test_who_waits_hears_something(monkeypatch):
     """And a piece that comes then comes whole, and once."""
-    monkeypatch.setattr(wire, "QUIET", 0.001)
+    monkeypatch.setattr(wire, "KEEP_ALIVE_SECONDS", 0.001)
     heard = asyncio.Event()
 
     async def late() -> AsyncIterator[bytes]:
@@ -992,8 +1007,8 @@ def test_streams_that_nobody_reads_are_closed():
 
 
 def test_events():
-    assert event({"a": "ö"}, "name") == 'event: name\ndata: {"a":"ö"}\n\n'.encode()
-    assert event([1, 2]) == b"data: [1,2]\n\n" and event("\ud800") == b'data: "?"\n\n'
+    assert format_event({"a": "ö"}, "name") == 'event: name\ndata: {"a":"ö"}\n\n'.encode()
+    assert format_event([1, 2]) == b"data: [1,2]\n\n" and format_event("\ud800") == b'data: "?"\n\n'
 
 
 def test_work_ends_when_nobody_waits():
@@ -1012,7 +1027,7 @@ def test_work_ends_when_nobody_waits():
             return {"type": "http.disconnect"}
 
         try:
-            return await unless_gone(receive, working()), bool(ended)
+            return await run_until_disconnect(receive, working()), bool(ended)
         except ClientDisconnectedError:
             return None, bool(ended)
 
@@ -1028,7 +1043,7 @@ def test_what_several_tell():
             raise LocalllmError("broken")
 
     async def all_of(*sources: Any) -> list[Any]:
-        return [each async for each in merged(sources)]
+        return [each async for each in merge(sources)]
 
     assert asyncio.run(all_of(numbers(1, 2))) == [(0, 1), (0, 2)] and asyncio.run(all_of()) == []
     assert sorted(asyncio.run(all_of(numbers(1, 2), numbers(), numbers(3)))) == [(0, 1), (0, 2), (2, 3)]
@@ -1036,7 +1051,7 @@ def test_what_several_tell():
         asyncio.run(all_of(numbers(1), numbers(2, fail=True)))
 
     async def late(end: float | None) -> Any:
-        return await in_time(numbers(5), end)
+        return await next_before(numbers(5), end)
 
     assert asyncio.run(late(None)) == 5
     with pytest.raises(TimeoutError):
@@ -1044,23 +1059,23 @@ def test_what_several_tell():
 
 
 def test_addresses_where_nobody_can_listen():
-    taken = tcp_socket("127.0.0.1", 0)
+    taken = bind_tcp("127.0.0.1", 0)
     try:
         port = taken.getsockname()[1]
         is_reused = taken.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         assert bool(is_reused) == (sys.platform != "win32"), "a server that was ended may start again at once"
         taken.listen()
-        with pytest.raises(LocalllmError, match=rf"cannot listen at 127\.0\.0\.1, port {port}: [A-Z]") as error:
-            tcp_socket("127.0.0.1", port)
+        with pytest.raises(LocalllmError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: [A-Z]") as error:
+            bind_tcp("127.0.0.1", port)
         assert "Errno" not in str(error.value)
     finally:
         taken.close()
     with pytest.raises(LocalllmError, match=r"port 99999: .*0-65535"):
-        tcp_socket("127.0.0.1", 99999)
+        bind_tcp("127.0.0.1", 99999)
 
 
 def test_how_much_a_server_takes_of_one_client():
-    found = listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
+    found = create_listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
     told = {
         "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
@@ -1079,22 +1094,25 @@ def test_a_socket_at_a_path(tmp_path):
     mask = os.umask(0o022)
     try:
         for _ in range(2):
-            with unix_socket(path) as found:
+            with bind_unix(path) as found:
                 assert os.stat(path).st_mode & 0o777 == 0o600
                 found.listen()
-                with pytest.raises(LocalllmError, match=r"s: another server listens there$"), unix_socket(path):
+                with (
+                    pytest.raises(LocalllmError, match=r"s: another server is listening on it; give another path$"),
+                    bind_unix(path),
+                ):
                     pass
             assert not os.path.exists(path)
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(path)
         os.unlink(path)
         (tmp_path / "s").write_bytes(b"notes")
-        with pytest.raises(UsageError, match=r"s is there, and is no socket$"), unix_socket(path):
+        with pytest.raises(UsageError, match=r"s exists and is not a socket; give another path$"), bind_unix(path):
             pass
         assert (tmp_path / "s").read_bytes() == b"notes"
         with (
-            pytest.raises(LocalllmError, match=r"cannot listen at .*x/s: No such file"),
-            unix_socket(f"{tmp_path}/x/s"),
+            pytest.raises(LocalllmError, match=r"cannot listen on .*x/s: No such file"),
+            bind_unix(f"{tmp_path}/x/s"),
         ):
             pass
         assert os.umask(0o022) == 0o022
@@ -1137,9 +1155,9 @@ def test_blocks():
              TextPart(ARGUMENTS, "{"),
              TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
     blocks = Blocks()
-    assert not blocks.calls and not list(blocks.end())
-    changes = [(each.what, each.block.index, each.text) for part in parts for each in blocks.take(part)]
-    changes += [(each.what, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]
+    assert not blocks.has_calls and not list(blocks.end())
+    changes = [(each.action, each.block.index, each.text) for part in parts for each in blocks.take(part)]
+    changes += [(each.action, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]
     assert changes == [
         (OPEN, 0, ""), (DELTA, 0, "a"), (DELTA, 0, "b"), (CLOSE, 0, ""), (OPEN, 1, ""), (DELTA, 1, "c"), (CLOSE, 1, ""),
         (OPEN, 2, ""), (DELTA, 2, "{"), (DELTA, 2, "}"), (CLOSE, 2, ""), (OPEN, 3, ""), (CLOSE, 3, ""),
@@ -1147,7 +1165,7 @@ def test_blocks():
     ]  # fmt: skip
     told = [(block.kind, block.name, block.text) for block in blocks.all]
     assert told == [(THOUGHT, "", "ab"), (ANSWER, "", "c"), (CALL, "f", "{}"), (CALL, "g", ""), (ANSWER, "", "d")]
-    assert blocks.calls
+    assert blocks.has_calls
 
 
 def test_histograms():
@@ -1171,10 +1189,10 @@ def test_what_is_counted_of_requests():
     answers = [SimpleNamespace(tokens=[1, 2]), SimpleNamespace(tokens=[3])]
     for begun in (True, False):
         request: Any = SimpleNamespace(begun=begun, prompt=[0] * 9, cached=4, answers=answers)
-        metrics.finished(request)
-        metrics.left(request)
-        metrics.left(request)
-    metrics.answered.update({("/b", 200): 2, ("/a", 404): 1})
+        metrics.record_finished(request)
+        metrics.record_cancelled(request)
+        metrics.record_cancelled(request)
+    metrics.responses.update({("/b", 200): 2, ("/a", 404): 1})
     lines = metrics.text(7, 8, {"memory_held_bytes": 5e9}).splitlines()
     told = dict(
         line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
@@ -1207,7 +1225,7 @@ def test_vectors_are_made_in_turn():
         inside -= 1
 
     async def all_at_once() -> None:
-        await asyncio.gather(*(in_turn(work) for _ in range(4)))
+        await asyncio.gather(*(run_exclusively(work) for _ in range(4)))
 
     asyncio.run(all_at_once())
     assert most == 1
@@ -1221,7 +1239,7 @@ def test_what_is_known_of_messages_that_stay(texts: str, known: str):
     """Up to the first that is another one: what stands behind it is an answer to something else."""
     old = [{"role": "user", "content": text, "tokens": 5} for text in "abc"]
     new = [{"role": "user", "content": text} for text in texts]
-    found = with_what_is_known(old, new)
+    found = keep_stored_details(old, new)
     assert [message["content"] for message in found] == [*texts]
     assert "".join(message["content"] for message in found if "tokens" in message) == known
 
@@ -1238,7 +1256,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def opened(path: str) -> Any:
         happened.append(f"open {path}")
-        weights = (TAKES[path] - 1) * shelf.WORKING
+        weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
             file=SimpleNamespace(nbytes=weights - 5), sight=SimpleNamespace(nbytes=5), path=path,
             engine=SimpleNamespace(places=lambda: (0, 99), place_bytes=100),
@@ -1253,34 +1271,34 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(memory: int | None, parallel: int | None = None) -> tuple[ModelPool, list[Any]]:
         return ModelPool({name: name for name in TAKES}, opened, Metrics(), memory, parallel), happened
 
-    monkeypatch.setattr(shelf, "Worker", working)
-    monkeypatch.setattr(ModelEntry, "needed_bytes", property(lambda book: TAKES[book.path] * shelf.WORKING))
+    monkeypatch.setattr(model_pool, "Worker", working)
+    monkeypatch.setattr(ModelEntry, "needed_bytes", property(lambda book: TAKES[book.path] * model_pool.OVERHEAD_BYTES))
     return make
 
 
 def test_models_that_were_used_longest_ago_are_put_away(library):
-    made, happened = library(5 * shelf.WORKING, 7)
+    made, happened = library(5 * model_pool.OVERHEAD_BYTES, 7)
 
     async def use() -> None:
         for name in ("a", "b", "a", "c"):  # the last needs all of what b has
             async with made.use(name) as it:
-                assert it.model.path == name and made.book(name).readers == 1
+                assert it.model.path == name and made.resolve(name).active_requests == 1
             await asyncio.sleep(0.001)
-        assert made.counts() == (4, 6) and made.book("b").model is None and made.book("b").held_bytes == 0
-        held = 4.0 * shelf.WORKING
-        assert await made.measures() == {
-            "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * shelf.WORKING,
+        assert made.count_requests() == (4, 6) and made.resolve("b").model is None and made.resolve("b").held_bytes == 0
+        held = 4.0 * model_pool.OVERHEAD_BYTES
+        assert await made.measure_memory() == {
+            "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
         }  # fmt: skip
-        made.book("a").model.engine.places = lambda: (3, 99)
-        assert (await made.measures())["memory_held_bytes"] == held + 300
-        with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, and the server may take 1\.5 GB$"):
+        made.resolve("a").model.engine.places = lambda: (3, 99)
+        assert (await made.measure_memory())["memory_held_bytes"] == held + 300
+        with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, but the server's limit is 1\.5 GB$"):
             async with made.use("huge"):
                 pass
-        assert made.book("huge").readers == 0
+        assert made.resolve("huge").active_requests == 0
         await made.close()
 
     asyncio.run(use())
-    room = {name: (5 - TAKES[name]) * shelf.WORKING for name in TAKES}
+    room = {name: (5 - TAKES[name]) * model_pool.OVERHEAD_BYTES for name in TAKES}
     assert happened == [
         *["open a", ("a", 7, room["a"]), "open b", ("b", 7, room["b"]), "end b", "close b"],
         *["open c", ("c", 7, room["c"]), "end a", "close a", "end c", "close c"],
@@ -1288,7 +1306,7 @@ def test_models_that_were_used_longest_ago_are_put_away(library):
 
 
 def test_a_model_waits_until_nobody_reads_another_one(library):
-    made, happened = library(3 * shelf.WORKING)
+    made, happened = library(3 * model_pool.OVERHEAD_BYTES)
 
     async def use() -> None:
         async def third() -> str:
@@ -1297,21 +1315,24 @@ def test_a_model_waits_until_nobody_reads_another_one(library):
 
         async with made.use("b"):
             waiting = asyncio.ensure_future(third())
-            while not made._waits:
+            while not made._waiting:
                 await asyncio.sleep(0.001)
-            assert made.book("c").worker is None
-        assert await asyncio.wait_for(waiting, 60) == "c" and made._waits == 0
+            assert made.resolve("c").worker is None
+        assert await asyncio.wait_for(waiting, 60) == "c" and made._waiting == 0
 
     asyncio.run(use())
     assert [each for each in happened if isinstance(each, str)] == ["open b", "end b", "close b", "open c"]
 
 
 def test_models_have_names_and_files(library):
-    books = ModelPool({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).books
+    books = ModelPool({"small": "s.gguf", "large": "l.gguf"}, library, Metrics()).entries
     assert [(name, book.name, book.path) for name, book in books.items()] == [
         ("small", "small", "s.gguf"), ("large", "large", "l.gguf")
     ]  # fmt: skip
-    assert all(book.worker is book.model is None and (book.readers, book.used) == (0, 0.0) for book in books.values())
+    assert all(
+        book.worker is book.model is None and (book.active_requests, book.last_used) == (0, 0.0)
+        for book in books.values()
+    )
 
 
 def test_what_a_model_needs_before_it_is_opened(monkeypatch: pytest.MonkeyPatch):
@@ -1334,12 +1355,15 @@ def test_a_shelf_without_a_limit(library, tmp_path):
 
     async def use() -> None:
         async with made.use(None), made.use("huge"):
-            assert await made.measures() == {"models_open": 2.0, "memory_held_bytes": 10.0 * shelf.WORKING}
+            assert await made.measure_memory() == {
+                "models_open": 2.0,
+                "memory_held_bytes": 10.0 * model_pool.OVERHEAD_BYTES,
+            }
 
     asyncio.run(use())
-    assert happened[1] == ("a", None, None) and made.book(None) is made.books["a"]
-    with pytest.raises(UnknownModelError, match=rf"^there is no model '{'x' * 100}' here; there are: a, b, c, huge$"):
-        made.book("x" * 101)
+    assert happened[1] == ("a", None, None) and made.resolve(None) is made.entries["a"]
+    with pytest.raises(UnknownModelError, match=rf"^model '{'x' * 100}' not found; available models: a, b, c, huge$"):
+        made.resolve("x" * 101)
     (tmp_path / "m").write_bytes(b"")
     os.utime(tmp_path / "m", (5, 77.9))
     assert (
@@ -1367,11 +1391,11 @@ class Loop:
         call(told)
 
 
-def hearer(loop: Loop, most_likely: int | None = None) -> Any:
+def subscriber(loop: Loop, top_logprobs: int | None = None) -> Any:
     heard: list[Any] = []
     request = SimpleNamespace(listener=None, answers=[SimpleNamespace()], error=None)
     return SimpleNamespace(
-        request=request, loop=loop, most_likely=most_likely, begin=7.5, heard=heard, tell=heard.append
+        request=request, loop=loop, top_logprobs=top_logprobs, begin=7.5, heard=heard, publish=heard.append
     )
 
 
@@ -1391,7 +1415,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     no_thread = SimpleNamespace(start=lambda: None, join=lambda: None)
     stand_in = SimpleNamespace(Condition=threading.Condition, Thread=lambda **_: no_thread)
     counted: list[Any] = []
-    count = {name: lambda each, name=name: counted.append((name, each)) for name in ("finished", "left")}
+    count = {
+        name: lambda each, name=name: counted.append((name, each)) for name in ("record_finished", "record_cancelled")
+    }
     histogram = {name: SimpleNamespace(add=lambda each, name=name: counted.append((name, each)))
                  for name in ("first_token", "between_tokens")}  # fmt: skip
     monkeypatch.setattr(worker, "threading", stand_in)
@@ -1403,40 +1429,43 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_who_asks_and_who_leaves(answers):
     it, batches, counted = answers
     here, there, closed = Loop(), Loop(), Loop(closed=True)
-    first, second, third, gone, alone = (hearer(loop) for loop in (here, here, there, here, closed))
+    first, second, third, gone, alone = (subscriber(loop) for loop in (here, here, there, here, closed))
     for each in (first, second, third, gone, alone):
-        it.ask(each)
-    it.leave(gone)  # which the batch has not taken
+        it.submit(each)
+    it.cancel(gone)  # which the batch has not taken
     assert (it.waiting, it.running) == (5, 2) and iter(it) is it
     assert [next(it) for _ in range(4)] == [each.request for each in (first, second, third, alone)]
     assert next(it, None) is None and it.waiting == 1
-    it.leave(second)
-    it.leave(gone)
-    it._times[id(second.request.answers[0])] = 1.0
+    it.cancel(second)
+    it.cancel(gone)
+    it._token_times[id(second.request.answers[0])] = 1.0
     second.request.listener = first.request.listener = print
     third.request.error = "broken"
-    it._after_turn([first.request, third.request, alone.request, gone.request])
+    it._after_step([first.request, third.request, alone.request, gone.request])
     assert (first.heard, third.heard, second.heard, alone.heard) == ([None], ["broken"], [], [])
-    assert (here.calls, there.calls) == ([1], [1]) and batches[0].dropped == [second.request] and not it._times
-    assert counted == [*(("finished", each.request) for each in (first, third, alone)), ("left", second.request)]
+    assert (here.calls, there.calls) == ([1], [1]) and batches[0].dropped == [second.request] and not it._token_times
+    assert counted == [
+        *(("record_finished", each.request) for each in (first, third, alone)),
+        ("record_cancelled", second.request),
+    ]
     assert first.request.listener is None and second.request.listener is None
-    assert not it._hearing and not it._left
-    it.leave(first)
-    assert not it._left
+    assert not it._subscribers and not it._cancelled
+    it.cancel(first)
+    assert not it._cancelled
 
 
 def test_how_many_may_wait(answers, monkeypatch):
     it, batches, _ = answers
-    monkeypatch.setattr(it, "_most", 2)
-    it.ask(hearer(Loop()))
-    it.ask(hearer(Loop()))
-    with pytest.raises(StoppedError, match=r"^2 requests are waiting already; try again later$"):
-        it.ask(hearer(Loop()))
-    assert it._is_wanted() and worker.MOST_WAITING == 256
+    monkeypatch.setattr(it, "_max_waiting", 2)
+    it.submit(subscriber(Loop()))
+    it.submit(subscriber(Loop()))
+    with pytest.raises(StoppedError, match=r"^the request queue is full \(2\); try again later$"):
+        it.submit(subscriber(Loop()))
+    assert it._wait_for_work() and worker.MAX_WAITING == 256
     it.close()
-    assert batches[0].closed == 1 and not it._is_wanted()
+    assert batches[0].closed == 1 and not it._wait_for_work()
     with pytest.raises(StoppedError, match=r"^the server is stopping$"):
-        it.ask(hearer(Loop()))
+        it.submit(subscriber(Loop()))
 
 
 @pytest.mark.parametrize(("error", "told"), [
@@ -1446,12 +1475,17 @@ def test_how_many_may_wait(answers, monkeypatch):
 def test_all_are_told_what_broke(answers, error: Exception, told: str):
     """And who asks then is answered by a new batch."""
     it, batches, _ = answers
-    both = [hearer(Loop()), hearer(Loop())]
+    both = [subscriber(Loop()), subscriber(Loop())]
     for each in both:
-        it.ask(each)
-    assert next(it) and not it._times.update({1: 1.0})
+        it.submit(each)
+    assert next(it) and not it._token_times.update({1: 1.0})
     it._fail(error)
-    assert [str(each.heard[0]) for each in both] == [told, told] and not it._asked and not it._hearing and not it._times
+    assert (
+        [str(each.heard[0]) for each in both] == [told, told]
+        and not it._queue
+        and not it._subscribers
+        and not it._token_times
+    )
     assert isinstance(both[0].heard[0], MemoryLimitError) == isinstance(error, MemoryError)
     assert [batch.closed for batch in batches] == [1, 0] and it._batch is batches[1]
     it._closing = True
@@ -1471,21 +1505,21 @@ def test_what_is_heard_of_a_token(answers, monkeypatch):
         (2, 1, ANSWER, None), (None, 1, ANSWER, None), (2, None, ANSWER, None), (2, 1, THOUGHT, "stop"),
     ):  # fmt: skip
         guide.transcript.kind, answering.finish_reason = kind, reason
-        it._heard(hearer(loop, likely), answering, token, parts, row)
+        it._on_token(subscriber(loop, likely), answering, token, parts, row)
         now[0] += 0.25
-        told.append(it._told[-1][1])
+        told.append(it._events[-1][1])
     assert [(each.number, each.parts, each.finish_reason) for each in told] == [(3, (*parts,), None)] * 3 + [
         (3, (*parts,), "stop")
     ]
     assert [each.logprob is None for each in told] == [False, True, True, True]
-    assert counted == [("first_token", 2.5), *[("between_tokens", 0.25)] * 3] and not it._times
+    assert counted == [("first_token", 2.5), *[("between_tokens", 0.25)] * 3] and not it._token_times
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_the_likeliest_tokens(count: int):
     """The likeliest first, and of logits that mean the same another row is the same."""
     for shift in (0.0, 5.0):
-        found = chosen(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
+        found = token_logprobs(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
         assert [each.token for each in found.likeliest] == [2, 0, 1][:count]
         told = [np.exp(each.logprob) for each in (found.chosen, *found.likeliest)]
         assert found.chosen.token == 1 and told == pytest.approx([0.125, 0.625, 0.25, 0.125][: count + 1], rel=1e-5)
@@ -1518,8 +1552,8 @@ def exchange(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **l
         tokenizer=Tokens(most),
     )  # fmt: skip
     left: list[Any] = []
-    working: Any = SimpleNamespace(model=model, leave=left.append, left=left)
-    asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, most_likely=None)
+    working: Any = SimpleNamespace(model=model, cancel=left.append, left=left)
+    asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, top_logprobs=None)
     return service.ResponseStream("m", working, asked, Limits(**limits), AsyncExitStack())
 
 
@@ -1531,17 +1565,17 @@ def say(*texts: str) -> list[dict[str, str]]:
 
 def test_prompts_that_are_refused_at_once():
     it = exchange()
-    assert it._request([0, 8]).asked == [0, 8] and it._vocab == 7
+    assert it._build_request([0, 8]).asked == [0, 8] and it._vocab == 7
     for odd in ([9], [-1], [0, "x"], [1.5]):
-        with pytest.raises(UsageError, match=r"^prompt should have token ids from 0 to 8$"):
-            it._request(odd)
+        with pytest.raises(UsageError, match=r"^prompt: token ids should be from 0 to 8$"):
+            it._build_request(odd)
     for text in ("é" * 500, say("é" * 499 + "x", "X")):
-        assert exchange(most=1000)._request(text).asked == text
-        problem = "the prompt has 1000 bytes, and no more than 999 fit into a context of 80 tokens"
+        assert exchange(most=1000)._build_request(text).asked == text
+        problem = "the prompt has 1000 bytes, but at most 999 fit in a context of 80 tokens; shorten it"
         with pytest.raises(ContextError, match=f"^{problem}$"):
-            exchange(most=999)._request(text)
-        assert exchange(most=999, drops_turns=True)._request(text).asked == text
-    assert service.bytes_of([{"content": None}, {}, {"content": "\ud800é"}]) == 3
+            exchange(most=999)._build_request(text)
+        assert exchange(most=999, drops_turns=True)._build_request(text).asked == text
+    assert service.count_bytes([{"content": None}, {}, {"content": "\ud800é"}]) == 3
 
 
 @pytest.mark.parametrize(("texts", "dropped", "left"), [
@@ -1552,17 +1586,19 @@ def test_prompts_that_are_refused_at_once():
 ])  # fmt: skip
 def test_as_few_turns_go_as_leave_room(texts: list[str], dropped: int, left: int):
     """An eighth of the context is for the answer: of 80 tokens, 70 may be read. What the system says stays."""
-    it, conversation = exchange(drops_turns=True), say(*texts)
-    found = it._fitting(conversation)
-    system = conversation[:1] if texts[0][0] == "." else []
-    assert it.dropped == dropped and found.asked == (conversation if not dropped else [*system, *conversation[left:]])
+    it, parse_messages = exchange(drops_turns=True), say(*texts)
+    found = it._build_fitting(parse_messages)
+    system = parse_messages[:1] if texts[0][0] == "." else []
+    assert it.dropped == dropped and found.asked == (
+        parse_messages if not dropped else [*system, *parse_messages[left:]]
+    )
 
 
 def test_texts_have_no_turns():
     it = exchange(drops_turns=True)
     for prompt in ("x" * 99, [5] * 99, []):
-        assert it._fitting(prompt).asked == prompt and not it.dropped
-    assert service.with_images(["x", [5]], []) == ["x", [5]]
+        assert it._build_fitting(prompt).asked == prompt and not it.dropped
+    assert service.resolve_prompt_images(["x", [5]], []) == ["x", [5]]
 
 
 def test_what_is_told_of_several_prompts():
@@ -1586,13 +1622,13 @@ def test_what_is_told_of_several_prompts():
         return SimpleNamespace(events=events, request=SimpleNamespace(prompt=[1] * 5, cached=4, answers=answers))
 
     it = exchange(n=2)
-    it._hearers = [of(0, 1, 0), of(1)]
-    assert sorted(asyncio.run(told(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._hearers
-    assert it.usage == it.known() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
-    it._hearers[0].request.answers = []
+    it._subscribers = [of(0, 1, 0), of(1)]
+    assert sorted(asyncio.run(told(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._subscribers
+    assert it.usage == it.current_usage() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
+    it._subscribers[0].request.answers = []
     assert it.stop_string() == ""
     late = exchange(answer_seconds=0.01)
-    late._hearers = [of(0, wait=60)]
+    late._subscribers = [of(0, wait=60)]
     with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds$"):
         asyncio.run(told(late))
-    assert late.usage == service.Usage() and late._worker.left == late._hearers
+    assert late.usage == service.Usage() and late._worker.left == late._subscribers

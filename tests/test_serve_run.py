@@ -86,14 +86,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
         def stand_in(name: str, made: Any) -> None:
             monkeypatch.setattr(server, name, lambda *given: setattr(told, name, given) or made)
 
-        stand_in("tcp_socket", found)
-        stand_in("unix_socket", found)
-        stand_in("twin", None)
-        stand_in("own_names", ["box"])
-        stand_in("Shelf", found)
-        stand_in("listener", found)
+        stand_in("bind_tcp", found)
+        stand_in("bind_unix", found)
+        stand_in("bind_ipv6_loopback", None)
+        stand_in("local_host_names", ["box"])
+        stand_in("ModelPool", found)
+        stand_in("create_listener", found)
         stand_in("application", "the application")
-        monkeypatch.setattr(server, "collect_often", lambda: found.did.append("collect"))
+        monkeypatch.setattr(server, "restore_gc", lambda: found.did.append("collect"))
         monkeypatch.setattr(server, "available_memory", lambda: 77)
         usual = USUAL | {"paths": {"m": "/m.gguf"}, "open_model": len, "port": 5}
         with ExitStack() as stack:
@@ -107,12 +107,12 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     """The only model is opened before anybody may ask, so that what is wrong with it is known at once."""
     found, told = ran()
     assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
-    assert told.addresses == ["http://127.0.0.1:99"] and told.tcp_socket == ("127.0.0.1", 5)
-    paths, open_model, metrics, memory, parallel, is_strict = told.Shelf
+    assert told.addresses == ["http://127.0.0.1:99"] and told.bind_tcp == ("127.0.0.1", 5)
+    paths, open_model, metrics, memory, parallel, is_strict = told.ModelPool
     assert (paths, open_model, memory, parallel, is_strict) == ({"m": "/m.gguf"}, len, 77, None, False)
     service, rules = told.application
-    assert (service.shelf, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
-    app, limits, ending = told.listener
+    assert (service.pool, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
+    app, limits, ending = told.create_listener
     assert (app, ending.grace, limits) == ("the application", 30.0, service.limits)
     several, _ = ran(paths={"a": "/a", "b": "/b"})
     assert several.did == [("listen", 128), "collect", "serve", "close", "gone"]
@@ -123,8 +123,8 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
         host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
         answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True,
     )  # fmt: skip
-    assert told.addresses == ["http://[::1]:99"] and told.tcp_socket == ("::1", 5) and ("listen", 9) in found.did
-    assert told.Shelf[3:] == (5, 3, True) and told.listener[2].grace == 2.5
+    assert told.addresses == ["http://[::1]:99"] and told.bind_tcp == ("::1", 5) and ("listen", 9) in found.did
+    assert told.ModelPool[3:] == (5, 3, True) and told.create_listener[2].grace == 2.5
     service, rules = told.application
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])
     limits = service.limits
@@ -142,5 +142,5 @@ def test_ctrl_c_is_told_from_an_end(ran):
 
 def test_a_socket_of_the_user(ran):
     found, told = ran(socket="/s")
-    assert told.addresses == ["/s"] == [*told.unix_socket] and not hasattr(told, "tcp_socket")
+    assert told.addresses == ["/s"] == [*told.bind_unix] and not hasattr(told, "bind_tcp")
     assert found.did[-2:] == ["close", "gone"]

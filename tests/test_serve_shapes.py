@@ -339,9 +339,9 @@ def test_metrics(served: Served):
 
 
 @pytest.mark.parametrize(("method", "path", "status", "reason"), [
-    ("GET", "/nothing", 404, "there is nothing at this address"), ("GET", "/health/x", 404, "nothing at this address"),
-    ("GET", "/v1/chat/completions", 405, "this address knows another method"),
-    ("GET", "/v1/messages", 405, "this address knows another method"), ("POST", "/health", 405, "another method"),
+    ("GET", "/nothing", 404, "unknown address"), ("GET", "/health/x", 404, "unknown address"),
+    ("GET", "/v1/chat/completions", 405, "method not allowed"),
+    ("GET", "/v1/messages", 405, "method not allowed"), ("POST", "/health", 405, "method not allowed"),
 ])  # fmt: skip
 def test_addresses_that_are_none(served: Served, method: str, path: str, status: int, reason: str):
     reply = served.ask(method, path, None, {})

@@ -74,3 +74,23 @@ def test_nonsense(served: Served, path: str, body: dict):
     reply = served.post(path, body)
     assert reply.status == 400 and reply.json["error"]["message"], reply.json
     assert served.get("/health").status == 200
+
+
+def test_texts_that_are_too_long_are_truncated_where_that_is_asked_for(served: Served):
+    """The message names the field of the request, and no option of a command."""
+    body = {"model": "bert", "input": "cat " * 500}
+    refused = served.post("/v1/embeddings", body).json["error"]
+    assert refused["code"] == "context_length_exceeded" and "set truncate to true" in refused["message"]
+    assert "--" not in refused["message"]
+    assert len(served.post("/v1/embeddings", {**body, "truncate": True}).json["data"]) == 1
+    body = {"model": "ranker", "query": "cat", "documents": ["cat " * 5000]}
+    assert "set truncate to true" in served.post("/v1/rerank", body).json["error"]["message"]
+    assert len(served.post("/v1/rerank", {**body, "truncate": True}).json["results"]) == 1
+
+
+@pytest.mark.parametrize(("given", "reason"), [
+    ([], "input should not be empty"), ([1, 2], "not token ids"), ([[1]], "not token ids"), (5, "an array of strings"),
+    (None, "an array of strings"),
+])  # fmt: skip
+def test_what_is_told_of_inputs_that_are_no_texts(served: Served, given, reason):
+    assert reason in served.post("/v1/embeddings", {"model": "bert", "input": given}).json["error"]["message"]

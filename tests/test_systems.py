@@ -265,13 +265,13 @@ def test_a_server_ends_by_ctrl_break(monkeypatch):
     """As by SIGTERM elsewhere; afterwards the signal means what it meant."""
     pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
     from localllm.server.http import Limits
-    from localllm.server.listener import Ending, listener
+    from localllm.server.listener import Ending, create_listener
 
     number = signal.SIGBREAK if sys.platform == "win32" else signal.SIGUSR1
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
     before = signal.getsignal(number)
-    server = listener(lambda scope, receive, send: None, Limits(1), Ending(0, lambda: None, print))
+    server = create_listener(lambda scope, receive, send: None, Limits(1), Ending(0, lambda: None, print))
     with server.capture_signals():
         signal.raise_signal(number)
     assert server.should_exit and server.stopped_by == number and signal.getsignal(number) is before

@@ -1,5 +1,5 @@
-"""What `localllm serve` is: models that other programs on this computer ask by HTTP.
+"""The HTTP server behind `localllm serve`.
 
-Needs the extra localllm[serve]: Starlette and uvicorn, which only app.py and listening.py import, and those only when
-a server starts.
+Needs the extra localllm[serve]: Starlette and uvicorn, which are only imported by app.py and listener.py, and those
+only when a server starts.
 """

@@ -1,4 +1,7 @@
-"""Anthropic's interface: /v1/messages and /v1/messages/count_tokens (https://docs.anthropic.com/en/api/messages)."""
+"""Anthropic's interface: /v1/messages and /v1/messages/count_tokens.
+
+Source: https://docs.anthropic.com/en/api/messages
+"""
 
 from collections.abc import AsyncGenerator, Sequence
 from json import loads
@@ -11,227 +14,236 @@ from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import THOUGHT
 from localllm.generation.tools.tool_call_parser import CALL
-from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, all_blocks
-from localllm.server.fields import Body, kind
-from localllm.server.http import EventStream, answered_whole, anthropic_error, event, json_response, read_json
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
+from localllm.server.fields import Body, type_name
+from localllm.server.http import EventStream, anthropic_error, format_event, json_response, read_json, respond_when_done
 from localllm.server.ids import new_id
-from localllm.server.messages import content_of, named_results, said_arguments, shown_of
-from localllm.server.openai_chat import ignored
-from localllm.server.request_options import EFFORTS, MOST_STOPS, call_options, json_options, sampling_of
+from localllm.server.messages import name_tool_results, normalize_arguments, parse_content, parse_text
+from localllm.server.openai_chat import extension_headers
+from localllm.server.request_options import EFFORTS, MAX_STOPS, parse_call_options, parse_json_options, parse_sampling
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.marker_escaping import Message
 
 if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
-# Lines that clients put at the head of a system message and change from request to request: with them nothing that was
-# read before could be used again.
+# Lines that clients put first in a system message and change with every request: they would make the prefix cache
+# useless.
 CHANGING = ("x-anthropic-billing-header:",)
-MEANINGLESS = ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "cache_control", "speed",
+IGNORED_FIELDS = ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "cache_control", "speed",
                "user_profile_id", "workspace_id", "betas", "context_management")  # fmt: skip
 
 
-PING = event({"type": "ping"}, "ping")  # while a prompt is read
+PING = format_event({"type": "ping"}, "ping")  # keep-alive during prefill
 
 
-async def messages(service: Service, request: Request) -> Response:
-    """An answer to a conversation."""
+async def create_message(service: Service, request: Request) -> Response:
+    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    stream = body.flag("stream")
-    question = question_of(body, body.whole("max_tokens", 1))
-    if question.options.max_tokens is None:
+    is_streaming = body.get_bool("stream")
+    generate_request = parse_request(body, body.get_int("max_tokens", 1))
+    if generate_request.options.max_tokens is None:
         raise UsageError("max_tokens is missing")
-    exchange = await service.exchange(question)
-    headers = {"request-id": new_id("req_"), **ignored(body, exchange)}
-    if stream:
-        return EventStream(streamed(exchange, question), service.limits, headers, exchange.close, PING)
-    return await answered_whole(request, whole(exchange, question), headers, exchange.close)
+    stream = await service.start(generate_request)
+    headers = {"request-id": new_id("req_"), **extension_headers(body, stream)}
+    if is_streaming:
+        return EventStream(stream_events(stream, generate_request), service.limits, headers, stream.close, PING)
+    return await respond_when_done(request, complete_response(stream, generate_request), headers, stream.close)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """How long a conversation is."""
+    """Count the tokens of a conversation."""
     body = Body(await read_json(request, service.limits))
-    count = await service.count(question_of(body, None))
-    return json_response({"input_tokens": count}, headers=ignored(body))
+    count = await service.count(parse_request(body, None))
+    return json_response({"input_tokens": count}, headers=extension_headers(body))
 
 
-def question_of(body: Body, max_tokens: int | None) -> GenerateRequest:
-    """Raises UsageError."""
-    for name in MEANINGLESS:
+def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
+    """Parse the request. Raises UsageError."""
+    for name in IGNORED_FIELDS:
         body.get(name)
-    stops = body.texts("stop_sequences")
-    if len(stops) > MOST_STOPS:
-        raise UsageError(f"stop_sequences should be at most {MOST_STOPS} texts, not {len(stops)}")
-    think, budget = thinking_of(body.object("thinking"))
-    output = body.object("output_config")
+    stops = body.get_texts("stop_sequences")
+    if len(stops) > MAX_STOPS:
+        raise UsageError(f"stop_sequences should be at most {MAX_STOPS} strings, not {len(stops)}")
+    think, budget = parse_thinking(body.get_object("thinking"))
+    output = body.get_object("output_config")
     constraint = None
     if output:
-        effort = output.choice("effort", (*EFFORTS, "max"))
+        effort = output.get_choice("effort", (*EFFORTS, "max"))
         think = EFFORTS.get(effort, "high") if effort and think == "auto" else think
-        if format := output.object("format"):
+        if format := output.get_object("format"):
             from localllm.generation.constraints.constraint import constraint_of
 
-            constraint = constraint_of(format.mapping("schema"), **json_options(body))
+            constraint = constraint_of(format.get_mapping("schema"), **parse_json_options(body))
     options = GenerationOptions(
-        max_tokens, stops, sampling_of(body), constraint=constraint, tools=tools_of(body), think=think,
+        max_tokens, stops, parse_sampling(body), constraint=constraint, tools=parse_tools(body), think=think,
         think_budget=budget,
     )  # fmt: skip
-    system = system_of(body.get("system"))
-    return GenerateRequest(body.text("model"), [system + conversation(body.needed_items("messages"))], options)
+    system = parse_system(body.get("system"))
+    return GenerateRequest(body.get_text("model"), [system + parse_messages(body.require_list("messages"))], options)
 
 
-def thinking_of(given: Body | None) -> tuple[str, int | None]:
-    """Whether to think, and the most tokens of that. Raises UsageError."""
-    if given is None:
+def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
+    """Parse `thinking` into a mode and the most tokens of reasoning. Raises UsageError."""
+    if thinking is None:
         return "auto", None
-    kind = given.choice("type", ("enabled", "disabled", "adaptive"))
-    budget = given.whole("budget_tokens", 0)
+    kind = thinking.get_choice("type", ("enabled", "disabled", "adaptive"))
+    budget = thinking.get_int("budget_tokens", 0)
     return {"enabled": "on", "disabled": "off"}.get(kind or "", "auto"), budget if kind == "enabled" else None
 
 
-def system_of(given: Any) -> list[Message]:
-    """The system message, without lines that change. Raises UsageError."""
-    text = content_of(given, "system")
+def parse_system(value: Any) -> list[Message]:
+    """Parse the system message, without its CHANGING lines. Raises UsageError."""
+    text = parse_text(value, "system")
     if text is None:
         return []
     lines = [line for line in text.split("\n") if not line.startswith(CHANGING)]
     return [{"role": "system", "content": "\n".join(lines)}]
 
 
-def tools_of(body: Body) -> "ToolUse | None":
-    """Raises UsageError."""
+def parse_tools(body: Body) -> "ToolUse | None":
+    """Parse tools and tool_choice. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import ToolUse
 
-    given, choice = body.items("tools") or (), body.object("tool_choice")
-    tools = [tool_of(Body.of(tool, "tools")) for tool in given if not is_foreign(tool)]
+    tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
+    tools = [parse_tool(Body.of(tool, "tools")) for tool in tool_list if not is_server_tool(tool)]
     if not tools:
         return None
-    more = call_options(body)
+    options = parse_call_options(body)
     if choice is None:
-        return ToolUse(tools, **more)
-    asked = choice.choice("type", ("auto", "any", "tool", "none")) or "auto"
-    named = choice.needed_text("name") if asked == "tool" else {"any": "required"}.get(asked, asked)
-    return ToolUse(tools, named, not choice.flag("disable_parallel_tool_use"), **more)
+        return ToolUse(tools, **options)
+    kind = choice.get_choice("type", ("auto", "any", "tool", "none")) or "auto"
+    tool_choice = choice.require_text("name") if kind == "tool" else {"any": "required"}.get(kind, kind)
+    return ToolUse(tools, tool_choice, not choice.get_bool("disable_parallel_tool_use"), **options)
 
 
-def is_foreign(tool: Any) -> bool:
-    """Whether it is one of those that Anthropic's own computers run: nobody can here."""
+def is_server_tool(tool: Any) -> bool:
+    """Return whether Anthropic's servers run a tool; such tools are ignored."""
     return isinstance(tool, dict) and tool.get("type") not in (None, "custom")
 
 
-def tool_of(tool: Body) -> "Tool":
+def parse_tool(tool: Body) -> "Tool":
+    """Parse one tool. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
-    schema, about = tool.mapping("input_schema"), tool.text("description") or ""
-    return Tool(tool.needed_text("name"), about, dict(schema or NOTHING), tool.flag("strict"))
+    schema, about = tool.get_mapping("input_schema"), tool.get_text("description") or ""
+    return Tool(tool.require_text("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
 
 
-def conversation(given: Sequence[Any]) -> list[Message]:
-    """Raises UsageError."""
-    if not given:
-        raise UsageError("messages should not be empty")
-    found = list[Message]()
-    for number, message in enumerate(given):
+def parse_messages(create_message: Sequence[Any]) -> list[Message]:
+    """Parse the messages. Raises UsageError."""
+    if not create_message:
+        raise UsageError("messages should not be empty; send at least one message")
+    parsed = list[Message]()
+    for number, message in enumerate(create_message):
         name = f"messages[{number}]"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
             raise UsageError(f"{name}.role should be user, assistant or system")
         content = "" if message.get("content") is None else message["content"]
         if not isinstance(content, str | list):
-            raise UsageError(f"{name}.content should be a text or a list of blocks, not {kind(content)}")
+            raise UsageError(f"{name}.content should be a string or an array of blocks, not {type_name(content)}")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
             raise UsageError(f"{name}.content: a block should be an object with a type")
-        found += answer_of(blocks, name) if message["role"] == "assistant" else asked_of(blocks, name, message["role"])
-    return named_results(found)
+        parsed += (
+            parse_assistant_blocks(blocks, name)
+            if message["role"] == "assistant"
+            else parse_user_blocks(blocks, name, message["role"])
+        )
+    return name_tool_results(parsed)
 
 
-def asked_of(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
-    """What a user says: results of calls first, each a message of its own."""
+def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
+    """Parse a user's blocks: tool results first, each as a message of its own."""
     results = [block for block in blocks if block["type"] == "tool_result"]
-    found: list[Message] = []
+    create_message: list[Message] = []
     for block in results:
-        said = shown_of(block.get("content"), f"{name}.content") or ""
+        content = parse_content(block.get("content"), f"{name}.content") or ""
         if block.get("is_error"):
-            said = f"Error: {said}" if isinstance(said, str) else [{"type": "text", "text": "Error:"}, *said]
-        found.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": said})
+            content = (
+                f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
+            )
+        create_message.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": content})
     if (rest := [block for block in blocks if block["type"] != "tool_result"]) or not results:
-        shown = shown_of if role == "user" else content_of
-        found.append({"role": role, "content": shown(rest, f"{name}.content")})
-    return found
+        parse = parse_content if role == "user" else parse_text
+        create_message.append({"role": role, "content": parse(rest, f"{name}.content")})
+    return create_message
 
 
-def answer_of(blocks: list[dict[str, Any]], name: str) -> list[Message]:
-    """What an assistant has said: thoughts, texts and calls in one message."""
+def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Message]:
+    """Parse an assistant's blocks into one message with text, reasoning and tool calls."""
     texts = [block for block in blocks if block["type"] not in ("thinking", "redacted_thinking", "tool_use")]
-    message: Message = {"role": "assistant", "content": shown_of(texts, f"{name}.content") or ""}
-    if thoughts := [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]:
-        message["reasoning_content"] = "\n".join(thoughts)
+    message: Message = {"role": "assistant", "content": parse_content(texts, f"{name}.content") or ""}
+    if reasoning := [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]:
+        message["reasoning_content"] = "\n".join(reasoning)
     calls = []
     for block in blocks:
         if block["type"] == "tool_use":
             if not isinstance(block.get("name"), str):
-                raise UsageError(f"{name}.content: a tool_use should have a name and an input")
-            function = {"name": block["name"], "arguments": said_arguments(block.get("input"))}
+                raise UsageError(f"{name}.content: a tool_use block should have a name and an input")
+            function = {"name": block["name"], "arguments": normalize_arguments(block.get("input"))}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
     return [{**message, "tool_calls": calls}] if calls else [message]
 
 
-async def whole(exchange: ResponseStream, question: GenerateRequest) -> dict[str, Any]:
-    """All at once."""
-    blocks, reason = await all_blocks(exchange)
-    stop, sequence = stopped(exchange, question, blocks, reason)
+async def complete_response(stream: ResponseStream, generate_request: GenerateRequest) -> dict[str, Any]:
+    """Collect the complete response."""
+    blocks, reason = await collect_blocks(stream)
+    stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
     return {
-        **head(exchange),
-        "content": [content(block) for block in blocks.all if not block.is_cut],  # an input is an object
+        **response_head(stream),
+        "content": [
+            format_block(block) for block in blocks.all if not block.is_truncated
+        ],  # a truncated call has no valid input object
         "stop_reason": stop,
         "stop_sequence": sequence,
-        "usage": usage_of(exchange.usage),
+        "usage": format_usage(stream.usage),
     }
 
 
-async def streamed(exchange: ResponseStream, question: GenerateRequest) -> AsyncGenerator[bytes]:
-    """Event by event."""
+async def stream_events(stream: ResponseStream, generate_request: GenerateRequest) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent events."""
     blocks, reason = Blocks(), ""
     try:
-        yield named({"type": "message_start", "message": {
-            **head(exchange), "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": usage_of(exchange.known())}})  # fmt: skip
+        yield typed_event({"type": "message_start", "message": {
+            **response_head(stream), "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": format_usage(stream.current_usage())}})  # fmt: skip
         yield PING
-        async for _, told in exchange.events():
-            for part in told.parts:
+        async for _, token_event in stream.events():
+            for part in token_event.parts:
                 for change in blocks.take(part):
-                    yield named(change_of(change))
-            reason = told.finish_reason or reason
+                    yield typed_event(format_change(change))
+            reason = token_event.finish_reason or reason
         for change in blocks.end():
-            yield named(change_of(change))
-        stop, sequence = stopped(exchange, question, blocks, reason)
-        usage = usage_of(exchange.usage)
-        yield named(
+            yield typed_event(format_change(change))
+        stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
+        usage = format_usage(stream.usage)
+        yield typed_event(
             {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": sequence}, "usage": usage}
         )
-        yield named({"type": "message_stop"})
+        yield typed_event({"type": "message_stop"})
     except Exception as error:
-        yield named(anthropic_error(error))
+        yield typed_event(anthropic_error(error))
     finally:
-        await exchange.close()
+        await stream.close()
 
 
-def named(value: dict[str, Any]) -> bytes:
-    return event(value, value["type"])
+def typed_event(value: dict[str, Any]) -> bytes:
+    return format_event(value, value["type"])
 
 
-def head(exchange: ResponseStream) -> dict[str, Any]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": exchange.name}
+def response_head(stream: ResponseStream) -> dict[str, Any]:
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
 
 
-def change_of(change: Change) -> dict[str, Any]:
-    """As an event."""
-    what, block, text = change
-    if what == OPEN:
-        return {"type": "content_block_start", "index": block.index, "content_block": content(block)}
-    if what == CLOSE:
+def format_change(change: Change) -> dict[str, Any]:
+    """Format a change of a block as an event."""
+    action, block, text = change
+    if action == OPEN:
+        return {"type": "content_block_start", "index": block.index, "content_block": format_block(block)}
+    if action == CLOSE:
         return {"type": "content_block_stop", "index": block.index}
-    assert what == DELTA
+    assert action == DELTA
     deltas = {
         THOUGHT: {"type": "thinking_delta", "thinking": text},
         CALL: {"type": "input_json_delta", "partial_json": text},
@@ -240,8 +252,8 @@ def change_of(change: Change) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def content(block: Block) -> dict[str, Any]:
-    """A block, as far as it is told."""
+def format_block(block: Block) -> dict[str, Any]:
+    """Format a block, as far as it is generated."""
     if block.kind == THOUGHT:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == CALL:
@@ -249,17 +261,19 @@ def content(block: Block) -> dict[str, Any]:
     return {"type": "text", "text": block.text}
 
 
-def stopped(exchange: ResponseStream, question: GenerateRequest, blocks: Blocks, reason: str) -> tuple[str, str | None]:
-    """Why it ended, and the stop string that ended it."""
-    found = exchange.stop_string()
-    if found in question.options.stop:
-        return "stop_sequence", found
+def find_stop_reason(
+    stream: ResponseStream, generate_request: GenerateRequest, blocks: Blocks, reason: str
+) -> tuple[str, str | None]:
+    """Return the stop reason, and the stop string if there is one."""
+    stop_string = stream.stop_string()
+    if stop_string in generate_request.options.stop:
+        return "stop_sequence", stop_string
     if reason == "length":
         return "max_tokens", None
-    return ("tool_use" if blocks.calls else "end_turn"), None
+    return ("tool_use" if blocks.has_calls else "end_turn"), None
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

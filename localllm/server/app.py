@@ -1,4 +1,4 @@
-"""All addresses of the server, as one ASGI application."""
+"""All routes of the server, as one ASGI application."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,15 +12,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.errors import LocalllmError
-from localllm.server.addresses import canonical, matches, nothing_at
-from localllm.server.anthropic_messages import count_tokens, messages
+from localllm.server.addresses import describe_unknown, matches_route, normalize_path
+from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
-from localllm.server.http import ClientDisconnectedError, RejectedRequestError, failed, json_response, shape_of
-from localllm.server.openai_chat import chat_completions, models, one_model
+from localllm.server.http import (
+    ClientDisconnectedError,
+    RejectedRequestError,
+    error_format_of,
+    error_response,
+    json_response,
+)
+from localllm.server.openai_chat import chat_completions, list_models, retrieve_model
 from localllm.server.openai_completions import completions
-from localllm.server.openai_responses import responses
-from localllm.server.page import all_sessions, page, session, write_session
+from localllm.server.openai_responses import create_response
+from localllm.server.page import list_sessions, read_session, serve_page, write_session
 from localllm.server.service import Service
 from localllm.server.worker import STOPPING, StoppedError
 
@@ -28,15 +34,15 @@ Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
 async def health(service: Service, request: Request) -> Response:
-    """That it is there, and what it has to do."""
-    running, waiting = service.shelf.counts()
+    """Report that the server is up, and its load."""
+    running, waiting = service.pool.count_requests()
     return json_response({"status": "ok", "running": running, "waiting": waiting})
 
 
 async def props(service: Service, request: Request) -> Response:
-    """What there is to know of each model that is open; of the others, that they are not."""
-    told = []
-    for book in service.shelf.books.values():
+    """Describe the models; details only for open ones."""
+    descriptions = []
+    for book in service.pool.entries.values():
         model = book.model
         facts = {"name": book.name, "open": model is not None}
         if model:
@@ -49,34 +55,34 @@ async def props(service: Service, request: Request) -> Response:
                 "modalities": {"vision": model.sight.nbytes > 0},
                 "chat_template": model.session.template.source,
             }
-        told.append(facts)
-    first = next(iter(service.shelf.books.values())).model
-    return json_response({"models": told, "n_ctx": first and first.context})
+        descriptions.append(facts)
+    first = next(iter(service.pool.entries.values())).model
+    return json_response({"models": descriptions, "n_ctx": first and first.context})
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """In Prometheus' text format."""
-    running, waiting = service.shelf.counts()
-    text = service.metrics.text(running, waiting, await service.shelf.measures())
+    """Return metrics in Prometheus' text format."""
+    running, waiting = service.pool.count_requests()
+    text = service.metrics.text(running, waiting, await service.pool.measure_memory())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("GET", "/", page),
-    ("GET", "/sessions", all_sessions),
-    ("GET", "/sessions/{name}", session),
+    ("GET", "/", serve_page),
+    ("GET", "/sessions", list_sessions),
+    ("GET", "/sessions/{name}", read_session),
     ("PUT", "/sessions/{name}", write_session),
     ("GET", "/health", health),
     ("GET", "/props", props),
     ("GET", "/metrics", metrics),
-    ("GET", "/v1/models", models),
-    ("GET", "/v1/models/{name:path}", one_model),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{name:path}", retrieve_model),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
-    ("POST", "/v1/responses", responses),
+    ("POST", "/v1/responses", create_response),
     ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/rerank", rerank),
-    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
 )
 
@@ -85,43 +91,43 @@ PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
 
 def application(service: Service, rules: Rules) -> ASGIApp:
-    """What uvicorn runs."""
+    """Build the ASGI application."""
     routes = [
-        Route(path, partial(answered, service, path, endpoint), methods=[method])
+        Route(path, partial(call_endpoint, service, path, endpoint), methods=[method])
         for method, path, endpoint in ADDRESSES
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(no_such, service)})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(respond_not_found, service)})
     app.router.redirect_slashes = False
-    return Guard(app, rules, lambda path: canonical(path, PATHS))
+    return Guard(app, rules, lambda path: normalize_path(path, PATHS))
 
 
-async def answered(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
-    """An endpoint's response, or its error's in the shape that the client knows."""
+async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
+    """Call an endpoint, format its errors for the client, and count the response."""
     try:
         response = await endpoint(service, request)
     except LocalllmError as error:
-        response = failed(error, shape_of(path))
+        response = error_response(error, error_format_of(path))
     except ClientDisconnectedError:
-        service.metrics.answered[path, 499] += 1
+        service.metrics.responses[path, 499] += 1
         raise
-    except asyncio.CancelledError:  # by the listener, which ends
-        response = failed(StoppedError(STOPPING), shape_of(path))
+    except asyncio.CancelledError:  # by the listener at shutdown
+        response = error_response(StoppedError(STOPPING), error_format_of(path))
     except Exception as error:
-        response = failed(error, shape_of(path))
-    service.metrics.answered[path, response.status_code] += 1
+        response = error_response(error, error_format_of(path))
+    service.metrics.responses[path, response.status_code] += 1
     return response
 
 
-async def no_such(service: Service, request: Request, error: Exception) -> Response:
-    """An address that does not exist, or another method."""
+async def respond_not_found(service: Service, request: Request, error: Exception) -> Response:
+    """Respond to an unknown address or method."""
     status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
-    service.metrics.answered["other", status] += 1
-    methods = ", ".join(method for method, known, _ in ADDRESSES if matches(path, known))
-    refused = {
-        404: RejectedRequestError(404, nothing_at(path, PATHS), "unknown_url"),
-        405: RejectedRequestError(405, f"this address knows another method: {methods}", "method_not_supported"),
-    }.get(status) or RejectedRequestError(status, "refused")
-    response = failed(refused, shape_of(path))
+    service.metrics.responses["other", status] += 1
+    methods = ", ".join(method for method, route, _ in ADDRESSES if matches_route(path, route))
+    error = {
+        404: RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
+        405: RejectedRequestError(405, f"method not allowed at this address; use {methods}", "method_not_supported"),
+    }.get(status) or RejectedRequestError(status, "the request was rejected")
+    response = error_response(error, error_format_of(path))
     if status == 405:
         response.headers["Allow"] = methods
     return response

@@ -1,4 +1,7 @@
-"""An answer as blocks in a row: thoughts, texts, calls of tools, for Anthropic's interface and OpenAI's newer one."""
+"""A response as a sequence of blocks, for Anthropic's interface and OpenAI's Responses.
+
+A block is reasoning, text, or a tool call.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,46 +17,46 @@ OPEN, DELTA, CLOSE = "open", "delta", "close"
 
 @dataclass
 class Block:
-    """A part of an answer.
+    """One block of a response.
 
     Attributes:
-        kind: THOUGHT, ANSWER or CALL.  name, id: of a call.  index: its place, from 0.
+        kind: THOUGHT, ANSWER or CALL.  name, id: of a call.  index: position, from 0.
     """
 
     kind: str
     index: int
     name: str = ""
     id: str = field(default_factory=call_id)
-    pieces: list[str] = field(default_factory=list)
+    chunks: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """What is in it: of a call, the arguments as JSON, as far as they were said."""
-        return "".join(self.pieces)
+        """Its content; for a tool call, its arguments as JSON, as far as generated."""
+        return "".join(self.chunks)
 
     @property
-    def is_cut(self) -> bool:
-        """Whether it is a call whose arguments are not whole."""
-        return self.kind == CALL and ToolCall(self.name, self.pieces).arguments is None
+    def is_truncated(self) -> bool:
+        """Whether it is a tool call with incomplete arguments."""
+        return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
 class Change(NamedTuple):
-    """What is new: a block opens, has more text, or closes."""
+    """A change of the blocks: one opens, grows, or closes."""
 
-    what: str
+    action: str
     block: Block
     text: str = ""
 
 
 class Blocks:
-    """The blocks of an answer that is being told."""
+    """The blocks of a response that is being generated."""
 
     def __init__(self) -> None:
         self.all = list[Block]()
         self._is_open = False
 
     def take(self, part: TextPart) -> Iterator[Change]:
-        """What changes with a part."""
+        """Add a part, and yield the changes."""
         kind = CALL if part.kind == ARGUMENTS else part.kind
         if not self._is_open or part.kind == CALL or self.all[-1].kind != kind:
             yield from self.end()
@@ -61,29 +64,29 @@ class Blocks:
             self.all.append(Block(kind, len(self.all), part.text if kind == CALL else ""))
             yield Change(OPEN, self.all[-1])
         if part.kind != CALL:
-            self.all[-1].pieces.append(part.text)
+            self.all[-1].chunks.append(part.text)
             yield Change(DELTA, self.all[-1], part.text)
 
     def end(self) -> Iterator[Change]:
-        """The last block closes, if there is one."""
+        """Close the last block, if one is open."""
         if self._is_open:
             self._is_open = False
             yield Change(CLOSE, self.all[-1])
 
     @property
-    def calls(self) -> bool:
-        """Whether there are calls."""
+    def has_calls(self) -> bool:
+        """Whether there are tool calls."""
         return any(block.kind == CALL for block in self.all)
 
 
-async def all_blocks(exchange: ResponseStream) -> tuple[Blocks, str]:
-    """The blocks of a whole answer, and why it ended. The exchange is closed then."""
+async def collect_blocks(stream: ResponseStream) -> tuple[Blocks, str]:
+    """Collect the blocks of a complete response and its finish reason, and close it."""
     blocks, reason = Blocks(), ""
     try:
-        async for _, told in exchange.events():
-            for part in told.parts:
+        async for _, token_event in stream.events():
+            for part in token_event.parts:
                 list(blocks.take(part))
-            reason = told.finish_reason or reason
+            reason = token_event.finish_reason or reason
     finally:
-        await exchange.close()
+        await stream.close()
     return blocks, reason

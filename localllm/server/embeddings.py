@@ -1,4 +1,4 @@
-"""Texts as vectors, /v1/embeddings as OpenAI has it, and sorted by relevance, /v1/rerank as Jina and Cohere do."""
+"""/v1/embeddings as OpenAI's interface has it, and /v1/rerank as Jina's and Cohere's."""
 
 import asyncio
 import base64
@@ -10,83 +10,100 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.errors import UsageError
+from localllm.errors import ContextError, UsageError
 from localllm.server.fields import Body
-from localllm.server.http import json_response, read_json, unless_gone
+from localllm.server.http import json_response, read_json, run_until_disconnect
 from localllm.server.ids import new_id
-from localllm.server.openai_chat import ignored
-from localllm.server.request_options import MEANINGLESS
+from localllm.server.openai_chat import extension_headers
+from localllm.server.request_options import IGNORED_FIELDS
 from localllm.server.service import Service
 
-MOST = 4096  # texts of a request
+MAX_TEXTS = 4096  # texts per request
 T = TypeVar("T")
-_TURN = threading.Lock()  # one request reads at a time: each uses all cores
+_COMPUTE_LOCK = threading.Lock()  # one request at a time: each uses all cores
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """A vector of each text."""
+    """Return an embedding of each input text."""
     body = Body(await read_json(request, service.limits))
-    texts, dims, role = texts_of(body.get("input"), "input"), body.whole("dimensions", 1), body.text("role")
-    packed = body.choice("encoding_format", ("float", "base64")) == "base64"
-    for name in MEANINGLESS:
+    texts, dims, role = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1), body.get_text("role")
+    overflow = "cut" if body.get_bool("truncate") else "refuse"
+    is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
+    for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.shelf.use(body.text("model")) as worker:
-        model, name = worker.model, service.shelf.book(body.text("model")).name
-        vectors = await unless_gone(request.receive, in_turn(lambda: model.embed(texts, dims, role=role)))
+    async with service.pool.use(body.get_text("model")) as worker:
+        model, name = worker.model, service.pool.resolve(body.get_text("model")).name
+        vectors = await run_until_disconnect(
+            request.receive, run_exclusively(lambda: model.embed(texts, dims, role=role, overflow=overflow))
+        )
         count = await asyncio.to_thread(lambda: sum(len(model.tokenizer.encode(t, bos=True, eos=True)) for t in texts))
     data = [
-        {"object": "embedding", "index": index, "embedding": told(vector, packed)}
+        {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return json_response({"object": "list", "data": data, "model": name, "usage": usage}, headers=ignored(body))
+    return json_response(
+        {"object": "list", "data": data, "model": name, "usage": usage}, headers=extension_headers(body)
+    )
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    """Texts by how well they answer a query, the best first."""
+    """Sort documents by relevance to a query, best first."""
     body = Body(await read_json(request, service.limits))
-    query, documents = body.needed_text("query"), body.items("texts") or body.needed_items("documents")
-    texts = texts_of([one.get("text") if isinstance(one, dict) else one for one in documents], "documents")
-    top = body.whole("top_n", 1) or body.whole("top_k", 1)
-    shows = body.flag("return_documents") or body.flag("return_text")
-    for name in MEANINGLESS:
+    query, documents = body.require_text("query"), body.get_list("texts") or body.require_list("documents")
+    texts = parse_texts(
+        [document.get("text") if isinstance(document, dict) else document for document in documents], "documents"
+    )
+    top = body.get_int("top_n", 1) or body.get_int("top_k", 1)
+    returns_documents = body.get_bool("return_documents") or body.get_bool("return_text")
+    truncate = body.get_bool("truncate")
+    for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.shelf.use(body.text("model")) as worker:
-        model, name = worker.model, service.shelf.book(body.text("model")).name
-        scores = await unless_gone(request.receive, in_turn(lambda: model.rerank(query, texts)))
+    async with service.pool.use(body.get_text("model")) as worker:
+        model, name = worker.model, service.pool.resolve(body.get_text("model")).name
+        scores = await run_until_disconnect(
+            request.receive, run_exclusively(lambda: model.rerank(query, texts, truncate))
+        )
         encode = model.tokenizer.encode
         count = await asyncio.to_thread(lambda: sum(len(encode(query)) + len(encode(text)) for text in texts))
     order = np.argsort(-scores, kind="stable")[:top].tolist()
     results = [
         {"index": index, "relevance_score": float(scores[index])}
-        | ({"document": {"text": texts[index]}} if shows else {})
+        | ({"document": {"text": texts[index]}} if returns_documents else {})
         for index in order
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     answer = {"id": new_id("rerank-"), "object": "list", "model": name, "results": results, "usage": usage}
-    return json_response(answer, headers=ignored(body))
+    return json_response(answer, headers=extension_headers(body))
 
 
-async def in_turn(work: Callable[[], T]) -> T:
-    """What it comes to, in a thread of its own; it ends there even if nobody waits any more."""
+async def run_exclusively(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, one request at a time; it is finished even after a disconnect."""
 
-    def worked() -> T:
-        with _TURN:
-            return work()
+    def locked_work() -> T:
+        with _COMPUTE_LOCK:
+            try:
+                return work()
+            except ContextError as error:
+                raise ContextError(f"{str(error).rpartition(': ')[0]}: shorten it or set truncate to true") from None
 
-    return await asyncio.to_thread(worked)
+    return await asyncio.to_thread(locked_work)
 
 
-def texts_of(given: Any, name: str) -> list[str]:
-    """A text or a list of them. Raises UsageError."""
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name} should be a text or a list of texts; token ids mean something to one model only")
-    if len(texts) > MOST:
-        raise UsageError(f"{name} should be at most {MOST} texts, not {len(texts)}")
+def parse_texts(value: Any, name: str) -> list[str]:
+    """Parse a string or a list of strings. Raises UsageError."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and not texts:
+        raise UsageError(f"{name} should not be empty")
+    if isinstance(texts, list) and all(isinstance(item, int | list) for item in texts):
+        raise UsageError(f"{name} should be a string or an array of strings, not token ids")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{name} should be a string or an array of strings")
+    if len(texts) > MAX_TEXTS:
+        raise UsageError(f"{name} should be at most {MAX_TEXTS} strings, not {len(texts)}")
     return texts
 
 
-def told(vector: np.ndarray, packed: bool) -> Any:
-    """Numbers, or their bytes, float32, in base64."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if packed else vector.tolist()
+def encode_vector(vector: np.ndarray, is_base64: bool) -> Any:
+    """Return a vector as numbers, or as base64 of its float32 bytes."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()

@@ -1,4 +1,4 @@
-"""The fields of a request, each checked when it is read; those that nobody has read can be told."""
+"""The fields of a request, each checked when it is read; fields never read can be reported."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,92 +7,95 @@ from localllm.errors import UsageError
 
 
 class Body:
-    """A JSON object that a client has sent. All methods raise UsageError, which begins with the field's name.
+    """A JSON object from a client; its methods raise UsageError, which begins with the field's name.
 
-    A field that is null is as good as none.
+    A field that is null counts as absent.
     """
 
     def __init__(self, value: Mapping[str, Any], name: str = ""):
-        """name: of the object within the request, "" for the request itself."""
-        self._value, self._name, self._read = value, name, set[str]()
+        """Wrap an object.
+
+        name: of the object within the request, "" for the request itself.
+        """
+        self._value, self._name, self._read_names = value, name, set[str]()
 
     @classmethod
     def of(cls, value: Any, name: str) -> "Body":
         if not isinstance(value, Mapping):
-            raise UsageError(f"{name} should be an object, not {kind(value)}")
+            raise UsageError(f"{name} should be an object, not {type_name(value)}")
         return cls(value, name)
 
-    def named(self, field: str) -> str:
+    def qualify(self, field: str) -> str:
         return f"{self._name}.{field}" if self._name else field
 
     def get(self, field: str) -> Any:
-        """Whatever it is."""
-        self._read.add(field)
+        """Return the raw value."""
+        self._read_names.add(field)
         return self._value.get(field)
 
-    def _of(self, field: str, types: type | tuple[type, ...], what: str) -> Any:
+    def _get_typed(self, field: str, types: type | tuple[type, ...], what: str) -> Any:
         value = self.get(field)
         if value is None or (isinstance(value, types) and not (isinstance(value, bool) and types is not bool)):
             return value
-        raise UsageError(f"{self.named(field)} should be {what}, not {kind(value)}")
+        raise UsageError(f"{self.qualify(field)} should be {what}, not {type_name(value)}")
 
-    def text(self, field: str) -> str | None:
-        return self._of(field, str, "a text")
+    def get_text(self, field: str) -> str | None:
+        return self._get_typed(field, str, "a string")
 
-    def needed_text(self, field: str) -> str:
-        return require(self.text(field), self.named(field))
+    def require_text(self, field: str) -> str:
+        return require(self.get_text(field), self.qualify(field))
 
-    def flag(self, field: str) -> bool:
-        """False if it is not there."""
-        return bool(self._of(field, bool, "true or false"))
+    def get_bool(self, field: str) -> bool:
+        """Return a boolean; False if absent."""
+        return bool(self._get_typed(field, bool, "a boolean"))
 
-    def choose(self, field: str) -> bool | None:
-        """Return a flag, None if it is not there."""
-        return None if self.get(field) is None else self.flag(field)
+    def get_optional_bool(self, field: str) -> bool | None:
+        """Return a boolean; None if absent."""
+        return None if self.get(field) is None else self.get_bool(field)
 
-    def whole(self, field: str, least: int = 0, most: int | None = None) -> int | None:
-        value = self._of(field, int, "a whole number")
+    def get_int(self, field: str, least: int = 0, most: int | None = None) -> int | None:
+        value = self._get_typed(field, int, "an integer")
         if value is not None and (value < least or (most is not None and value > most)):
-            bounds = f"{least} or above" if most is None else f"from {least} to {most}"
-            raise UsageError(f"{self.named(field)} should be {bounds}, not {value}")
+            bounds = f"{least} or greater" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{self.qualify(field)} should be {bounds}, not {value}")
         return value
 
-    def items(self, field: str) -> Sequence[Any] | None:
-        return self._of(field, (list, tuple), "a list")
+    def get_list(self, field: str) -> Sequence[Any] | None:
+        return self._get_typed(field, (list, tuple), "an array")
 
-    def needed_items(self, field: str) -> Sequence[Any]:
-        return require(self.items(field), self.named(field))
+    def require_list(self, field: str) -> Sequence[Any]:
+        return require(self.get_list(field), self.qualify(field))
 
-    def object(self, field: str) -> "Body | None":
-        value = self.mapping(field)
-        return None if value is None else Body(value, self.named(field))
+    def get_object(self, field: str) -> "Body | None":
+        value = self.get_mapping(field)
+        return None if value is None else Body(value, self.qualify(field))
 
-    def mapping(self, field: str) -> Mapping[str, Any] | None:
-        return self._of(field, Mapping, "an object")
+    def get_mapping(self, field: str) -> Mapping[str, Any] | None:
+        return self._get_typed(field, Mapping, "an object")
 
-    def choice(self, field: str, choices: Sequence[str]) -> str | None:
-        value = self.text(field)
+    def get_choice(self, field: str, choices: Sequence[str]) -> str | None:
+        value = self.get_text(field)
         if value is not None and value not in choices:
-            raise UsageError(f"{self.named(field)} should be {' or '.join(choices)}, not {value[:60]!r}")
+            raise UsageError(f"{self.qualify(field)} should be {' or '.join(choices)}, not {value[:60]!r}")
         return value
 
-    def texts(self, field: str) -> tuple[str, ...]:
-        """A text or a list of them."""
+    def get_texts(self, field: str) -> tuple[str, ...]:
+        """Return a string or an array of strings as a tuple."""
         value = self.get(field)
-        given = [value] if isinstance(value, str) else [] if value is None else value
-        if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-            raise UsageError(f"{self.named(field)} should be a text or a list of texts")
-        return tuple(given)
+        values = [value] if isinstance(value, str) else [] if value is None else value
+        if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+            raise UsageError(f"{self.qualify(field)} should be a string or an array of strings")
+        return tuple(values)
 
-    def refuse(self, field: str, reason: str) -> None:
-        """Raise UsageError if it says anything."""
+    def reject(self, field: str, reason: str) -> None:
+        """Raise UsageError if the field has a value that is not empty, false or 0."""
         if self.get(field) not in (None, False, [], {}, "", 0):
-            raise UsageError(f"{self.named(field)} is not supported: {reason}")
+            raise UsageError(f"{self.qualify(field)} is not supported: {reason}")
 
     @property
-    def ignored(self) -> list[str]:
-        """The fields that nobody has read."""
-        return [field for field in self._value if field not in self._read]
+    def unread_fields(self) -> list[str]:
+        """The fields that were never read."""
+        return [field for field in self._value if field not in self._read_names]
 
 
 def require(value: Any, name: str) -> Any:
@@ -101,14 +104,14 @@ def require(value: Any, name: str) -> Any:
     return value
 
 
-def kind(value: Any) -> str:
-    """What a value is, without its content."""
+def type_name(value: Any) -> str:
+    """Return the JSON type of a value with its article."""
     names = {
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
         float: "a number",
-        list: "a list",
+        list: "an array",
         dict: "an object",
     }
     return names.get(type(value), "null")

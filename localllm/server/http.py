@@ -1,4 +1,4 @@
-"""HTTP in both directions: bodies that are read within limits, errors in the shape that a client knows, streams."""
+"""HTTP: request bodies within limits, errors in the client's format, and event streams."""
 
 import asyncio
 import json
@@ -15,21 +15,21 @@ from localllm.frozen import frozen
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
 
-_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # what a message about a field begins with
-QUIET = 10.0  # seconds after which a client that waits for a stream hears something
-COMMENT = b": still here\n"  # without the empty line that ends an event: simple readers would take it for one
+_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:should|is missing|is not)")  # how messages about a field begin
+KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
+COMMENT = b": still here\n"  # no empty line after it, which would end an event: simple clients would count it as one
 JSON = "application/json"
 
 
 @frozen
 class Limits:
-    """What one client may take.
+    """What one client may use.
 
     Attributes:
-        body: bytes of a request.  depth: of its JSON.  seconds: for a body to arrive, and for a client to read a piece.
-        answer_seconds: for all of an answer, or None.  connections: at once.
-        drops_turns: whether the oldest turns of a conversation that is too long are left out.
-        folders: below which a request may name images.
+        body: bytes of a request.  depth: nesting of its JSON.  seconds: to receive a body, and to send one chunk.
+        answer_seconds: for a whole response, or None.  connections: concurrent ones.
+        drops_turns: whether the oldest turns of a conversation that is too long are dropped.
+        folders: where a request may read images by file://.
     """
 
     body: int = 32 << 20
@@ -46,7 +46,7 @@ class RequestTimeoutError(LocalllmError):
 
 
 class RejectedRequestError(LocalllmError):
-    """A request that is refused before anything is asked of a model; code: OpenAI's name of the reason."""
+    """A request that is rejected before it reaches a model; code: OpenAI's error code."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         self.status, self.code = status, code
@@ -54,7 +54,7 @@ class RejectedRequestError(LocalllmError):
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP's number for an error."""
+    """Return the HTTP status code of an error."""
     if isinstance(error, RejectedRequestError):
         return error.status
     kinds: tuple[tuple[type[BaseException], int], ...] = (
@@ -70,7 +70,10 @@ def status_of(error: BaseException) -> int:
 
 
 def openai_error(error: BaseException) -> dict[str, Any]:
-    """As https://platform.openai.com/docs/guides/error-codes has it."""
+    """Format an error for OpenAI's clients.
+
+    Source: https://platform.openai.com/docs/guides/error-codes
+    """
     status = status_of(error)
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
     code = {401: "invalid_api_key", 404: "model_not_found", 503: "overloaded"}.get(status)
@@ -81,99 +84,103 @@ def openai_error(error: BaseException) -> dict[str, Any]:
     usual = "invalid_request_error" if status < 500 else "server_error"
     found = _FIELD.match(str(error)) if isinstance(error, UsageError) else None
     param = found[1] if found else None
-    return {"error": {"message": told(error), "type": kind.get(status, usual), "param": param, "code": code}}
+    return {"error": {"message": public_message(error), "type": kind.get(status, usual), "param": param, "code": code}}
 
 
 def anthropic_error(error: BaseException) -> dict[str, Any]:
-    """As https://docs.anthropic.com/en/api/errors has it."""
+    """Format an error for Anthropic's clients.
+
+    Source: https://docs.anthropic.com/en/api/errors
+    """
     status = status_of(error)
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
              503: "overloaded_error"}  # fmt: skip
     usual = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kinds.get(status, usual), "message": told(error)}}
+    return {"type": "error", "error": {"type": kinds.get(status, usual), "message": public_message(error)}}
 
 
-def told(error: BaseException) -> str:
-    """What a client may know."""
+def public_message(error: BaseException) -> str:
+    """Return the message of an error, without details of unexpected ones."""
     return str(error) if isinstance(error, LocalllmError) else f"internal error: {type(error).__name__}"
 
 
-ErrorShape = Callable[[BaseException], dict[str, Any]]
+ErrorFormat = Callable[[BaseException], dict[str, Any]]
 
 
-def shape_of(path: str) -> ErrorShape:
+def error_format_of(path: str) -> ErrorFormat:
+    """Select the error format of an address."""
     return anthropic_error if path.startswith("/v1/messages") else openai_error
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encoded(value), status, headers, JSON)
+    return Response(encode_json(value), status, headers, JSON)
 
 
-def encoded(value: Any) -> bytes:
-    """JSON in UTF-8; half characters of models as U+FFFD."""
+def encode_json(value: Any) -> bytes:
+    """Encode as JSON in UTF-8; lone surrogates become U+FFFD."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def failed(error: BaseException, shape: ErrorShape) -> Response:
-    """An error as a response."""
+def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
+    """Build the response for an error."""
     headers = {"Retry-After": "5"} if status_of(error) == 503 else None
-    return json_response(shape(error), status_of(error), headers)
+    return json_response(error_format(error), status_of(error), headers)
 
 
 async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """The body, an object. Raises RefusedError."""
+    """Read the body, a JSON object. Raises RejectedRequestError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise RejectedRequestError(415, f"the Content-Type should be {JSON}, not {kind[:60] or 'none'!r}")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
-        raise RejectedRequestError(413, f"the body has {length} bytes, and may have {limits.body}")
+        raise RejectedRequestError(413, f"the body has {length} bytes; the limit is {limits.body}")
     body = bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
-            async for piece in request.stream():
-                body += piece
+            async for chunk in request.stream():
+                body += chunk
                 if len(body) > limits.body:
-                    raise RejectedRequestError(413, f"the body has more than {limits.body} bytes")
+                    raise RejectedRequestError(413, f"the body is larger than the limit of {limits.body} bytes")
     except TimeoutError:
         raise RejectedRequestError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
-    return parsed(bytes(body), limits.depth)
+    return parse_json(bytes(body), limits.depth)
 
 
-def parsed(body: bytes, depth: int) -> dict[str, Any]:
-    """JSON that is an object, nested no deeper. Raises RefusedError."""
-    if nesting(body) > depth:
-        raise RejectedRequestError(400, f"the body is nested more than {depth} deep")
+def parse_json(body: bytes, depth: int) -> dict[str, Any]:
+    """Parse a JSON object of limited depth. Raises RejectedRequestError."""
+    if nesting_depth(body) > depth:
+        raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
     try:
         value = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise RejectedRequestError(400, f"the body is no JSON: {str(error)[:100]}") from None
+        raise RejectedRequestError(400, f"the body is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
         raise RejectedRequestError(400, "the body should be a JSON object")
     return value
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
-def nesting(body: bytes) -> int:
-    """How deep brackets are nested, at most."""
-    most = depth = 0
+def nesting_depth(body: bytes) -> int:
+    """Return how deep brackets are nested."""
+    deepest = depth = 0
     for byte in _BRACKETS.sub(b"", _TEXT.sub(b"", body)):
         depth += 1 if byte in b"[{" else -1
-        most = max(most, depth)
-    return most
+        deepest = max(deepest, depth)
+    return deepest
 
 
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][{}]+")
 
 
-def event(value: Any, name: str | None = None) -> bytes:
-    """A server-sent event."""
+def format_event(value: Any, name: str | None = None) -> bytes:
+    """Format a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + encoded(value) + b"\n\n"
+    return head + b"data: " + encode_json(value) + b"\n\n"
 
 
 Lines = AsyncIterator[bytes]
@@ -181,75 +188,83 @@ Closing = Callable[[], Awaitable[None]]
 
 
 class EventStream(Response):
-    """Server-sent events as they come. When the client leaves, or reads nothing, what makes them is closed."""
+    """A response of server-sent events; closes their source when the client leaves or stops reading."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        pieces: Lines,
+        chunks: Lines,
         limits: Limits,
         headers: dict[str, str],
         close: Closing | None = None,
-        sign: bytes = COMMENT,
+        keep_alive: bytes = COMMENT,
     ):
-        """close: is called in the end, also if nothing was made.  sign: of life, for who waits."""
-        self._pieces, self._limits, self._close, self._sign = pieces, limits, close, sign
+        """Stream `pieces`.
+
+        close: called at the end, even if nothing was sent.  sign: keep-alive line sent while there is nothing else.
+        """
+        self._chunks, self._limits, self._close, self._keep_alive = chunks, limits, close, keep_alive
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await run_until_disconnect(receive, self._send(send))
         finally:
             if self._close:
                 await self._close()
 
     async def _send(self, send: Send) -> None:
         head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await self._within(send(head))
-        pieces = self._pieces
+        await self._send_in_time(send(head))
+        chunks = self._chunks
         try:
-            pending = asyncio.ensure_future(anext(pieces, None))
+            pending = asyncio.ensure_future(anext(chunks, None))
             while True:
-                done, _ = await asyncio.wait([pending], timeout=QUIET)
-                piece = pending.result() if done else self._sign
-                await self._within(send(body(piece or b"", piece is not None)))
-                if piece is None:
+                done, _ = await asyncio.wait([pending], timeout=KEEP_ALIVE_SECONDS)
+                chunk = pending.result() if done else self._keep_alive
+                await self._send_in_time(send(body(chunk or b"", chunk is not None)))
+                if chunk is None:
                     return
                 if done:
-                    pending = asyncio.ensure_future(anext(pieces, None))
+                    pending = asyncio.ensure_future(anext(chunks, None))
         finally:
             pending.cancel()
             await asyncio.gather(pending, return_exceptions=True)
-            await pieces.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _within(self, sending: Awaitable[None]) -> None:
-        """Raises TimeoutError for a client that does not read."""
+    async def _send_in_time(self, sending: Awaitable[None]) -> None:
+        """Send within the time limit. Raises TimeoutError for a client that does not read."""
         async with asyncio.timeout(self._limits.seconds):
             await sending
 
 
-def body(piece: bytes, more: bool) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": piece, "more_body": more}
+def body(chunk: bytes, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": chunk, "more_body": more}
 
 
-async def answered_whole(request: Request, work: Awaitable[Any], headers: dict[str, str], close: Closing) -> Response:
-    """What `work` comes to, as JSON. Raises LeftError if the client goes away before."""
+async def respond_when_done(
+    request: Request, work: Awaitable[Any], headers: dict[str, str], close: Closing
+) -> Response:
+    """Return the result of `work` as JSON. Raises ClientDisconnectedError."""
     try:
-        return json_response(await unless_gone(request.receive, work), headers=headers)
+        return json_response(await run_until_disconnect(request.receive, work), headers=headers)
     finally:
         await close()
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """The result of something that ends when the client goes away. Raises LeftError then."""
+async def run_until_disconnect(receive: Receive, work: Awaitable[Any]) -> Any:
+    """Await `work`, but cancel it when the client disconnects.
+
+    Raises ClientDisconnectedError then.
+    """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone(receive))
+    watching = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -261,7 +276,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def gone(receive: Receive) -> None:
-    """Until the client goes away."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

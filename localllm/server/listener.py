@@ -1,4 +1,4 @@
-"""Where the server listens, and how it ends: uvicorn, with patience for nobody who does not speak."""
+"""Listen on sockets, run uvicorn with idle-connection timeouts, and shut down gracefully."""
 
 import asyncio
 import errno
@@ -22,35 +22,35 @@ from localllm.frozen import frozen
 from localllm.server.http import Limits
 from localllm.system.processes import can_handle_in_loop, ending_signals, may_reuse_address
 
-AFTER = 1.0  # seconds in which the rest of a body may come when the answer is there: who sends it should see that
-HEAD_BYTES = 64 << 10  # of a request's first line and headers
-TO_BE_TOLD = 0.5  # seconds in which clients are told that the server ends before their answers do
+LINGER_SECONDS = 1.0  # seconds for the rest of a body to arrive after the response, so that its sender reads that
+HEAD_BYTES = 64 << 10  # of a request line and headers
+REPORT_SECONDS = 0.5  # seconds to report to clients that their responses are cut
 logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its tracebacks and warnings are not for users
 
 
 @frozen
 class Ending:
-    """How a server ends.
+    """How a server shuts down.
 
     Attributes:
-        grace: seconds that answers in the making are given when the server is told to stop.
-        stop_answers: ends them: who waits for one is told so.  warn: says a line to the user.
+        grace: seconds for responses to end after the signal.
+        stop_answers: fails the remaining ones.  warn: prints a line for the user.
     """
 
     grace: float
-    stop_answers: Callable[[], None]
+    stop_responses: Callable[[], None]
     warn: Callable[[str], None]
 
 
 class IdleTimeoutProtocol(H11Protocol):
-    """A connection that is ended when no request comes, or when an answer is not read."""
+    """A connection that is closed when it is idle, or when its response is not read."""
 
-    seconds = 10.0  # for a request's headers
+    seconds = 10.0  # to receive a request's headers
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._inner: ASGIApp = self.app
-        self.app = self._answered
+        self.app = self._run_app
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -63,9 +63,9 @@ class IdleTimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        is_sending = self.conn.their_state is h11.SEND_BODY  # a body that nobody wants to read to its end
+        is_sending = self.conn.their_state is h11.SEND_BODY  # the rest of the body is not read
         super().on_response_complete()
-        self._wait(AFTER if is_sending else self.seconds)
+        self._wait(LINGER_SECONDS if is_sending else self.seconds)
 
     def _wait(self, seconds: float) -> None:
         if self._timer:
@@ -76,23 +76,23 @@ class IdleTimeoutProtocol(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = self.cycle
         try:
             await self._inner(scope, receive, send)
-        except (TimeoutError, asyncio.CancelledError):  # who does not read, or was not told of the end in time
+        except (TimeoutError, asyncio.CancelledError):  # not read by the client, or cancelled at the end
             cycle.disconnected = True  # uvicorn has nothing to add
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: a client that offers HTTP/2 or WebSockets is answered in HTTP/1.1."""
+        """Do nothing: a client that offers HTTP/2 or WebSockets is answered in HTTP/1.1."""
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server, whose end is ours: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it, and nothing is raised again.
+    """uvicorn's server with its own shutdown: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it.
 
-    The first signal gives answers their grace, the second one ends at once. Until then nothing wakes the event loop:
-    uvicorn's own loop looks ten times a second, which takes 0.3 % of a core.
+    Signals are not raised again. The first one gives responses their grace, the second one ends at once. Until then
+    nothing wakes the event loop: uvicorn's own loop polls ten times a second, which takes 0.3 % of a core.
 
     Attributes:
         stopped_by: the signal that ended it, or None.  is_hurried: whether a second one came.
@@ -114,7 +114,7 @@ class Listener(uvicorn.Server):
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ending_signals())}
         loop = self._loop if can_handle_in_loop() else None
         for number in before:
-            if loop:  # which wakes up whichever thread the signal reaches
+            if loop:  # wakes the loop, whichever thread gets the signal
                 loop.add_signal_handler(number, self.handle_exit, number, None)
             else:
                 signal.signal(number, self.handle_exit)
@@ -132,7 +132,7 @@ class Listener(uvicorn.Server):
         self.stop()
 
     def stop(self) -> None:
-        """End, from any thread or a handler of signals."""
+        """Shut down, from any thread or a signal handler."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._signal.set)
@@ -149,23 +149,26 @@ class Listener(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        for place in sockets or ():
-            place.close()
+        for listening in sockets or ():
+            listening.close()
         for connection in [*self.server_state.connections]:
             connection.shutdown()
-        if await self._is_done(self._ending.grace, is_urgent=False):
+        if await self._wait_until_idle(self._ending.grace, is_urgent=False):
             return
         number = len(self.server_state.tasks)
-        reason = "a second signal came" if self.is_hurried else f"the {self._ending.grace:g} s of --grace are over"
-        self._ending.warn(f"{number} {'answer was' if number == 1 else 'answers were'} cut short: {reason}")
-        self._ending.stop_answers()
-        if not await self._is_done(TO_BE_TOLD, is_urgent=True):
+        reason = "a second signal arrived" if self.is_hurried else f"--grace {self._ending.grace:g} s is over"
+        self._ending.warn(f"{number} {'response was' if number == 1 else 'responses were'} cut short: {reason}")
+        self._ending.stop_responses()
+        if not await self._wait_until_idle(REPORT_SECONDS, is_urgent=True):
             for task in [*self.server_state.tasks]:
                 task.cancel()
-            await self._is_done(TO_BE_TOLD, is_urgent=True)
+            await self._wait_until_idle(REPORT_SECONDS, is_urgent=True)
 
-    async def _is_done(self, seconds: float, is_urgent: bool) -> bool:
-        """Whether all connections end within that time; a second signal ends the wait unless it is urgent already."""
+    async def _wait_until_idle(self, seconds: float, is_urgent: bool) -> bool:
+        """Wait for all connections to end; False after the time, or if a second signal cuts the wait.
+
+        is_urgent: a second signal does not cut the wait.
+        """
         state, clock = self.server_state, asyncio.get_running_loop().time
         end = clock() + seconds
         while state.connections or state.tasks:
@@ -179,7 +182,8 @@ class Listener(uvicorn.Server):
         return True
 
 
-def listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
+def create_listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
+    """Configure a server for an app."""
     config = uvicorn.Config(
         app,
         http=IdleTimeoutProtocol,
@@ -188,7 +192,7 @@ def listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=False,  # which is told once a second; Guard has it
+        date_header=False,  # updated once a second only; Guard adds it
         limit_concurrency=limits.connections,
         timeout_keep_alive=int(IdleTimeoutProtocol.seconds),
         h11_max_incomplete_event_size=HEAD_BYTES,
@@ -196,26 +200,26 @@ def listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
     return Listener(config, ending)
 
 
-def tcp_socket(host: str, port: int) -> socket.socket:
-    """Listens at an address. Raises LocalllmError."""
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket. Raises LocalllmError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY where the protocol is named; without it a kept-alive request waits 44 ms for an ACK.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if may_reuse_address():
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        listening.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise LocalllmError(f"cannot listen at {host}, port {port}: {reason}") from None
-    return found
+        raise LocalllmError(f"cannot listen on {host}, port {port}: {reason}") from None
+    return listening
 
 
-def twin(found: socket.socket) -> socket.socket | None:
-    """Listens at [::1] for one that listens at 127.0.0.1: localhost means either. None where there is no IPv6."""
+def bind_ipv6_loopback(first: socket.socket) -> socket.socket | None:
+    """Bind the same port of [::1], as localhost means both addresses; None without IPv6."""
     try:
-        return tcp_socket("::1", found.getsockname()[1])
+        return bind_tcp("::1", first.getsockname()[1])
     except LocalllmError as error:
         if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE:
             raise
@@ -223,37 +227,40 @@ def twin(found: socket.socket) -> socket.socket | None:
 
 
 @contextmanager
-def unix_socket(path: str) -> Iterator[socket.socket]:
-    """Listens at a path that nobody but the user may open, and removes it in the end. Raises UsageError."""
+def bind_unix(path: str) -> Iterator[socket.socket]:
+    """Bind a Unix socket that only the user can open, and remove it at the end.
+
+    Raises UsageError.
+    """
     if not hasattr(socket, "AF_UNIX"):
-        raise UsageError("this system has no Unix sockets: use --port")
+        raise UsageError("this system has no Unix sockets; use --port")
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"{path} is there, and is no socket")
-        require_dead(path)
+            raise UsageError(f"{path} exists and is not a socket; give another path")
+        require_unused(path)
         os.unlink(path)
-    found = socket.socket(socket.AF_UNIX)
+    listening = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
-        found.bind(path)
+        listening.bind(path)
     except OSError as error:
-        found.close()
-        raise LocalllmError(f"cannot listen at {path}: {error.strerror or error}") from None
+        listening.close()
+        raise LocalllmError(f"cannot listen on {path}: {error.strerror or error}") from None
     finally:
         os.umask(before)
     try:
-        yield found
+        yield listening
     finally:
-        found.close()
+        listening.close()
         with suppress(OSError):
             os.unlink(path)
 
 
-def require_dead(path: str) -> None:
-    """Raises LocalllmError if somebody listens there."""
+def require_unused(path: str) -> None:
+    """Check that no server listens on a Unix socket. Raises LocalllmError."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except OSError:
             return
-    raise LocalllmError(f"{path}: another server listens there")
+    raise LocalllmError(f"{path}: another server is listening on it; give another path")

@@ -1,4 +1,7 @@
-"""What the server counts, in Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+"""Server metrics in Prometheus' text format.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +14,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 
 
 class Histogram:
-    """How long something took, in steps of `SECONDS`. Any thread may add."""
+    """A histogram of durations with the bounds `SECONDS`. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts, self._sum, self._lock = [0] * (len(SECONDS) + 1), 0.0, Lock()
@@ -33,60 +36,63 @@ class Histogram:
 
 
 class Metrics:
-    """Counts of one server.
+    """Counters of one server.
 
     Attributes:
-        first_token, between_tokens: seconds.  answered: HTTP answers by (path, status).
+        first_token, between_tokens: seconds.  responses: HTTP responses by (path, status).
     """
 
     def __init__(self) -> None:
         self.first_token, self.between_tokens = Histogram(), Histogram()
-        self.answered = Counter[tuple[str, int]]()
-        self._read = self._cached = self._written = self._left = self._finished = 0
+        self.responses = Counter[tuple[str, int]]()
+        self._prefilled = self._cached_tokens = self._generated = self._cancelled = self._finished = 0
 
-    def finished(self, request: Request) -> None:
-        """All answers to a request are there, or none will come."""
+    def record_finished(self, request: Request) -> None:
+        """Count a request whose completions have all ended, or that failed."""
         self._finished += 1
         self._count(request)
 
-    def left(self, request: Request) -> None:
-        """Its client went away."""
-        self._left += 1
+    def record_cancelled(self, request: Request) -> None:
+        """Count a request whose client disconnected."""
+        self._cancelled += 1
         self._count(request)
 
     def _count(self, request: Request) -> None:
         if request.begun:
-            self._read += len(request.prompt) - request.cached
-            self._cached += request.cached
-            self._written += sum(len(answering.tokens) for answering in request.answers)
+            self._prefilled += len(request.prompt) - request.cached
+            self._cached_tokens += request.cached
+            self._generated += sum(len(completion.tokens) for completion in request.answers)
 
     def text(self, running: int, waiting: int, limits: dict[str, float]) -> str:
-        """running, waiting: answers and requests now.  limits: what else there is to tell, by name, with its value."""
+        """Format all metrics.
+
+        running, waiting: completions and requests now.  limits: additional gauges by name.
+        """
         lines = list[str]()
 
-        def tell(name: str, kind: str, help: str, values: Iterator[str] | list[str]) -> None:
+        def add(name: str, kind: str, help: str, values: Iterator[str] | list[str]) -> None:
             lines.extend([f"# HELP localllm_{name} {help}", f"# TYPE localllm_{name} {kind}", *values])
 
         def number(name: str, kind: str, help: str, value: float) -> None:
-            tell(name, kind, help, [f"localllm_{name} {value:g}"])
+            add(name, kind, help, [f"localllm_{name} {value:g}"])
 
-        tell(
+        add(
             "http_requests_total", "counter", "HTTP requests by path and status.",
             [f'localllm_http_requests_total{{path="{path}",status="{status}"}} {count}'
-             for (path, status), count in sorted(self.answered.items())],
+             for (path, status), count in sorted(self.responses.items())],
         )  # fmt: skip
-        number("answers_running", "gauge", "Answers in the making.", running)
-        number("requests_waiting", "gauge", "Requests that have not begun.", waiting)
-        number("requests_finished_total", "counter", "Requests that were answered, or failed.", self._finished)
-        number("requests_left_total", "counter", "Requests whose client went away.", self._left)
-        number("prompt_tokens_read_total", "counter", "Tokens of prompts that were computed.", self._read)
-        number("prompt_tokens_cached_total", "counter", "Tokens of prompts that had been read before.", self._cached)
-        number("tokens_written_total", "counter", "Tokens of answers.", self._written)
+        number("answers_running", "gauge", "Completions being generated.", running)
+        number("requests_waiting", "gauge", "Requests waiting in the queue.", waiting)
+        number("requests_finished_total", "counter", "Requests completed or failed.", self._finished)
+        number("requests_left_total", "counter", "Requests cancelled by a disconnect.", self._cancelled)
+        number("prompt_tokens_read_total", "counter", "Prompt tokens computed.", self._prefilled)
+        number("prompt_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", self._cached_tokens)
+        number("tokens_written_total", "counter", "Tokens generated.", self._generated)
         for name, value in limits.items():
             number(name, "gauge", name.replace("_", " ").capitalize() + ".", value)
         for name, help, histogram in (
-            ("first_token_seconds", "From the request to the first token.", self.first_token),
-            ("between_tokens_seconds", "From one token of an answer to the next.", self.between_tokens),
+            ("first_token_seconds", "Time to first token.", self.first_token),
+            ("between_tokens_seconds", "Time between tokens.", self.between_tokens),
         ):
-            tell(name, "histogram", help, histogram.lines(f"localllm_{name}"))
+            add(name, "histogram", help, histogram.lines(f"localllm_{name}"))
         return "\n".join(lines) + "\n"

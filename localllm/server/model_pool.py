@@ -1,4 +1,4 @@
-"""The models that a server has by name: opened when somebody asks for one, put away when another needs the memory."""
+"""The server's models by name: opened on demand, and unloaded when another needs the memory."""
 
 import asyncio
 import os
@@ -14,20 +14,20 @@ from localllm.server.worker import Worker
 if TYPE_CHECKING:
     from localllm.api import Model
 
-WORKING = 300_000_000  # bytes that a model takes beside weights and cache, see services.fit
+OVERHEAD_BYTES = 300_000_000  # bytes beside weights and KV cache, see services.fit
 
 
 class UnknownModelError(LocalllmError):
-    """Nobody has told the server of a model with this name."""
+    """Unknown model name."""
 
 
 class ModelEntry:
-    """One of the models.
+    """One model of the pool.
 
     Attributes:
-        name: by which it is asked for.  path: of its file.  created: when the file was changed, seconds since 1970.
-        worker: what answers, None while the model is put away.  readers: requests that need it now.
-        used: when it was asked for last, by the event loop's clock.
+        name: in requests.  path: of its file.  created: modification time of the file, seconds since 1970.
+        worker: its thread, None while unloaded.  active_requests: number of requests using it now.
+        last_used: time of the latest request, by the event loop's clock.
     """
 
     def __init__(self, name: str, path: str):
@@ -37,7 +37,7 @@ class ModelEntry:
         except OSError:
             self.created = int(time())
         self.worker: Worker | None = None
-        self.readers, self.used = 0, 0.0
+        self.active_requests, self.last_used = 0, 0.0
 
     @property
     def model(self) -> "Model | None":
@@ -45,27 +45,27 @@ class ModelEntry:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes now: weights, those of a projector too, and the cache's places that are in use."""
+        """Memory in use: weights, those of a projector too, and the KV cache's positions in use."""
         if (model := self.model) is None:
             return 0
         places = model.engine.places()[0]
-        return model.file.nbytes + model.sight.nbytes + WORKING + places * model.engine.place_bytes
+        return model.file.nbytes + model.sight.nbytes + OVERHEAD_BYTES + places * model.engine.place_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What it takes at least when it is opened."""
+        """Memory needed at least to open it."""
         from localllm.files.gguf.file import GGUFFile
         from localllm.files.gguf.projectors import projector_bytes
 
         with GGUFFile.open(self.path) as file:
-            return file.nbytes + projector_bytes(self.path) + WORKING
+            return file.nbytes + projector_bytes(self.path) + OVERHEAD_BYTES
 
 
 class ModelPool:
     """All models of a server. To be used in one event loop.
 
     Attributes:
-        books: by name, in the order in which they were named; the first is meant where nobody names one.
+        entries: by name, in the order given; the first one is the default.
     """
 
     def __init__(
@@ -77,108 +77,117 @@ class ModelPool:
         parallel: int | None = None,
         is_strict: bool = False,
     ):
-        """paths: of files, by name.  open_model: opens one.  memory: the most bytes of all together, None for any.
+        """Create the pool; nothing is opened yet.
 
-        parallel: the most answers of one model at once.  is_strict: whether a single model answers to its name only.
+        paths: of files, by name.  open_model: opens one.  memory: limit in bytes of all together, None for any.
+        parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
         """
-        self.books = {name: ModelEntry(name, path) for name, path in paths.items()}
+        self.entries = {name: ModelEntry(name, path) for name, path in paths.items()}
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
         self._is_strict = is_strict
-        self._changing = asyncio.Condition()  # held by who opens or closes one
-        self._waits = 0  # requests that need room
-        self._notice: asyncio.Task[None] | None = None
+        self._changing = asyncio.Condition()  # held while a model is opened or closed
+        self._waiting = 0  # number of requests waiting for memory
+        self._notify_task: asyncio.Task[None] | None = None
 
-    def book(self, name: str | None) -> ModelEntry:
-        """Who answers to a name: the first if there is none, and the only one to any. Raises UnknownModelError."""
-        is_any = not name or (len(self.books) == 1 and not self._is_strict)
-        return next(iter(self.books.values())) if is_any else self.named(name or "")
+    def resolve(self, name: str | None) -> ModelEntry:
+        """Return the model for a name: the first if none is given, the only one for any.
 
-    def named(self, name: str) -> ModelEntry:
-        """Raises UnknownModelError."""
-        if name not in self.books:
-            there = ", ".join(self.books)
-            raise UnknownModelError(f"there is no model {name[:100]!r} here; there are: {there}")
-        return self.books[name]
+        Raises UnknownModelError.
+        """
+        is_any = not name or (len(self.entries) == 1 and not self._is_strict)
+        return next(iter(self.entries.values())) if is_any else self.get(name or "")
+
+    def get(self, name: str) -> ModelEntry:
+        """Return the model with exactly this name. Raises UnknownModelError."""
+        if name not in self.entries:
+            names = ", ".join(self.entries)
+            raise UnknownModelError(f"model {name[:100]!r} not found; available models: {names}")
+        return self.entries[name]
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[Worker]:
-        """A model that stays open meanwhile. Raises UnknownModelError, ModelError, MemoryLimitError."""
-        book = self.book(name)
-        book.readers += 1
+        """Keep a model open while in use. Raises UnknownModelError, ModelError, MemoryLimitError."""
+        entry = self.resolve(name)
+        entry.active_requests += 1
         try:
-            if book.worker is None:
+            if entry.worker is None:
                 async with self._changing:
-                    if book.worker is None:
-                        await self._make_room(book)
-                        book.worker = await asyncio.to_thread(self._opened, book)
-            book.used = asyncio.get_running_loop().time()
-            yield book.worker
+                    if entry.worker is None:
+                        await self._make_room(entry)
+                        entry.worker = await asyncio.to_thread(self._start_worker, entry)
+            entry.last_used = asyncio.get_running_loop().time()
+            yield entry.worker
         finally:
-            book.readers -= 1
-            if not book.readers and self._waits:
-                self._notice = asyncio.ensure_future(self._tell())
+            entry.active_requests -= 1
+            if not entry.active_requests and self._waiting:
+                self._notify_task = asyncio.ensure_future(self._notify_waiting())
 
-    async def _tell(self) -> None:
-        """Who waits for room looks again."""
+    async def _notify_waiting(self) -> None:
+        """Wake requests that wait for memory."""
         async with self._changing:
             self._changing.notify_all()
 
-    async def _make_room(self, book: ModelEntry) -> None:
-        """Put away those that were used longest ago, until there is memory for this one. Raises MemoryLimitError."""
+    async def _make_room(self, entry: ModelEntry) -> None:
+        """Unload idle models, least recently used first, until this one fits.
+
+        Raises MemoryLimitError.
+        """
         if self.memory is None:
             return
-        needed = await asyncio.to_thread(lambda: book.needed_bytes)
+        needed = await asyncio.to_thread(lambda: entry.needed_bytes)
         if needed > self.memory:
             raise MemoryLimitError(
-                f"{book.name} needs {needed / 1e9:.1f} GB, and the server may take {self.memory / 1e9:.1f} GB"
+                f"{entry.name} needs {needed / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
             )
         while await asyncio.to_thread(self._held_bytes) + needed > self.memory:
-            idle = [other for other in self.books.values() if other.worker and not other.readers]
+            idle = [
+                candidate for candidate in self.entries.values() if candidate.worker and not candidate.active_requests
+            ]
             if idle:
-                await self._put_away(min(idle, key=lambda other: other.used))
+                await self._unload(min(idle, key=lambda candidate: candidate.last_used))
             else:
-                self._waits += 1
+                self._waiting += 1
                 try:
                     await self._changing.wait()
                 finally:
-                    self._waits -= 1
+                    self._waiting -= 1
 
     def _held_bytes(self) -> int:
-        return sum(book.held_bytes for book in [*self.books.values()])
+        return sum(entry.held_bytes for entry in [*self.entries.values()])
 
-    def _opened(self, book: ModelEntry) -> Worker:
-        model = self._open(book.path)
-        taken = model.file.nbytes + model.sight.nbytes + WORKING
-        room = None if self.memory is None else max(0, self.memory - taken)
+    def _start_worker(self, entry: ModelEntry) -> Worker:
+        model = self._open(entry.path)
+        fixed_bytes = model.file.nbytes + model.sight.nbytes + OVERHEAD_BYTES
+        room = None if self.memory is None else max(0, self.memory - fixed_bytes)
         return Worker(model, self._metrics, self._parallel, room)
 
-    async def _put_away(self, book: ModelEntry) -> None:
-        worker, book.worker = book.worker, None
+    async def _unload(self, entry: ModelEntry) -> None:
+        worker, entry.worker = entry.worker, None
         if worker:
             await asyncio.to_thread(close, worker)
 
-    def stop_answers(self) -> None:
-        """End all that are in the making, and take no more; who waits for one is told."""
-        for book in self.books.values():
-            if book.worker:
-                book.worker.stop()
+    def stop_responses(self) -> None:
+        """Fail all running and new requests with StoppedError."""
+        for entry in self.entries.values():
+            if entry.worker:
+                entry.worker.stop()
 
     async def close(self) -> None:
-        """Put all away; who still waits for an answer is told."""
+        """Unload all models; requests still running fail."""
         async with self._changing:
-            for book in self.books.values():
-                await self._put_away(book)
+            for entry in self.entries.values():
+                await self._unload(entry)
 
-    async def measures(self) -> dict[str, float]:
-        """Of memory: how much is held, and how much may be."""
-        opened = [book for book in self.books.values() if book.worker]
-        held = await asyncio.to_thread(self._held_bytes)
+    async def measure_memory(self) -> dict[str, float]:
+        """Return gauges: number of open models, and memory held and allowed."""
+        opened = [entry for entry in self.entries.values() if entry.worker]
+        held_bytes = await asyncio.to_thread(self._held_bytes)
         allowed = {} if self.memory is None else {"memory_allowed_bytes": float(self.memory)}
-        return {"models_open": float(len(opened)), "memory_held_bytes": float(held), **allowed}
+        return {"models_open": float(len(opened)), "memory_held_bytes": float(held_bytes), **allowed}
 
-    def counts(self) -> tuple[int, int]:
-        """Answers in the making and requests that wait, of all models."""
-        workers = [book.worker for book in self.books.values() if book.worker]
+    def count_requests(self) -> tuple[int, int]:
+        """Return the numbers of running completions and waiting requests of all models."""
+        workers = [entry.worker for entry in self.entries.values() if entry.worker]
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
 
 

@@ -1,7 +1,11 @@
-"""OpenAI's interface: /v1/chat/completions and /v1/models (https://platform.openai.com/docs/api-reference)."""
+"""OpenAI's interface: /v1/chat/completions and /v1/models.
+
+Source: https://platform.openai.com/docs/api-reference
+"""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from time import time
 from typing import Any
 
@@ -12,30 +16,32 @@ from localllm.generation.reasoning import THOUGHT, TextPart
 from localllm.generation.tools.tool_call import ToolCall, take
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, answered_whole, event, json_response, openai_error, read_json
+from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
 from localllm.server.ids import new_id
-from localllm.server.messages import conversation
+from localllm.server.messages import parse_messages
+from localllm.server.model_pool import ModelEntry
 from localllm.server.request_options import (
-    MOST_ANSWERS,
-    MOST_LIKELY,
-    constraint_of_format,
-    continuing,
-    options_of,
-    tools_of,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    apply_continuation,
+    parse_constraint,
+    parse_options,
+    parse_tools,
 )
 from localllm.server.response_stream import LikelyToken, TokenEvent, TokenLogprob
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.tokenizer import Tokenizer
 
-CHAT = "chatcmpl", "chat.completion"
+CHAT_KIND = "chatcmpl", "chat.completion"
 DONE = b"data: [DONE]\n\n"
-DROPPED = "X-Localllm-Dropped-Turns"
-IGNORED = "X-Localllm-Ignored"  # a header with the names of fields that say nothing here
+DROPPED_HEADER = "X-Localllm-Dropped-Turns"
+VERSION_HEADER = "anthropic-version"  # sent by all of Anthropic's clients
+IGNORED_HEADER = "X-Localllm-Ignored"  # a header with the names of fields without effect
 
 
 @dataclass
 class Choice:
-    """One answer, as it is told so far."""
+    """One choice of a response, as far as it is generated."""
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
@@ -43,16 +49,17 @@ class Choice:
     logprobs: list[LikelyToken] = field(default_factory=list)
     finish_reason: str = ""
 
-    def take(self, told: TokenEvent) -> None:
-        for part in told.parts:
+    def take(self, token_event: TokenEvent) -> None:
+        """Append the text, reasoning or tool calls of an event."""
+        for part in token_event.parts:
             if not take(self.calls, part):
                 (self.thinking if part.kind == THOUGHT else self.text).append(part.text)
-        if told.logprob:
-            self.logprobs.append(told.logprob)
-        self.finish_reason = told.finish_reason or self.finish_reason
+        if token_event.logprob:
+            self.logprobs.append(token_event.logprob)
+        self.finish_reason = token_event.finish_reason or self.finish_reason
 
     def message(self) -> dict[str, Any]:
-        """As a whole."""
+        """Return it as an assistant message."""
         more: dict[str, Any] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.told() for call in self.calls]
@@ -61,102 +68,114 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why it ended, as OpenAI has it."""
+        """OpenAI's finish_reason."""
         return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """Answers to a conversation."""
+    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    stream, options = body.flag("stream"), body.object("stream_options")
-    wants_usage = options is not None and options.flag("include_usage")
-    question = chat_question(body)
-    exchange = await service.exchange(question)
-    headers = ignored(body, exchange)
+    is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
+    wants_usage = options is not None and options.get_bool("include_usage")
+    query = parse_request(body)
+    stream = await service.start(query)
+    headers = extension_headers(body, stream)
 
-    def told(choice: Choice) -> dict[str, Any]:
-        logprobs = logprobs_of(choice.logprobs, exchange, question)
+    def format_choice(choice: Choice) -> dict[str, Any]:
+        logprobs = format_logprobs(choice.logprobs, stream, query)
         return {"message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
 
-    if stream:
-        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
-    return await answered_whole(request, whole(exchange, question, CHAT, told), headers, exchange.close)
+    if is_streaming:
+        return EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
+    return await respond_when_done(
+        request, complete_response(stream, query, CHAT_KIND, format_choice), headers, stream.close
+    )
 
 
-def chat_question(body: Body) -> GenerateRequest:
-    """Raises UsageError."""
-    for name, reason in (("functions", "use tools"), ("audio", "there is text only")):
-        body.refuse(name, reason)
-    most_likely = body.whole("top_logprobs", 0, MOST_LIKELY)
-    wants = body.flag("logprobs") or bool(most_likely)
-    max_tokens = body.whole("max_completion_tokens", 1)
+def parse_request(body: Body) -> GenerateRequest:
+    """Parse the request. Raises UsageError."""
+    for name, reason in (("functions", "use tools"), ("audio", "only text output is supported")):
+        body.reject(name, reason)
+    top_logprobs = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
+    has_logprobs = body.get_bool("logprobs") or bool(top_logprobs)
+    max_tokens = body.get_int("max_completion_tokens", 1)
     if max_tokens is None:
-        max_tokens = body.whole("max_tokens", 1)
-    messages = conversation(body.needed_items("messages"))
-    options = continuing(body, options_of(body, max_tokens, constraint_of_format(body), tools_of(body)), messages)
-    n = body.whole("n", 1, MOST_ANSWERS) or 1
-    return GenerateRequest(body.text("model"), [messages], options, n, (most_likely or 0) if wants else None)
+        max_tokens = body.get_int("max_tokens", 1)
+    messages = parse_messages(body.require_list("messages"))
+    options = apply_continuation(
+        body, parse_options(body, max_tokens, parse_constraint(body), parse_tools(body)), messages
+    )
+    n = body.get_int("n", 1, MAX_CHOICES) or 1
+    return GenerateRequest(
+        body.get_text("model"), [messages], options, n, (top_logprobs or 0) if has_logprobs else None
+    )
 
 
-def ignored(body: Body, exchange: ResponseStream | None = None) -> dict[str, str]:
-    """Headers that tell which fields of a request mean nothing here, and how many turns were left out."""
-    names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
-    found = {IGNORED: ", ".join(names[:20])} if names else {}
-    return {**found, DROPPED: str(exchange.dropped)} if exchange and exchange.dropped else found
+def extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
+    """Return headers that report unknown fields and the number of dropped turns."""
+    names = [name[:40] for name in body.unread_fields if name.isascii() and name.isprintable() and "," not in name]
+    headers = {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
+    return {**headers, DROPPED_HEADER: str(stream.dropped)} if stream and stream.dropped else headers
 
 
-async def whole(
-    exchange: ResponseStream, question: GenerateRequest, kind: tuple[str, str], tell: Callable[[Choice], dict[str, Any]]
+async def complete_response(
+    stream: ResponseStream,
+    query: GenerateRequest,
+    kind: tuple[str, str],
+    format_choice: Callable[[Choice], dict[str, Any]],
 ) -> dict[str, Any]:
-    """All at once.  kind: of the object, behind the beginning of its id.  tell: what it has of each choice."""
-    choices = [Choice() for _ in range(question.n * len(question.prompts))]
+    """Collect the complete response.
+
+    kind: prefix of its id, and its object type.  format_choice: returns an item of `choices`.
+    """
+    choices = [Choice() for _ in range(query.n * len(query.prompts))]
     try:
-        async for number, told in exchange.events():
-            choices[number].take(told)
+        async for number, token_event in stream.events():
+            choices[number].take(token_event)
     finally:
-        await exchange.close()
+        await stream.close()
     return {
-        **head(exchange, *kind),
-        "choices": [{"index": index, **tell(choice)} for index, choice in enumerate(choices)],
-        "usage": usage_of(exchange.usage),
+        **response_head(stream, *kind),
+        "choices": [{"index": index, **format_choice(choice)} for index, choice in enumerate(choices)],
+        "usage": format_usage(stream.usage),
     }
 
 
-async def streamed(exchange: ResponseStream, question: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
-    """Chunk by chunk."""
-    same = head(exchange, "chatcmpl", "chat.completion.chunk")
+async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent chunks."""
+    base = response_head(stream, "chatcmpl", "chat.completion.chunk")
     usage: dict[str, Any] = {"usage": None} if wants_usage else {}
 
     def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return event({**same, "choices": [choice], **usage})
+        return format_event({**base, "choices": [choice], **usage})
 
     choices = dict[int, Choice]()
     try:
-        async for number, told in exchange.events():
+        async for number, token_event in stream.events():
             if number not in choices:
                 choices[number] = Choice()
                 yield chunk(number, {"role": "assistant", "content": ""})
-            logprobs = logprobs_of([told.logprob], exchange, question) if told.logprob else None
-            for part in told.parts:
-                yield chunk(number, delta_of(part, choices[number]), None, logprobs)
+            logprobs = format_logprobs([token_event.logprob], stream, query) if token_event.logprob else None
+            for part in token_event.parts:
+                yield chunk(number, format_delta(part, choices[number]), None, logprobs)
                 logprobs = None
             if logprobs:
                 yield chunk(number, {}, None, logprobs)
-            if told.finish_reason:
-                choices[number].finish_reason = told.finish_reason
+            if token_event.finish_reason:
+                choices[number].finish_reason = token_event.finish_reason
                 yield chunk(number, {}, choices[number].reason)
         if wants_usage:
-            yield event({**same, "choices": [], "usage": usage_of(exchange.usage)})
+            yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE
     except Exception as error:
-        yield event(openai_error(error))
+        yield format_event(openai_error(error))
     finally:
-        await exchange.close()
+        await stream.close()
 
 
-def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
-    """What a part adds to an answer, of which the calls so far are known."""
+def format_delta(part: TextPart, choice: Choice) -> dict[str, Any]:
+    """Format a part as a delta; choice: collects its tool calls so far."""
     if part.kind == CALL:
         take(choice.calls, part)
         return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].told(), "function": {
@@ -166,18 +185,18 @@ def delta_of(part: TextPart, choice: Choice) -> dict[str, Any]:
     return {"reasoning_content" if part.kind == THOUGHT else "content": part.text}
 
 
-def head(exchange: ResponseStream, prefix: str, kind: str) -> dict[str, Any]:
-    """What all objects of an answer begin with."""
+def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the fields with which each object of a response begins."""
     return {
         "id": new_id(f"{prefix}-"),
         "object": kind,
         "created": int(time()),
-        "model": exchange.name,
+        "model": stream.name,
         "system_fingerprint": None,
     }
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.written,
@@ -187,45 +206,55 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_of(
-    chosen: list[LikelyToken], exchange: ResponseStream, question: GenerateRequest
-) -> dict[str, Any] | None:
-    """As `logprobs` of a choice; None if nobody asked."""
-    if question.most_likely is None:
+def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> dict[str, Any] | None:
+    """Format the log probabilities of a choice; None if they were not requested."""
+    if query.top_logprobs is None:
         return None
-    tokenizer = exchange.model.tokenizer
+    tokenizer = stream.model.tokenizer
     content = [
-        {**entry(one, tokenizer), "top_logprobs": [entry(other, tokenizer) for other in likeliest]}
-        for one, likeliest in chosen
+        {**format_logprob(token, tokenizer), "top_logprobs": [format_logprob(other, tokenizer) for other in likeliest]}
+        for token, likeliest in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def entry(one: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token with its text, which may be part of a character, and its bytes."""
-    data = bytes_of(one.token, tokenizer)
-    return {"token": data.decode(errors="replace"), "logprob": told_logprob(one), "bytes": [*data]}
+def format_logprob(token: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Format a token with its text, which may be part of a character, and its bytes."""
+    data = token_bytes(token.token, tokenizer)
+    return {"token": data.decode(errors="replace"), "logprob": finite_logprob(token), "bytes": [*data]}
 
 
-def bytes_of(token: int, tokenizer: Tokenizer) -> bytes:
+def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
     return tokenizer.token_bytes(token, special=True) if token < tokenizer.vocab_size else b""
 
 
-def told_logprob(one: TokenLogprob) -> float:
-    """JSON has no infinity: OpenAI tells -9999 for what cannot be."""
-    return max(one.logprob, -9999.0)
+def finite_logprob(token: TokenLogprob) -> float:
+    """Clip a log probability at -9999, as OpenAI does: JSON has no infinity."""
+    return max(token.logprob, -9999.0)
 
 
-async def models(service: Service, request: Request) -> Response:
-    """All that can be asked for."""
-    data = [
-        {"id": book.name, "object": "model", "created": book.created, "owned_by": "localllm"}
-        for book in service.shelf.books.values()
-    ]
-    return json_response({"object": "list", "data": data})
+async def list_models(service: Service, request: Request) -> Response:
+    """List the models, for Anthropic's clients in their format."""
+    entries = service.pool.entries.values()
+    if VERSION_HEADER in request.headers:
+        data = [anthropic_model(entry) for entry in entries]
+        page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False} if data else {}
+        return json_response({"data": data, **page})
+    return json_response({"object": "list", "data": [openai_model(entry) for entry in entries]})
 
 
-async def one_model(service: Service, request: Request) -> Response:
-    """One of them."""
-    book = service.shelf.named(request.path_params["name"])
-    return json_response({"id": book.name, "object": "model", "created": book.created, "owned_by": "localllm"})
+async def retrieve_model(service: Service, request: Request) -> Response:
+    """Return one model."""
+    entry = service.pool.get(request.path_params["name"])
+    return json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
+
+
+def openai_model(entry: ModelEntry) -> dict[str, Any]:
+    """Format a model as https://platform.openai.com/docs/api-reference/models has it."""
+    return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "localllm"}
+
+
+def anthropic_model(entry: ModelEntry) -> dict[str, Any]:
+    """Format a model as https://docs.anthropic.com/en/api/models-list has it."""
+    created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}

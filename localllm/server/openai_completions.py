@@ -1,4 +1,4 @@
-"""OpenAI's older interface, /v1/completions: texts that go on, without a chat template."""
+"""OpenAI's legacy interface, /v1/completions: text completion without a chat template."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -8,105 +8,122 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, answered_whole, event, openai_error, read_json
-from localllm.server.openai_chat import DONE, Choice, bytes_of, head, ignored, told_logprob, usage_of, whole
-from localllm.server.request_options import MOST_ANSWERS, MOST_LIKELY, constraint_of_format, options_of
+from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
+from localllm.server.openai_chat import (
+    DONE,
+    Choice,
+    complete_response,
+    extension_headers,
+    finite_logprob,
+    format_usage,
+    response_head,
+    token_bytes,
+)
+from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_options
 from localllm.server.response_stream import LikelyToken
-from localllm.server.service import Asked, GenerateRequest, ResponseStream, Service
+from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
 TEXT = "cmpl", "text_completion"
-USUAL_TOKENS = 16  # of an answer, as OpenAI's documentation says
-MOST_PROMPTS = 64
+DEFAULT_MAX_TOKENS = 16  # of a completion, according to OpenAI's documentation
+MAX_PROMPTS = 64
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """Texts that go on with others."""
+    """Complete one or more prompts."""
     body = Body(await read_json(request, service.limits))
-    stream, options = body.flag("stream"), body.object("stream_options")
-    wants_usage = options is not None and options.flag("include_usage")
-    question = completion_question(body)
-    exchange = await service.exchange(question)
-    headers = ignored(body)
+    is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
+    wants_usage = options is not None and options.get_bool("include_usage")
+    query = parse_request(body)
+    stream = await service.start(query)
+    headers = extension_headers(body)
 
-    def told(choice: Choice) -> dict[str, Any]:
-        logprobs = logprobs_of(choice.logprobs, exchange, question)
+    def format_choice(choice: Choice) -> dict[str, Any]:
+        logprobs = format_logprobs(choice.logprobs, stream, query)
         return {"text": "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish_reason or "length"}
 
-    if stream:
-        return EventStream(streamed(exchange, question, wants_usage), service.limits, headers, exchange.close)
-    return await answered_whole(request, whole(exchange, question, TEXT, told), headers, exchange.close)
+    if is_streaming:
+        return EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
+    return await respond_when_done(
+        request, complete_response(stream, query, TEXT, format_choice), headers, stream.close
+    )
 
 
-def completion_question(body: Body) -> GenerateRequest:
-    """Raises UsageError."""
-    body.refuse("suffix", "put the model's own marks for filling in into the prompt")
-    body.refuse("echo", "the prompt is known")
-    n = body.whole("n", 1, MOST_ANSWERS) or 1
-    if (best := body.whole("best_of")) not in (None, n):
-        raise UsageError(f"best_of should be n, which is {n}, not {best}")
-    max_tokens = body.whole("max_tokens", 0)
-    options = options_of(body, USUAL_TOKENS if max_tokens is None else max_tokens, constraint_of_format(body))
-    prompts = prompts_of(body.get("prompt"))
-    return GenerateRequest(body.text("model"), prompts, options, n, body.whole("logprobs", 0, MOST_LIKELY))
+def parse_request(body: Body) -> GenerateRequest:
+    """Parse the request. Raises UsageError."""
+    body.reject("suffix", "put the model's own fill-in-the-middle tokens into the prompt")
+    body.reject("echo", "prepend the prompt yourself")
+    n = body.get_int("n", 1, MAX_CHOICES) or 1
+    if (best := body.get_int("best_of")) not in (None, n):
+        raise UsageError(f"best_of should be equal to n, {n}, not {best}")
+    max_tokens = body.get_int("max_tokens", 0)
+    options = parse_options(body, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, parse_constraint(body))
+    prompts = parse_prompts(body.get("prompt"))
+    return GenerateRequest(body.get_text("model"), prompts, options, n, body.get_int("logprobs", 0, MAX_LOGPROBS))
 
 
-def prompts_of(given: Any) -> list[Asked]:
-    """A text, token ids, or a list of either. Raises UsageError."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list) or not given:
-        raise UsageError("prompt should be a text, a list of token ids, or a list of these")
-    if all(is_token(each) for each in given):
-        return [given]
-    if len(given) > MOST_PROMPTS:
-        raise UsageError(f"prompt should have at most {MOST_PROMPTS} texts, not {len(given)}")
-    for each in given:
-        if not isinstance(each, str) and not (isinstance(each, list) and each and all(map(is_token, each))):
-            raise UsageError("prompt should be a text, a list of token ids, or a list of these")
-    return given
+def parse_prompts(value: Any) -> list[Prompt]:
+    """Parse a string, token ids, or a list of either. Raises UsageError."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise UsageError("prompt should be a string, an array of token ids, or an array of these")
+    if all(is_token(item) for item in value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise UsageError(f"prompt should have at most {MAX_PROMPTS} items, not {len(value)}")
+    for item in value:
+        if not isinstance(item, str) and not (isinstance(item, list) and item and all(map(is_token, item))):
+            raise UsageError("prompt should be a string, an array of token ids, or an array of these")
+    return value
 
 
 def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def streamed(exchange: ResponseStream, question: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
-    """Chunk by chunk."""
-    same, usage = head(exchange, *TEXT), {"usage": None} if wants_usage else {}
+async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent chunks."""
+    base, usage = response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
     try:
-        async for number, told in exchange.events():
-            text = "".join(text for _, text in told.parts)
-            if not (text or told.logprob or told.finish_reason):
+        async for number, token_event in stream.events():
+            text = "".join(text for _, text in token_event.parts)
+            if not (text or token_event.logprob or token_event.finish_reason):
                 continue
-            logprobs = logprobs_of([told.logprob] if told.logprob else [], exchange, question)
-            choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": told.finish_reason or None}
-            yield event({**same, "choices": [choice], **usage})
+            logprobs = format_logprobs([token_event.logprob] if token_event.logprob else [], stream, query)
+            choice = {
+                "index": number,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": token_event.finish_reason or None,
+            }
+            yield format_event({**base, "choices": [choice], **usage})
         if wants_usage:
-            yield event({**same, "choices": [], "usage": usage_of(exchange.usage)})
+            yield format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE
     except Exception as error:
-        yield event(openai_error(error))
+        yield format_event(openai_error(error))
     finally:
-        await exchange.close()
+        await stream.close()
 
 
-def logprobs_of(
-    chosen: list[LikelyToken], exchange: ResponseStream, question: GenerateRequest
-) -> dict[str, Any] | None:
-    """As `logprobs` of a choice; None if nobody asked."""
-    if question.most_likely is None:
+def format_logprobs(tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest) -> dict[str, Any] | None:
+    """Format the log probabilities of a choice; None if they were not requested."""
+    if query.top_logprobs is None:
         return None
-    tokenizer, offset, offsets = exchange.model.tokenizer, 0, list[int]()
-    texts = [bytes_of(one.chosen.token, tokenizer).decode(errors="replace") for one in chosen]
+    tokenizer, offset, offsets = stream.model.tokenizer, 0, list[int]()
+    texts = [token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [told_logprob(one.chosen) for one in chosen],
+        "token_logprobs": [finite_logprob(token.chosen) for token in tokens],
         "top_logprobs": [
-            {bytes_of(other.token, tokenizer).decode(errors="replace"): told_logprob(other) for other in one.likeliest}
-            for one in chosen
+            {
+                token_bytes(other.token, tokenizer).decode(errors="replace"): finite_logprob(other)
+                for other in token.likeliest
+            }
+            for token in tokens
         ],
         "text_offset": offsets,
     }

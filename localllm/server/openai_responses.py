@@ -1,5 +1,6 @@
-"""OpenAI's newer interface, /v1/responses, without a memory of its own: a request has the whole conversation
-(https://platform.openai.com/docs/api-reference/responses).
+"""OpenAI's interface /v1/responses, stateless: a request has the whole conversation.
+
+Source: https://platform.openai.com/docs/api-reference/responses
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -13,20 +14,27 @@ from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import THOUGHT
 from localllm.generation.tools.tool_call_parser import CALL
-from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, all_blocks
-from localllm.server.fields import Body, kind
-from localllm.server.http import EventStream, answered_whole, event, json_response, openai_error, read_json
+from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
+from localllm.server.fields import Body, type_name
+from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
 from localllm.server.ids import new_id
-from localllm.server.messages import ROLES, SHOWING, content_of, named_results, said_arguments, shown_of
-from localllm.server.openai_chat import ignored
+from localllm.server.messages import (
+    IMAGE_ROLES,
+    ROLES,
+    name_tool_results,
+    normalize_arguments,
+    parse_content,
+    parse_text,
+)
+from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
-    call_options,
-    choice_of,
-    function_of,
-    json_options,
-    sampling_of,
-    schema_of,
+    parse_call_options,
+    parse_function,
+    parse_json_options,
+    parse_sampling,
+    parse_schema,
+    parse_tool_choice,
 )
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.marker_escaping import Message
@@ -34,240 +42,252 @@ from localllm.text.marker_escaping import Message
 if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import ToolUse
 
-MEANINGLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
+IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
 Event = dict[str, Any]
 
 
-async def responses(service: Service, request: Request) -> Response:
-    """An answer to a conversation."""
+async def create_response(service: Service, request: Request) -> Response:
+    """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    stream, question = body.flag("stream"), question_of(body)
-    headers = ignored(body)
-    if question is None:  # a client looks whether there is somebody
-        return nothing(service, body, stream, headers)
-    exchange = await service.exchange(question)
-    headers = ignored(body, exchange)
-    if stream:
-        return EventStream(streamed(exchange), service.limits, headers, exchange.close)
-    return await answered_whole(request, whole(exchange), headers, exchange.close)
+    is_streaming, generate_request = body.get_bool("stream"), parse_request(body)
+    headers = extension_headers(body)
+    if generate_request is None:  # a client checks the connection
+        return empty_response(service, body, is_streaming, headers)
+    stream = await service.start(generate_request)
+    headers = extension_headers(body, stream)
+    if is_streaming:
+        return EventStream(stream_events(stream), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete_response(stream), headers, stream.close)
 
 
-def question_of(body: Body) -> GenerateRequest | None:
-    """None if nothing is asked. Raises UsageError."""
-    for name in MEANINGLESS:
+def parse_request(body: Body) -> GenerateRequest | None:
+    """Parse the request; None if its input is empty. Raises UsageError."""
+    for name in IGNORED_FIELDS:
         body.get(name)
     for name in ("previous_response_id", "conversation"):
-        body.refuse(name, "nothing is kept here, send the whole conversation")
-    text, reasoning = body.object("text"), body.object("reasoning")
-    schema = schema_of(text.object("format")) if text else None
-    effort = reasoning.choice("effort", tuple(EFFORTS)) if reasoning else None
+        body.reject(name, "conversations are not stored; send all messages as input")
+    text, reasoning = body.get_object("text"), body.get_object("reasoning")
+    schema = parse_schema(text.get_object("format")) if text else None
+    effort = reasoning.get_choice("effort", tuple(EFFORTS)) if reasoning else None
     from localllm.generation.constraints.constraint import constraint_of
 
-    constraint = constraint_of(schema, **json_options(body))
+    constraint = constraint_of(schema, **parse_json_options(body))
     options = GenerationOptions(
-        body.whole("max_output_tokens", 1), (), sampling_of(body), constraint=constraint, tools=tools_of(body),
+        body.get_int("max_output_tokens", 1), (), parse_sampling(body), constraint=constraint, tools=parse_tools(body),
         think=EFFORTS[effort] if effort else "auto",
     )  # fmt: skip
-    told = conversation(body.get("input"))
-    if not told:
+    messages = parse_input(body.get("input"))
+    if not messages:
         return None
-    if instructions := body.text("instructions"):
-        told = [{"role": "system", "content": instructions}, *told]
-    body.refuse("top_logprobs", "ask /v1/chat/completions")
-    return GenerateRequest(body.text("model"), [told], options)
+    if instructions := body.get_text("instructions"):
+        messages = [{"role": "system", "content": instructions}, *messages]
+    body.reject("top_logprobs", "use /v1/chat/completions")
+    return GenerateRequest(body.get_text("model"), [messages], options)
 
 
-def tools_of(body: Body) -> "ToolUse | None":
-    """The functions; tools of other kinds, which others would run, are left out. Raises UsageError."""
+def parse_tools(body: Body) -> "ToolUse | None":
+    """Parse the functions; built-in tools, which OpenAI's servers would run, are ignored.
+
+    Raises UsageError.
+    """
     from localllm.generation.tools.tool_grammar import ToolUse
 
-    given, choice = body.items("tools") or (), body.get("tool_choice")
-    parallel, more = body.get("parallel_tool_calls") is not False, call_options(body)
-    named = [Body.of(tool, "tools") for tool in given]
-    tools = [function_of(tool) for tool in named if tool.get("type") == "function"]
+    tool_list, choice = body.get_list("tools") or (), body.get("tool_choice")
+    parallel, options = body.get("parallel_tool_calls") is not False, parse_call_options(body)
+    bodies = [Body.of(tool, "tools") for tool in tool_list]
+    tools = [parse_function(tool) for tool in bodies if tool.get("type") == "function"]
     if not tools:
         return None
     if isinstance(choice, dict) and choice.get("type") != "function":
         choice = None
-    return ToolUse(tools, choice_of(choice), parallel, **more)
+    return ToolUse(tools, parse_tool_choice(choice), parallel, **options)
 
 
-def conversation(given: Any) -> list[Message]:
-    """Messages of the input's items. Raises UsageError."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}] if given else []
-    if given is not None and not isinstance(given, list):
-        raise UsageError(f"input should be a text or a list of items, not {kind(given)}")
-    found = list[Message]()
-    for number, item in enumerate(given or ()):
-        if not isinstance(item, dict):
-            raise UsageError(f"input[{number}] should be an object, not {kind(item)}")
-        add(found, item, f"input[{number}]")
-    return named_results(found)
+def parse_input(items: Any) -> list[Message]:
+    """Parse the input items into messages. Raises UsageError."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}] if items else []
+    if items is not None and not isinstance(items, list):
+        raise UsageError(f"input should be a string or an array of items, not {type_name(items)}")
+    messages = list[Message]()
+    for number, format_item in enumerate(items or ()):
+        if not isinstance(format_item, dict):
+            raise UsageError(f"input[{number}] should be an object, not {type_name(format_item)}")
+        add_item(messages, format_item, f"input[{number}]")
+    return name_tool_results(messages)
 
 
-def add(found: list[Message], item: dict[str, Any], name: str) -> None:
-    """One item: calls and thoughts belong to the answer that they are next to."""
-    what = item.get("type") or "message"
-    if what == "message":
+def add_item(messages: list[Message], item: dict[str, Any], name: str) -> None:
+    """Add one input item; calls and reasoning join the assistant message next to them."""
+    item_type = item.get("type") or "message"
+    if item_type == "message":
         role = ROLES.get(str(item.get("role")))
         if role is None:
             raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
-        text = (shown_of if role in SHOWING else content_of)(item.get("content"), f"{name}.content") or ""
-        if role == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
-            found[-1]["content"] = text
+        text = (parse_content if role in IMAGE_ROLES else parse_text)(item.get("content"), f"{name}.content") or ""
+        if role == "assistant" and messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
+            messages[-1]["content"] = text
         else:
-            found.append({"role": role, "content": text})
-    elif what == "function_call":
-        function = {"name": str(item.get("name")), "arguments": said_arguments(item.get("arguments"))}
+            messages.append({"role": role, "content": text})
+    elif item_type == "function_call":
+        function = {
+            "name": str(item.get("name")),
+            "arguments": normalize_arguments(item.get("arguments")),
+        }
         call = {"id": str(item.get("call_id")), "type": "function", "function": function}
-        last_answer(found).setdefault("tool_calls", []).append(call)
-    elif what == "function_call_output":
-        text = shown_of(item.get("output"), f"{name}.output") or ""
-        found.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
-    elif what == "reasoning":
+        assistant_message(messages).setdefault("tool_calls", []).append(call)
+    elif item_type == "function_call_output":
+        text = parse_content(item.get("output"), f"{name}.output") or ""
+        messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
+    elif item_type == "reasoning":
         texts = [part.get("text", "") for part in (item.get("content") or item.get("summary") or ())]
         if texts:
-            found.append({"role": "assistant", "content": "", "reasoning_content": "\n".join(map(str, texts))})
+            messages.append({"role": "assistant", "content": "", "reasoning_content": "\n".join(map(str, texts))})
     else:
-        raise UsageError(f"{name} is of type {str(what)[:40]!r}, which is not supported")
+        raise UsageError(f"{name}: item type {str(item_type)[:40]!r} is not supported")
 
 
-def last_answer(found: list[Message]) -> Message:
-    """The answer that a call belongs to."""
-    if not found or found[-1]["role"] != "assistant":
-        found.append({"role": "assistant", "content": ""})
-    return found[-1]
+def assistant_message(messages: list[Message]) -> Message:
+    """Return the last assistant message, or append an empty one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
 
 
-def nothing(service: Service, body: Body, stream: bool, headers: dict[str, str]) -> Response:
-    """An answer to no question."""
-    name = service.shelf.book(body.text("model")).name
-    made = response(name, new_id("resp_"), "completed", [], usage_of(Usage()))
-    if not stream:
-        return json_response(made, headers=headers)
+def empty_response(service: Service, body: Body, is_streaming: bool, headers: dict[str, str]) -> Response:
+    """Respond to a request with empty input, by which clients check the connection."""
+    name = service.pool.resolve(body.get_text("model")).name
+    result = format_response(name, new_id("resp_"), "completed", [], format_usage(Usage()))
+    if not is_streaming:
+        return json_response(result, headers=headers)
 
     async def events() -> AsyncGenerator[bytes]:
-        for number, what in enumerate(("response.created", "response.completed")):
-            yield event({"type": what, "sequence_number": number, "response": made}, what)
+        for number, event_type in enumerate(("response.created", "response.completed")):
+            yield format_event({"type": event_type, "sequence_number": number, "response": result}, event_type)
 
     return EventStream(events(), service.limits, headers)
 
 
-async def whole(exchange: ResponseStream) -> dict[str, Any]:
-    """All at once."""
-    blocks, reason = await all_blocks(exchange)
+async def complete_response(stream: ResponseStream) -> dict[str, Any]:
+    """Collect the complete response."""
+    blocks, reason = await collect_blocks(stream)
     names = [new_id("item_") for _ in blocks.all]
-    return ended(exchange, new_id("resp_"), blocks, names, reason)
+    return final_response(stream, new_id("resp_"), blocks, names, reason)
 
 
-def ended(exchange: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], reason: str) -> dict[str, Any]:
-    """The whole of it."""
+def final_response(
+    stream: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], reason: str
+) -> dict[str, Any]:
+    """Format a response that has ended."""
     status = "incomplete" if reason == "length" else "completed"
     statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
-    items = [item(*told) for told in zip(blocks.all, names, statuses, strict=True)]
-    return response(exchange.name, id, status, items, usage_of(exchange.usage))
+    items = [format_item(*block) for block in zip(blocks.all, names, statuses, strict=True)]
+    return format_response(stream.name, id, status, items, format_usage(stream.usage))
 
 
-def response(model: str, id: str, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
-    cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+def format_response(model: str, id: str, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
+    incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
         "id": id, "object": "response", "created_at": int(time()), "status": status, "model": model,
-        "output": output, "usage": usage, "error": None, "incomplete_details": cut, "instructions": None,
+        "output": output, "usage": usage, "error": None, "incomplete_details": incomplete_details, "instructions": None,
         "metadata": {}, "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto",
         "tools": [], "store": False,
     }  # fmt: skip
 
 
-async def streamed(exchange: ResponseStream) -> AsyncGenerator[bytes]:
-    """Event by event."""
+async def stream_events(stream: ResponseStream) -> AsyncGenerator[bytes]:
+    """Yield the response as server-sent events."""
     blocks, reason, id, names, number = Blocks(), "", new_id("resp_"), list[str](), 0
 
     def numbered(events: Iterator[Event]) -> Iterator[bytes]:
         nonlocal number
-        for each in events:
-            yield event({**each, "sequence_number": number}, each["type"])
+        for item_event in events:
+            yield format_event({**item_event, "sequence_number": number}, item_event["type"])
             number += 1
 
-    begun = response(exchange.name, id, "in_progress", [], None)
+    started = format_response(stream.name, id, "in_progress", [], None)
     try:
-        for what in ("response.created", "response.in_progress"):
-            for line in numbered(iter([{"type": what, "response": begun}])):
+        for event_type in ("response.created", "response.in_progress"):
+            for line in numbered(iter([{"type": event_type, "response": started}])):
                 yield line
-        async for _, news in exchange.events():
-            changes = [change for part in news.parts for change in blocks.take(part)]
-            reason = news.finish_reason or reason
-            for line in numbered(each for change in changes for each in events_of(change, names)):
+        async for _, token_event in stream.events():
+            changes = [change for part in token_event.parts for change in blocks.take(part)]
+            reason = token_event.finish_reason or reason
+            for line in numbered(item_event for change in changes for item_event in format_events(change, names)):
                 yield line
-        for line in numbered(each for change in blocks.end() for each in events_of(change, names)):
+        for line in numbered(item_event for change in blocks.end() for item_event in format_events(change, names)):
             yield line
-        made = ended(exchange, id, blocks, names, reason)
-        for line in numbered(iter([{"type": f"response.{made['status']}", "response": made}])):
+        result = final_response(stream, id, blocks, names, reason)
+        for line in numbered(iter([{"type": f"response.{result['status']}", "response": result}])):
             yield line
     except Exception as error:
-        told = openai_error(error)["error"]
-        failed = {**begun, "status": "failed", "error": {**told, "code": told["code"] or "server_error"}}
+        error_fields = openai_error(error)["error"]
+        failed = {
+            **started,
+            "status": "failed",
+            "error": {**error_fields, "code": error_fields["code"] or "server_error"},
+        }
         for line in numbered(iter([{"type": "response.failed", "response": failed}])):
             yield line
     finally:
-        await exchange.close()
+        await stream.close()
 
 
-def events_of(change: Change, names: list[str]) -> Iterator[Event]:
-    """What a change is in this interface; names: of the items, to which that of a new one is added."""
-    what, block, text = change
-    if what == OPEN:
+def format_events(change: Change, names: list[str]) -> Iterator[Event]:
+    """Yield the events of a change of a block; names: ids of the items, extended by new ones."""
+    action, block, text = change
+    if action == OPEN:
         names.append(new_id("item_"))
         yield {
             "type": "response.output_item.added",
             "output_index": block.index,
-            "item": item(block, names[-1], "in_progress", begun=False),
+            "item": format_item(block, names[-1], "in_progress", has_content=False),
         }
-    where = {"item_id": names[block.index], "output_index": block.index}
-    inside = where if block.kind == CALL else {**where, "content_index": 0}
+    item_fields = {"item_id": names[block.index], "output_index": block.index}
+    part_fields = item_fields if block.kind == CALL else {**item_fields, "content_index": 0}
     kinds = {THOUGHT: "response.reasoning_text", CALL: "response.function_call_arguments"}
     prefix = kinds.get(block.kind, "response.output_text")
-    more: Event = {"logprobs": []} if prefix == "response.output_text" else {}
-    if what == OPEN:
+    extra: Event = {"logprobs": []} if prefix == "response.output_text" else {}
+    if action == OPEN:
         if block.kind != CALL:
-            yield {"type": "response.content_part.added", **inside, "part": part_of(block, "")}
+            yield {"type": "response.content_part.added", **part_fields, "part": format_part(block, "")}
         return
-    if what != CLOSE:
-        yield {"type": f"{prefix}.delta", **inside, "delta": text, **more}
+    if action != CLOSE:
+        yield {"type": f"{prefix}.delta", **part_fields, "delta": text, **extra}
         return
-    done = {"arguments": block.text, "name": block.name} if block.kind == CALL else {"text": block.text}
-    yield {"type": f"{prefix}.done", **inside, **done, **more}
+    final = {"arguments": block.text, "name": block.name} if block.kind == CALL else {"text": block.text}
+    yield {"type": f"{prefix}.done", **part_fields, **final, **extra}
     if block.kind != CALL:
-        yield {"type": "response.content_part.done", **inside, "part": part_of(block, block.text)}
+        yield {"type": "response.content_part.done", **part_fields, "part": format_part(block, block.text)}
     yield {
         "type": "response.output_item.done",
         "output_index": block.index,
-        "item": item(block, names[block.index], "incomplete" if block.is_cut else "completed"),
+        "item": format_item(block, names[block.index], "incomplete" if block.is_truncated else "completed"),
     }
 
 
-def part_of(block: Block, text: str) -> dict[str, Any]:
+def format_part(block: Block, text: str) -> dict[str, Any]:
     if block.kind == THOUGHT:
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def item(block: Block, id: str, status: str, begun: bool = True) -> dict[str, Any]:
-    """A block; not begun: without its content."""
+def format_item(block: Block, id: str, status: str, has_content: bool = True) -> dict[str, Any]:
+    """Format a block as an output item; not begun: without content."""
     if block.kind == CALL:
-        arguments = block.text if begun else ""
+        arguments = block.text if has_content else ""
         return {
             "type": "function_call", "id": id, "call_id": f"call_{block.id}", "name": block.name,
             "arguments": arguments, "status": status,
         }  # fmt: skip
-    content = [part_of(block, block.text)] if begun else []
+    content = [format_part(block, block.text)] if has_content else []
     if block.kind == THOUGHT:
         return {"type": "reasoning", "id": id, "summary": [], "content": content, "status": status}
     return {"type": "message", "id": id, "role": "assistant", "content": content, "status": status}
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def format_usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -1,4 +1,7 @@
-"""The page at /, one file with nothing from elsewhere, and conversations, which it shares with `localllm chat`."""
+"""Serve the web page and the conversations it shares with `localllm chat`.
+
+The page is one self-contained file: nothing is loaded from elsewhere.
+"""
 
 import base64
 import hashlib
@@ -13,7 +16,7 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.server.fields import Body
 from localllm.server.http import json_response, read_json
-from localllm.server.messages import calls_of
+from localllm.server.messages import parse_tool_calls
 from localllm.server.service import Service
 from localllm.services import sessions
 
@@ -22,76 +25,85 @@ MOST_MESSAGES = 10_000
 
 
 @cache
-def content() -> tuple[bytes, str]:
-    """The page, and what a browser may do with it: run what is in it, and ask this server."""
-    page = FILE.read_bytes()
+def load_page() -> tuple[bytes, str]:
+    """Return the page and its Content-Security-Policy.
+
+    The policy allows the page's own scripts and styles, by hash, and requests to this server only.
+    """
+    html = FILE.read_bytes()
 
     def sources(tag: str) -> str:
-        found = re.findall(rb"<%s>(.*?)</%s>" % (tag.encode(), tag.encode()), page, re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in found)
+        elements = re.findall(rb"<%s>(.*?)</%s>" % (tag.encode(), tag.encode()), html, re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in elements)
 
     policy = (
         f"default-src 'none'; script-src {sources('script')}; style-src {sources('style')}; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return page, policy
+    return html, policy
 
 
-async def page(service: Service, request: Request) -> Response:
-    """The page."""
-    data, policy = content()
+async def serve_page(service: Service, request: Request) -> Response:
+    """Serve the web page."""
+    data, policy = load_page()
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
     return Response(data, 200, headers, "text/html; charset=utf-8")
 
 
-async def all_sessions(service: Service, request: Request) -> Response:
-    """The names of all conversations that are kept, the latest first."""
+async def list_sessions(service: Service, request: Request) -> Response:
+    """List the names of all stored conversations, most recent first."""
     return json_response({"sessions": [{"name": name} for name in sessions.names()]})
 
 
-async def session(service: Service, request: Request) -> Response:
-    """One of them."""
+async def read_session(service: Service, request: Request) -> Response:
+    """Return one conversation's messages and model."""
     chat = sessions.read(request.path_params["name"])
     return json_response({"messages": chat.messages, "model": chat.model.name})
 
 
 async def write_session(service: Service, request: Request) -> Response:
-    """What it is now."""
+    """Store the messages of a conversation."""
     body = Body(await read_json(request, service.limits))
-    messages = [message_of(message) for message in body.needed_items("messages")]
+    messages = [parse_message(message) for message in body.require_list("messages")]
     if len(messages) > MOST_MESSAGES:
         raise UsageError(f"messages should be at most {MOST_MESSAGES}")
     if any(message["role"] == "system" for message in messages[1:]):
-        raise UsageError("messages should have the system's first")
-    book = service.shelf.book(body.text("model"))
+        raise UsageError("messages: only the first message may have the role system")
+    entry = service.pool.resolve(body.get_text("model"))
     with sessions.SessionFile(request.path_params["name"]) as file:
         if file.is_new:
-            file.chat.model = sessions.SessionModel(book.name, book.path)
-        file.write(with_what_is_known(file.chat.messages, messages))
+            file.chat.model = sessions.SessionModel(entry.name, entry.path)
+        file.write(keep_stored_details(file.chat.messages, messages))
     return json_response({"name": request.path_params["name"]})
 
 
-def with_what_is_known(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
-    """Of messages that stay, `localllm chat` knows more than the page: when they ended, say."""
-    same = list[sessions.Line]()
+def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
+    """Keep the stored form of unchanged leading messages.
+
+    `localllm chat` stores more with a message than the page sends, for example when it ended.
+    """
+    kept = list[sessions.Line]()
     for before, now in zip(old, new, strict=False):
         if sessions.plain([before]) != sessions.plain([now]):
             break
-        same.append(before)
-    return same + new[len(same) :]
+        kept.append(before)
+    return kept + new[len(kept) :]
 
 
-def message_of(message: Any) -> dict[str, Any]:
-    """One that a session may have. Raises UsageError."""
-    body = Body.of(message, "a message")
-    role = body.choice("role", sessions.ROLES)
+def parse_message(message: Any) -> dict[str, Any]:
+    """Parse one message of a session.
+
+    Raises UsageError.
+    """
+    body = Body.of(message, "messages[]")
+    role = body.get_choice("role", sessions.ROLES)
     if role is None:
-        raise UsageError("a message should have a role")
-    thought = body.text("reasoning_content")
-    text = body.needed_text("content")
-    found: dict[str, Any] = {"role": role, "content": text, **({"reasoning_content": thought} if thought else {})}
-    if calls := body.items("tool_calls"):
-        found["tool_calls"] = calls_of(calls, "tool_calls")
+        raise UsageError("role is missing")
+    reasoning = body.get_text("reasoning_content")
+    text = body.require_text("content")
+    parsed: dict[str, Any] = {"role": role, "content": text, **({"reasoning_content": reasoning} if reasoning else {})}
+    if calls := body.get_list("tool_calls"):
+        parsed["tool_calls"] = parse_tool_calls(calls, "tool_calls")
     if role == "tool":
-        body.needed_text("tool_call_id")
-    return found | {name: said for name in ("tool_call_id", "name") if (said := body.text(name))}
+        body.require_text("tool_call_id")
+    return parsed | {name: value for name in ("tool_call_id", "name") if (value := body.get_text(name))}

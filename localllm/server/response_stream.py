@@ -1,4 +1,4 @@
-"""What becomes of an answer, told from the thread that computes to the event loop that writes to a client."""
+"""Pass the events of a response from the worker's thread to the event loop of its client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,25 +10,25 @@ from localllm.generation.request import Request
 
 
 class TokenLogprob(NamedTuple):
-    """A token and the natural logarithm of its probability by the model's own logits."""
+    """A token and the natural logarithm of its probability according to the model's own logits."""
 
     token: int
     logprob: float
 
 
 class LikelyToken(NamedTuple):
-    """A token of an answer's text, and the likeliest ones in its place, likeliest first."""
+    """A token of the response's text, and the likeliest alternatives, best first."""
 
     chosen: TokenLogprob
     likeliest: tuple[TokenLogprob, ...]
 
 
 class TokenEvent(NamedTuple):
-    """A token has come.
+    """A token was generated.
 
     Attributes:
-        number: of the answer, from 0.  parts: the text that is complete with it.
-        logprob: of the token, if that was asked for and it is part of the answer's text.
+        number: index of the choice.  parts: text that became complete with this token.
+        logprob: of the token, if requested and if it is part of the response's text.
         finish_reason: "stop" or "length" if it is the last, else "".
     """
 
@@ -39,33 +39,39 @@ class TokenEvent(NamedTuple):
 
 
 class Subscriber:
-    """Who waits for the answers to one request, in an event loop.
+    """The client of one request, in an event loop.
 
     Attributes:
-        request: what is answered.  begin: when it was asked, by the clock of the event loop.
+        request: the request.  begin: when it was received, by the event loop's clock.
     """
 
-    def __init__(self, request: Request, most_likely: int | None, cancel: Callable[["Subscriber"], None]):
-        """most_likely: how many tokens to tell in place of each, None for no probabilities at all."""
-        self.request, self.most_likely, self._cancel = request, most_likely, cancel
+    def __init__(self, request: Request, top_logprobs: int | None, cancel: Callable[["Subscriber"], None]):
+        """Subscribe to a request.
+
+        top_logprobs: alternatives to report for each token, None for no log probabilities.
+        """
+        self.request, self.top_logprobs, self._cancel = request, top_logprobs, cancel
         self.loop = asyncio.get_running_loop()
         self.begin = self.loop.time()
-        self._told: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
+        self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
 
-    def tell(self, told: TokenEvent | LocalllmError | None) -> None:
-        """Within the event loop; None: all answers are there."""
-        self._told.put_nowait(told)
+    def publish(self, event: TokenEvent | LocalllmError | None) -> None:
+        """Add an event, within the event loop; None: all completions have ended."""
+        self._events.put_nowait(event)
 
     async def events(self) -> AsyncIterator[TokenEvent]:
-        """All that is told, until every answer has ended. Who leaves earlier stops them. Raises LocalllmError."""
-        ended = False
+        """Yield events until all completions have ended; leaving early cancels them.
+
+        Raises LocalllmError.
+        """
+        is_done = False
         try:
-            while (told := await self._told.get()) is not None:
-                if isinstance(told, LocalllmError):
-                    ended = True
-                    raise told
-                yield told
-            ended = True
+            while (event := await self._events.get()) is not None:
+                if isinstance(event, LocalllmError):
+                    is_done = True
+                    raise event
+                yield event
+            is_done = True
         finally:
-            if not ended:
+            if not is_done:
                 self._cancel(self)

@@ -1,4 +1,4 @@
-"""One run of the server, from the first socket to the last model that is put away."""
+"""Run the server from opening its sockets to closing its models."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.http import Limits
-from localllm.server.listener import Ending, Listener, listener, tcp_socket, twin, unix_socket
+from localllm.server.listener import Ending, Listener, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 
-TO_LEAVE = 1.5  # seconds after which a server that cuts its answers is gone
+EXIT_SECONDS = 1.5  # seconds after which a server that cuts its responses ends the process
 
 
 @frozen
 class Setup:
-    """What a server is told.
+    """The server's settings.
 
     Attributes:
-        paths: of models, by name.  open_model: opens one.  host, port, socket: where to listen; a path wins.
-        memory: the most bytes of open models, None for what is free now.  parallel: answers of a model at once.
-        grace: seconds for answers to end.  keys, hosts, origins: as of Rules.
-        body, connections, answer_seconds, drops_turns, folders: as of Limits.
-        strict_names: whether a single model answers to its own name only.
+        paths: model files by name.  open_model: opens one.  host, port, socket: where to listen; a socket path wins.
+        memory: limit in bytes for all open models, None for what is free now.  parallel: concurrent requests per model.
+        grace: seconds for responses to end.  keys, hosts, origins: see Rules.
+        body, connections, answer_seconds, drops_turns, folders: see Limits.
+        strict_names: whether a single model is only available by its own name.
     """
 
     paths: Mapping[str, str]
@@ -59,79 +59,83 @@ class Setup:
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Until a signal ends it; on_ready is told the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C."""
+    """Serve until a signal ends it.
+
+    on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
+    """
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
     if setup.socket is not None:
-        found, address = stack.enter_context(unix_socket(setup.socket)), setup.socket
+        main_socket, address = stack.enter_context(bind_unix(setup.socket)), setup.socket
     else:
-        found = stack.enter_context(tcp_socket(setup.host, setup.port))
-        address = f"http://{host}:{found.getsockname()[1]}"
-    places = [found]
-    if setup.socket is None and setup.host == "127.0.0.1" and (other := twin(found)):
-        places.append(stack.enter_context(other))
+        main_socket = stack.enter_context(bind_tcp(setup.host, setup.port))
+        address = f"http://{host}:{main_socket.getsockname()[1]}"
+    sockets = [main_socket]
+    if setup.socket is None and setup.host == "127.0.0.1" and (ipv6_socket := bind_ipv6_loopback(main_socket)):
+        sockets.append(stack.enter_context(ipv6_socket))
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders,
     )  # fmt: skip
-    own = [] if setup.host == "127.0.0.1" else own_names()
+    own = [] if setup.host == "127.0.0.1" else local_host_names()
     rules = Rules([host, *own, *setup.hosts], setup.origins, setup.keys)
 
     server: Listener | None = None
-    deadline = threading.Timer(TO_LEAVE, lambda: leave(server, stack))
+    deadline = threading.Timer(EXIT_SECONDS, lambda: exit_now(server, stack))
     deadline.daemon = True
 
-    async def serving() -> Listener:
+    async def serve() -> Listener:
         nonlocal server
         metrics = Metrics()
 
-        def stop_answers() -> None:
-            shelf.stop_answers()
+        def stop_responses() -> None:
+            pool.stop_responses()
             deadline.start()
 
         memory = available_memory() if setup.memory is None else setup.memory
-        shelf = ModelPool(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
-        ending = Ending(setup.grace, stop_answers, warn)
-        server = listener(application(Service(shelf, metrics, limits), rules), limits, ending)
+        pool = ModelPool(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
+        ending = Ending(setup.grace, stop_responses, warn)
+        server = create_listener(application(Service(pool, metrics, limits), rules), limits, ending)
         if len(setup.paths) == 1:
-            async with shelf.use(None):  # so that what is wrong with it is known at once
+            async with pool.use(None):  # report errors of a single model at the start
                 pass
         try:
-            for place in places:
-                place.listen(setup.connections)
-            collect_often()
+            for listening in sockets:
+                listening.listen(setup.connections)
+            restore_gc()
             on_ready(address)
-            await server.serve(places)
+            await server.serve(sockets)
         finally:
-            await shelf.close()
+            await pool.close()
         return server
 
     try:
-        ended = asyncio.run(serving())
+        ended = asyncio.run(serve())
     finally:
         deadline.cancel()
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
 
 
-def own_names() -> list[str]:
-    """What other computers call this one."""
+def local_host_names() -> list[str]:
+    """Return the names that other computers use for this one."""
     name = socket.gethostname()
     return [name, f"{name.partition('.')[0]}.local"]
 
 
-def leave(server: Listener | None, stack: ExitStack) -> NoReturn:
-    """End the process though a thread of it is not done: it reads a long text, or opens a model."""
+def exit_now(server: Listener | None, stack: ExitStack) -> NoReturn:
+    """End the process although a thread still computes a long prompt or opens a model."""
     with suppress(Exception):
         stack.close()
     os._exit(130 if server and server.stopped_by == signal.SIGINT else 0)
 
 
-def collect_often() -> None:
-    """As Python does by itself, but not in what is there now, which stays.
+def restore_gc() -> None:
+    """Collect garbage as Python does by default, but not in objects that exist now.
 
-    Requests that end leave cycles, which a command hardly looks for, as it ends soon: with every answer memory grew.
+    Finished requests leave cycles, and the command line's GC settings hardly collect any, as commands end soon: memory
+    grew with every response.
     """
     gc.collect()
     gc.freeze()
-    gc.collect()  # of few: what is there once more by a quarter is a reason to look at everything
+    gc.collect()  # few objects now: a full collection follows when they grow by a quarter
     gc.set_threshold(700, 10, 10)

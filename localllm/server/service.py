@@ -1,4 +1,4 @@
-"""What stands behind all interfaces: a question to a model by name, and the events of its answers."""
+"""What all interfaces share: a request to a model by name, and the stream of its events."""
 
 import asyncio
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.request import Request
 from localllm.images.parts import texts_of
 from localllm.server.http import Limits, RequestTimeoutError
-from localllm.server.images import with_files
+from localllm.server.images import resolve_images
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.response_stream import Subscriber, TokenEvent
@@ -22,28 +22,28 @@ from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Asked = str | list[int] | list[dict[str, Any]]  # a text, token ids, messages
+Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or messages
 
 
 @frozen
 class GenerateRequest:
-    """What a client asks.
+    """A parsed generation request, of any interface.
 
     Attributes:
-        model: its name, None for the first.  prompts: each gets n answers.
-        most_likely: how many tokens to tell in place of each, None for no probabilities.
+        model: its name, None for the first.  prompts: each gets n choices.
+        top_logprobs: alternatives to report for each token, None for no log probabilities.
     """
 
     model: str | None
-    prompts: Sequence[Asked]
+    prompts: Sequence[Prompt]
     options: GenerationOptions
     n: int = 1
-    most_likely: int | None = None
+    top_logprobs: int | None = None
 
 
 @dataclass
 class Usage:
-    """Tokens that a question has cost: of prompts, those that had been read before, of answers, thoughts among them."""
+    """Token counts of a request: prompt, cached prompt, completion, and reasoning within the completion."""
 
     prompt: int = 0
     cached: int = 0
@@ -51,178 +51,190 @@ class Usage:
     thought: int = 0
 
     def count(self, request: Request) -> None:
+        """Add the tokens of one prompt and its completions."""
         self.prompt += len(request.prompt)
         self.cached += request.cached
-        self.written += sum(len(answering.tokens) for answering in request.answers)
-        self.thought += sum(answering.guide.thoughts for answering in request.answers)
+        self.written += sum(len(completion.tokens) for completion in request.answers)
+        self.thought += sum(completion.guide.thoughts for completion in request.answers)
 
 
 class ResponseStream:
-    """A question that is being answered. Close it when nobody listens any more.
+    """A request that is being answered; close it when nobody reads it any more.
 
     Attributes:
-        model: that answers.  name: as it was asked for, or the first one's.  usage: complete when all was told.
-        dropped: how many of the oldest turns were left out, to fit the context.
+        model: the model in use.  name: its name in the pool.  usage: complete after the last event.
+        dropped: number of oldest turns dropped to fit the context.
     """
 
-    def __init__(self, name: str, worker: Worker, question: GenerateRequest, limits: Limits, stack: AsyncExitStack):
+    def __init__(
+        self, name: str, worker: Worker, generate_request: GenerateRequest, limits: Limits, stack: AsyncExitStack
+    ):
         self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
-        self._worker, self._question, self._stack = worker, question, stack
+        self._worker, self._generate_request, self._stack = worker, generate_request, stack
         self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
-        self._hearers = list[Subscriber]()
+        self._subscribers = list[Subscriber]()
 
     async def begin(self) -> None:
-        """Raises LocalllmError for what can be known before anything is computed."""
-        requests = await asyncio.to_thread(self._prepared)
+        """Submit all prompts. Raises LocalllmError for whatever is known to fail beforehand."""
+        requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
-            hearer = Subscriber(request, self._question.most_likely, self._worker.leave)
-            self._worker.ask(hearer)
-            self._hearers.append(hearer)
+            subscriber = Subscriber(request, self._generate_request.top_logprobs, self._worker.cancel)
+            self._worker.submit(subscriber)
+            self._subscribers.append(subscriber)
 
-    def _prepared(self) -> list[Request]:
-        """What the batch gets. Templates, vocabularies and grammars take their time: not in the event loop."""
-        question, requests = self._question, []
-        self.model.session.require_sense(question.options)
-        for prompt in with_images(question.prompts, self._folders):
-            request = self._fitting(prompt) if self._drops else self._request(prompt)
+    def _build_requests(self) -> list[Request]:
+        """Build the batch's requests.
+
+        Templates, vocabularies and grammars take time: call this outside of the event loop.
+        """
+        generate_request, requests = self._generate_request, []
+        self.model.session.require_sense(generate_request.options)
+        for prompt in resolve_prompt_images(generate_request.prompts, self._folders):
+            request = self._build_fitting(prompt) if self._drops else self._build_request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
             requests.append(request)
         return requests
 
-    def _request(self, prompt: Asked) -> Request:
-        """Raises UsageError for tokens that do not exist, and ContextError for what need not be looked at."""
-        vocab, context = self.model.engine.vocab_size, self.model.context
-        if not isinstance(prompt, str) and not is_conversation(prompt):
-            if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
-                raise UsageError(f"prompt should have token ids from 0 to {vocab - 1}")
-        elif not self._drops and (size := bytes_of(prompt)) > (most := most_bytes(self.model.tokenizer, context)):
-            raise ContextError(
-                f"the prompt has {size} bytes, and no more than {most} fit into a context of {context} tokens"
-            )
-        return self.model.session.request(prompt, self._question.options, self._question.n)
+    def _build_request(self, prompt: Prompt) -> Request:
+        """Build one request.
 
-    def _fitting(self, prompt: Asked) -> Request:
-        """Without as many of a conversation's oldest turns as leave an eighth of the context for the answer."""
-        request, most = self._request(prompt), self.model.context - self.model.context // 8
-        if isinstance(prompt, str) or len(request.prompt) <= most or not is_conversation(prompt):
+        Raises UsageError for unknown tokens, and ContextError for prompts that are too long by their bytes alone.
+        """
+        vocab, context = self.model.engine.vocab_size, self.model.context
+        if not isinstance(prompt, str) and not is_chat(prompt):
+            if not all(isinstance(token, int) and 0 <= token < vocab for token in prompt):
+                raise UsageError(f"prompt: token ids should be from 0 to {vocab - 1}")
+        elif not self._drops and (size := count_bytes(prompt)) > (
+            limit := max_prompt_bytes(self.model.tokenizer, context)
+        ):
+            raise ContextError(
+                f"the prompt has {size} bytes, but at most {limit} fit in a context of {context} tokens; shorten it"
+            )
+        return self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
+
+    def _build_fitting(self, prompt: Prompt) -> Request:
+        """Drop the oldest turns until an eighth of the context is left for the answer."""
+        request, limit = self._build_request(prompt), self.model.context - self.model.context // 8
+        if isinstance(prompt, str) or len(request.prompt) <= limit or not is_chat(prompt):
             return request
         first = sum(message["role"] == "system" for message in prompt[:1])
-        turns = [place for place in range(first, len(prompt)) if prompt[place]["role"] == "user"]
-        made = {}
+        turns = [index for index in range(first, len(prompt)) if prompt[index]["role"] == "user"]
+        built = {}
 
         def fits(number: int) -> bool:
-            made[number] = self._request([*prompt[:first], *prompt[turns[number] :]])
-            return len(made[number].prompt) <= most
+            built[number] = self._build_request([*prompt[:first], *prompt[turns[number] :]])
+            return len(built[number].prompt) <= limit
 
         if len(turns) > 1:
             self.dropped = bisect_left(range(len(turns) - 1), True, 1, key=fits)
-            return made.get(self.dropped) or self._request([*prompt[:first], *prompt[turns[self.dropped] :]])
+            return built.get(self.dropped) or self._build_request([*prompt[:first], *prompt[turns[self.dropped] :]])
         return request
 
     @property
     def _vocab(self) -> int:
-        """As the batch counts it, which finds a grammar that is ready."""
+        """Vocabulary size as the batch counts it, so that it finds the compiled grammar."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
-        """All that is told, with the number of the answer among those to all prompts. Raises LocalllmError."""
-        source = merged([hearer.events() for hearer in self._hearers])
+        """Yield all events, with the choice's index over all prompts. Raises LocalllmError."""
+        source = merge([subscriber.events() for subscriber in self._subscribers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
         try:
-            while (found := await in_time(source, end)) is not None:
-                number, told = found
-                yield number * self._question.n + told.number, told
+            while (item := await next_before(source, end)) is not None:
+                number, token_event = item
+                yield number * self._generate_request.n + token_event.number, token_event
         except TimeoutError:
             raise RequestTimeoutError(f"the answer took more than {self._seconds:g} seconds") from None
         finally:
             await source.aclose()
-        for hearer in self._hearers:
-            self.usage.count(hearer.request)
+        for subscriber in self._subscribers:
+            self.usage.count(subscriber.request)
 
-    def known(self) -> Usage:
-        """The usage so far."""
+    def current_usage(self) -> Usage:
+        """Return the usage so far."""
         usage = Usage()
-        for hearer in self._hearers:
-            usage.count(hearer.request)
+        for subscriber in self._subscribers:
+            usage.count(subscriber.request)
         return usage
 
     def stop_string(self) -> str:
-        """What ended the first answer; "" if it was nothing of the kind."""
-        answers = self._hearers[0].request.answers
+        """Return the stop string that ended the first choice, or ""."""
+        answers = self._subscribers[0].request.answers
         return answers[0].guide.transcript.stopped_by if answers else ""
 
     async def close(self) -> None:
-        for hearer in self._hearers:
-            self._worker.leave(hearer)
+        """Cancel what is still generated and release the model."""
+        for subscriber in self._subscribers:
+            self._worker.cancel(subscriber)
         await self._stack.aclose()
 
 
 @dataclass
 class Service:
-    """Models, and what all requests share."""
+    """The models and limits that all requests share."""
 
-    shelf: ModelPool
+    pool: ModelPool
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
 
-    async def exchange(self, question: GenerateRequest) -> ResponseStream:
-        """Begin to answer. Close what this returns. Raises LocalllmError."""
+    async def start(self, generate_request: GenerateRequest) -> ResponseStream:
+        """Start a response; the caller closes it. Raises LocalllmError."""
         stack = AsyncExitStack()
-        name = self.shelf.book(question.model).name
-        worker = await stack.enter_async_context(self.shelf.use(name))
-        exchange = ResponseStream(name, worker, question, self.limits, stack)
+        name = self.pool.resolve(generate_request.model).name
+        worker = await stack.enter_async_context(self.pool.use(name))
+        stream = ResponseStream(name, worker, generate_request, self.limits, stack)
         try:
-            await exchange.begin()
+            await stream.begin()
         except BaseException:
-            await exchange.close()
+            await stream.close()
             raise
-        return exchange
+        return stream
 
-    async def count(self, question: GenerateRequest) -> int:
-        """How many tokens the prompts have. Raises LocalllmError."""
-        async with self.shelf.use(question.model) as worker:
+    async def count(self, generate_request: GenerateRequest) -> int:
+        """Count the prompts' tokens. Raises LocalllmError."""
+        async with self.pool.use(generate_request.model) as worker:
             session = worker.model.session
             return await asyncio.to_thread(
                 lambda: sum(
-                    len(session.request(prompt, question.options).prompt)
-                    for prompt in with_images(question.prompts, self.limits.folders)
+                    len(session.request(prompt, generate_request.options).prompt)
+                    for prompt in resolve_prompt_images(generate_request.prompts, self.limits.folders)
                 )
             )
 
 
-def bytes_of(prompt: Any) -> int:
-    """Of the texts in a prompt, a text or messages, at least."""
+def count_bytes(prompt: Any) -> int:
+    """Count the UTF-8 bytes of a prompt's texts, a lower bound of its size."""
     texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content")) for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts if isinstance(text, str))
 
 
 @lru_cache(maxsize=64)
-def most_bytes(tokenizer: Tokenizer, context: int) -> int:
-    """No prompt of more bytes fits a context."""
+def max_prompt_bytes(tokenizer: Tokenizer, context: int) -> int:
+    """Return the most bytes of a prompt that can fit a context, cached by tokenizer."""
     return tokenizer.most_bytes(context)
 
 
-def with_images(prompts: Sequence[Asked], folders: Sequence[str]) -> list[Asked]:
-    """With the files that their images are. Raises UsageError."""
-    return [with_files(prompt, folders) if is_conversation(prompt) else prompt for prompt in prompts]
+def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> list[Prompt]:
+    """Replace the images of each conversation by files. Raises UsageError."""
+    return [resolve_images(prompt, folders) if is_chat(prompt) else prompt for prompt in prompts]
 
 
-def is_conversation(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
+def is_chat(prompt: Sequence[Any]) -> TypeGuard[list[dict[str, Any]]]:
     return bool(prompt) and isinstance(prompt[0], dict)
 
 
-async def in_time(source: AsyncIterator[T], end: float | None) -> T | None:
-    """What comes next, None behind the last. Raises TimeoutError when the event loop's clock says `end`."""
+async def next_before(source: AsyncIterator[T], end: float | None) -> T | None:
+    """Return the next item, None at the end. Raises TimeoutError at `end` of the event loop's clock."""
     async with asyncio.timeout_at(end):
         return await anext(source, None)
 
 
-async def merged(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
-    """What several tell, as it comes, with the number of each; in the end all are closed."""
+async def merge(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
+    """Merge streams as their items arrive, each with its stream's index; all are closed at the end."""
     if len(sources) == 1:
-        async for told in sources[0]:
-            yield 0, told
+        async for token_event in sources[0]:
+            yield 0, token_event
         return
     waiting = {asyncio.ensure_future(anext(source, None)): number for number, source in enumerate(sources)}
     try:

@@ -1,4 +1,4 @@
-"""The thread that computes for one model: a batch that callers join and leave between any two steps."""
+"""The thread that runs one model: a batch that requests join and leave between any two steps."""
 
 import threading
 from collections import deque
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 STOPPING = "the server is stopping"
-MOST_WAITING = 256  # requests that wait for their turn
+MAX_WAITING = 256  # queued requests
 
 
 class StoppedError(LocalllmError):
-    """The server ends, or has more to do than it may put off."""
+    """The server is shutting down, or its queue is full."""
 
 
 class Worker:
-    """Answers requests to one model, many at once. All methods may be called from any thread.
+    """A thread that serves requests to one model as a batch. All methods are thread-safe.
 
     Attributes:
-        model: whose batch it is.
+        model: the model it runs.
     """
 
     def __init__(
@@ -40,16 +40,19 @@ class Worker:
         parallel: int | None,
         memory: int | None,
     ):
-        """parallel, memory: as of Model.batch."""
-        self.model, self._metrics, self._most = model, metrics, MOST_WAITING
-        self._begun = partial(model.batch, self, parallel, live=True, memory=memory)
-        self._asked = deque[Subscriber]()  # that the batch has not taken yet
-        self._left = deque[Subscriber]()  # whose clients are gone
-        self._hearing = dict[int, Subscriber]()  # by the id of the request
+        """Open a live batch and start the thread.
+
+        parallel, memory: passed to Model.batch.
+        """
+        self.model, self._metrics, self._max_waiting = model, metrics, MAX_WAITING
+        self._open_batch = partial(model.batch, self, parallel, live=True, memory=memory)
+        self._queue = deque[Subscriber]()  # not yet taken by the batch
+        self._cancelled = deque[Subscriber]()  # clients disconnected
+        self._subscribers = dict[int, Subscriber]()  # by id(request)
         self._changed, self._closing = threading.Condition(), False
-        self._told = list[tuple[Subscriber, TokenEvent | LocalllmError | None]]()
-        self._times = dict[int, float]()  # of the latest token, by the id of the answer
-        self._batch = self._begun()
+        self._events = list[tuple[Subscriber, TokenEvent | LocalllmError | None]]()
+        self._token_times = dict[int, float]()  # of the latest token, by id(completion)
+        self._batch = self._open_batch()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
 
@@ -57,54 +60,54 @@ class Worker:
         return self
 
     def __next__(self) -> Request:
-        """For the batch: who has asked; StopIteration means that there is nobody now."""
+        """Return the next queued request for the batch; StopIteration means the queue is empty now."""
         with self._changed:
-            if not self._asked:
+            if not self._queue:
                 raise StopIteration
-            return self._asked.popleft().request
+            return self._queue.popleft().request
 
-    def ask(self, hearer: Subscriber) -> None:
-        """Answer this request some time. Raises StoppedError if too many wait already."""
-        request = hearer.request
+    def submit(self, subscriber: Subscriber) -> None:
+        """Queue a request. Raises StoppedError if too many are waiting already."""
+        request = subscriber.request
         with self._changed:
             if self._closing:
                 raise StoppedError(STOPPING)
-            if len(self._asked) >= self._most:
-                raise StoppedError(f"{self._most} requests are waiting already; try again later")
-            request.listener = partial(self._heard, hearer)
-            self._hearing[id(request)] = hearer
-            self._asked.append(hearer)
+            if len(self._queue) >= self._max_waiting:
+                raise StoppedError(f"the request queue is full ({self._max_waiting}); try again later")
+            request.listener = partial(self._on_token, subscriber)
+            self._subscribers[id(request)] = subscriber
+            self._queue.append(subscriber)
             self._changed.notify()
 
-    def leave(self, hearer: Subscriber) -> None:
-        """Nobody listens any more: the answers end with the step that runs now."""
+    def cancel(self, subscriber: Subscriber) -> None:
+        """Cancel a request, also while it is generated: it ends with the current step."""
         with self._changed:
-            if hearer in self._asked:
-                self._asked.remove(hearer)
-                del self._hearing[id(hearer.request)]
-            elif id(hearer.request) in self._hearing:
-                self._left.append(hearer)
+            if subscriber in self._queue:
+                self._queue.remove(subscriber)
+                del self._subscribers[id(subscriber.request)]
+            elif id(subscriber.request) in self._subscribers:
+                self._cancelled.append(subscriber)
 
     @property
     def waiting(self) -> int:
-        """How many requests have no sequence yet."""
-        return len(self._asked) + len(self._batch.waiting)
+        """Number of requests without a sequence yet."""
+        return len(self._queue) + len(self._batch.waiting)
 
     @property
     def running(self) -> int:
-        """How many answers are being made."""
+        """Number of completions being generated."""
         return len(self._batch.running)
 
     def stop(self) -> None:
-        """Who still waits is told so at once, and the thread ends after the step that runs now."""
+        """Fail all requests with StoppedError at once; the thread ends after the current step."""
         with self._changed:
             self._closing = True
-            hearing, self._hearing = [*self._hearing.values()], {}
+            subscribers, self._subscribers = [*self._subscribers.values()], {}
             self._changed.notify()
-        deliver([(hearer, StoppedError(STOPPING)) for hearer in hearing])
+        deliver([(subscriber, StoppedError(STOPPING)) for subscriber in subscribers])
 
     def close(self) -> None:
-        """As `stop`, and wait for the thread."""
+        """Stop, wait for the thread, and close the batch."""
         self.stop()
         self._thread.join()
         self._batch.close()
@@ -112,101 +115,106 @@ class Worker:
     # ---- in the thread ----
 
     def _work(self) -> None:
-        while self._is_wanted():
+        while self._wait_for_work():
             try:
                 for finished in self._batch:
-                    self._after_turn(finished)
+                    self._after_step(finished)
                     if self._closing:
                         break
-            except Exception as error:  # whatever it is, who waits is told, and others are answered
+            except Exception as error:  # report it to all clients and go on serving
                 self._fail(error)
         self._fail(StoppedError(STOPPING))
 
-    def _is_wanted(self) -> bool:
+    def _wait_for_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._asked or self._closing)
+            self._changed.wait_for(lambda: self._queue or self._closing)
             return not self._closing
 
-    def _heard(
-        self, hearer: Subscriber, answering: Completion, token: int | None, parts: list[TextPart], row: np.ndarray
+    def _on_token(
+        self, subscriber: Subscriber, completion: Completion, token: int | None, parts: list[TextPart], row: np.ndarray
     ) -> None:
-        """A token of an answer."""
+        """Record a new token of a completion, with its log probability if requested."""
         logprob = None
-        if hearer.most_likely is not None and token is not None and answering.guide.transcript.kind == ANSWER:
-            logprob = chosen(row, token, hearer.most_likely)
-        self._told.append((hearer, TokenEvent(answering.number, tuple(parts), logprob, answering.finish_reason)))
+        if subscriber.top_logprobs is not None and token is not None and completion.guide.transcript.kind == ANSWER:
+            logprob = token_logprobs(row, token, subscriber.top_logprobs)
+        self._events.append(
+            (subscriber, TokenEvent(completion.number, tuple(parts), logprob, completion.finish_reason))
+        )
         now = monotonic()
-        before = self._times.get(id(answering))
-        self._times[id(answering)] = now
-        if before is None:
-            self._metrics.first_token.add(hearer.loop.time() - hearer.begin)
+        previous = self._token_times.get(id(completion))
+        self._token_times[id(completion)] = now
+        if previous is None:
+            self._metrics.first_token.add(subscriber.loop.time() - subscriber.begin)
         else:
-            self._metrics.between_tokens.add(now - before)
-        if answering.finish_reason:
-            del self._times[id(answering)]
+            self._metrics.between_tokens.add(now - previous)
+        if completion.finish_reason:
+            del self._token_times[id(completion)]
 
-    def _after_turn(self, finished: list[Request]) -> None:
+    def _after_step(self, finished: list[Request]) -> None:
         for request in finished:
-            if hearer := self._hearing.pop(id(request), None):
-                self._told.append((hearer, request.error))
-                self._metrics.finished(request)
-                request.listener = None  # which holds the hearer, which holds the request
+            if subscriber := self._subscribers.pop(id(request), None):
+                self._events.append((subscriber, request.error))
+                self._metrics.record_finished(request)
+                request.listener = None  # breaks the cycle request - listener - subscriber
         with self._changed:
-            left, self._left = self._left, deque()
-        for hearer in left:
-            if self._hearing.pop(id(hearer.request), None):
-                self._batch.drop(hearer.request)
-                self._metrics.left(hearer.request)
-                hearer.request.listener = None
-                for answering in hearer.request.answers:
-                    self._times.pop(id(answering), None)
+            cancelled, self._cancelled = self._cancelled, deque()
+        for subscriber in cancelled:
+            if self._subscribers.pop(id(subscriber.request), None):
+                self._batch.drop(subscriber.request)
+                self._metrics.record_cancelled(subscriber.request)
+                subscriber.request.listener = None
+                for completion in subscriber.request.answers:
+                    self._token_times.pop(id(completion), None)
         self._deliver()
 
     def _deliver(self) -> None:
-        told, self._told = self._told, []
-        deliver(told)
+        events, self._events = self._events, []
+        deliver(events)
 
     def _fail(self, error: Exception) -> None:
-        """Everybody is told, and the batch begins anew."""
-        told = error if isinstance(error, LocalllmError) else internal(error)
+        """Fail all requests with this error and open a new batch."""
+        events = error if isinstance(error, LocalllmError) else hide_details(error)
         with self._changed:
-            hearing, self._hearing = [*self._hearing.values()], {}
-            self._asked.clear()
-            self._left.clear()
-        self._told += [(hearer, told) for hearer in hearing]
-        self._times.clear()
+            subscribers, self._subscribers = [*self._subscribers.values()], {}
+            self._queue.clear()
+            self._cancelled.clear()
+        self._events += [(subscriber, events) for subscriber in subscribers]
+        self._token_times.clear()
         self._deliver()
         self._batch.close()
         if not self._closing:
-            self._batch = self._begun()
+            self._batch = self._open_batch()
 
 
-def deliver(told: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
-    """One call into each event loop, most often the only one, for all that a turn has brought."""
+def deliver(events: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
+    """Publish events with one call into each event loop, most often the only one."""
     by_loop = dict[int, list[tuple[Subscriber, TokenEvent | LocalllmError | None]]]()
-    for each in told:
+    for each in events:
         by_loop.setdefault(id(each[0].loop), []).append(each)
     for some in by_loop.values():
         try:
-            some[0][0].loop.call_soon_threadsafe(tell_all, some)
+            some[0][0].loop.call_soon_threadsafe(publish_all, some)
         except RuntimeError:  # the loop is closed: nobody waits there
             continue
 
 
-def tell_all(told: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
-    for hearer, each in told:
-        hearer.tell(each)
+def publish_all(events: list[tuple[Subscriber, TokenEvent | LocalllmError | None]]) -> None:
+    for subscriber, each in events:
+        subscriber.publish(each)
 
 
-def internal(error: Exception) -> LocalllmError:
-    """What a client is told of an error that nobody expected: no more than its kind."""
+def hide_details(error: Exception) -> LocalllmError:
+    """Hide the details of an unexpected error from clients: only its type is reported."""
     if isinstance(error, MemoryError):
         return MemoryLimitError("not enough memory")
     return LocalllmError(f"internal error: {type(error).__name__}")
 
 
-def chosen(row: np.ndarray, token: int, count: int) -> LikelyToken:
-    """Of logits float32 [vocab]: the log probability of a token, and the `count` likeliest."""
+def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
+    """Return a token's log probability and the `count` likeliest tokens.
+
+    row: logits, float32 [vocab].
+    """
     total = log_total(row)
     best = np.argpartition(row, -count)[-count:] if count else np.empty(0, np.int64)
     best = best[np.argsort(-row[best], kind="stable")]

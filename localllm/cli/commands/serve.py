@@ -150,7 +150,7 @@ def serve(
       localllm serve model.gguf --socket ~/.localllm.sock
     """
     require_extra()
-    from localllm.server.guard import origin_of
+    from localllm.server.guard import normalize_origin
     from localllm.server.run import Setup, run
 
     paths = named(models or [])
@@ -169,7 +169,7 @@ def serve(
 
     setup = Setup(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
-        share.grace, keys, tuple(place.allow_host or ()), [*map(origin_of, place.allow_origin or ())],
+        share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names,
     )  # fmt: skip

@@ -79,7 +79,7 @@ class PairEmbedder:
         start, *ids, end = self._words.encode(require_text("texts", text))
         room = self.context - 2
         if len(ids) > room and overflow == "refuse":
-            advice = "--overflow cut or split reads it all the same"
+            advice = "shorten it or set overflow to cut or split"
             raise ContextError(f"text {number} has {len(ids) + 2} tokens, the model reads {self.context}: {advice}")
         starts: Sequence[int] = range(0, max(len(ids), 1), room) if overflow == "split" else (0,)
         return [[start, *ids[first : first + room], end] for first in starts]

@@ -110,7 +110,7 @@ class Embedder:
             raise UsageError(f"a context of {self.context} tokens is too short for any text")
         if len(ids) > room:
             if overflow == "refuse":
-                length, advice = len(ids) + self.context - room, "--overflow cut or split reads it all the same"
+                length, advice = len(ids) + self.context - room, "shorten it or set overflow to cut or split"
                 raise ContextError(f"text {number} has {length} tokens, the model reads {self.context}: {advice}")
             starts = range(0, len(ids), room) if overflow == "split" else (0,)
             return [[*self._before, *ids[start : start + room], *self._behind] for start in starts]
@@ -136,7 +136,7 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
     known = wanted or (hyperparameters.pooling if hyperparameters.looks_ahead else said)
     if known in (None, NONE):
         problem = "does not say how the rows of tokens become a vector: it was not made for that"
-        raise ModelError(f"{file.path}: the model {problem}; --pooling last makes vectors of it anyway")
+        raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")
     return str(known)
 
 

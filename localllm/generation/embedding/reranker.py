@@ -106,7 +106,7 @@ class Reranker:
                 f"the query has {others} tokens with what stands around it, the model reads {self.context}"
             )
         if len(ids) > room and not cut:
-            length, advice = others + len(ids), "--overflow cut reads its beginning"
+            length, advice = others + len(ids), "shorten it or set cut"
             raise ContextError(
                 f"text {number} has {length} tokens with its query, the model reads {self.context}: {advice}"
             )
