@@ -115,7 +115,7 @@ def test_names_that_have_to_be_right(path: str):
 
 def test_reranking_as_other_servers_have_it(told: Served, monkeypatch):
     told.chat("x")
-    monkeypatch.setattr(told.model(), "rerank", lambda query, texts: __import__("numpy").array([0.1, 0.9, 0.5]))
+    monkeypatch.setattr(told.model(), "rerank", lambda query, texts, cut: __import__("numpy").array([0.1, 0.9, 0.5]))
     asked = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "model": "rerank-v3.5"}
     whole = told.post("/v2/rerank", asked).json
     assert whole["object"] == "list" and whole["id"].startswith("rerank-") and whole["model"] == "scripted"

@@ -90,7 +90,7 @@ def test_openai_parses_a_schema(gpt):
 
 
 def test_openai_errors(gpt):
-    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-9' not found"):
         gpt.chat.completions.create(model="gpt-9", messages=USER)
     with pytest.raises(openai.BadRequestError) as caught:
         gpt.chat.completions.create(model="scripted", messages=asking("x" * 5000))
