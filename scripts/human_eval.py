@@ -31,7 +31,7 @@ from confined_python import Outcome, reason_against, run_confined  # noqa: E402
 from real_models import read_table  # noqa: E402
 
 ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"
-ASK_FOR_JSON = "Complete this Python function. Answer with the whole function.\n\n```python\n{prompt}```"
+ASK_FOR_JSON = 'Complete this Python function. Answer with JSON, {"code": the function}.\n\n```python\n{prompt}```'
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOKENS = 512
 
