@@ -202,7 +202,7 @@ def test_a_program_is_compiled(monkeypatch, passes):
     walker = SimpleNamespace(run="run", close=None)
     for name, value in (("target_for_this_cpu", target), ("prepared", "prepared"), ("Tape", tape), ("Threads", walker),
                         ("lowered", SimpleNamespace(all="lowered")), ("Library", library),
-                        ("Passing", SimpleNamespace(run="passing"))):  # fmt: skip
+                        ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
     program = program_module.compiled(operations, places, 3, "progress", "given", keeps=False, passes=passes)
@@ -212,10 +212,10 @@ def test_a_program_is_compiled(monkeypatch, passes):
     assert made["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
     assert program._walk == ("passing" if passes else "run")
-    assert made.get("Passing") == ((walker, "steps", {}) if passes else None)
+    assert made.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
     made.clear()
     program_module.compiled([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
-    assert made["target_for_this_cpu"] == (1, 9, True, {}) and "Passing" not in made
+    assert made["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in made
     assert program._loader._progress == "progress" and program._loader._pieces is target.pieces
 
 
@@ -342,15 +342,15 @@ def test_programs_of_a_backend(monkeypatch):
 def test_what_a_backend_keeps(monkeypatch):
     """Pages for what attends, states for what recurs; keys are turned in the first."""
     made = {}
-    for name in ("KVCache", "StateLayout", "Room", "KeyRotator"):
-        there = shift if name == "KeyTurner" else backend
+    for name in ("KVCache", "StateLayout", "CachePool", "KeyRotator"):
+        there = shift if name == "KeyRotator" else backend
         known = SimpleNamespace(store="store", places="places", place_bytes=5, turn="turn")
         monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
     monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
     found = CpuBackend(["model"], states, 100, options)
     assert made["KVCache"] == (states[::2], 100, options.kept_as) and made["StateLayout"] == (states[1:2],)
-    assert made["Room"] == (found._cache, found._places.layout) and found._places.layout is not None
+    assert made["CachePool"] == (found._cache, found._places.layout) and found._places.layout is not None
     assert (found.store, found.places, found.place_bytes) == ("store", "places", 5)
     found.prepare_shift("turns")
     assert made["KeyRotator"] == (found._cache, states[::2], "turns") and found.turn == "turn"

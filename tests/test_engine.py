@@ -365,7 +365,6 @@ def test_a_norm_in_a_block_format(opened, file):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"llama.vocab_size": 200},
         {"llama.vocab_size": 10**7, "tokenizer.ggml.tokens": None},
         {"tokenizer.ggml.tokens": ["a"] * 300},
         {"llama.block_count": 3},

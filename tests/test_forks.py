@@ -49,7 +49,7 @@ import os, sys
 from contextlib import ExitStack
 from localllm import api, builtin_model
 from localllm.engine import forks
-from localllm.generation import constraints
+from localllm.generation.constraints import constraint as constraints
 
 model = api.open_model(builtin_model(), 1)
 "".join(model.generate("Hello", 2))

@@ -126,7 +126,7 @@ def test_only_what_changes_is_encoded_again(monkeypatch):
 
     calibration.forward, calibration.logits = forward, lambda *given: given
     monkeypatch.setattr(corrected.Encoded, "encoded", lambda encoded, job, inputs, format: MatrixBlocks(format, inputs))
-    for name in ("Originals", "Coarse"):
+    for name in ("Originals", "CoarseWeights"):
         monkeypatch.setattr(corrected, name, lambda *given, name=name: (name, *given))
     monkeypatch.setattr(
         corrected, "divergence", lambda base, found, threads: (base, found, threads) and len(found[0][3])

@@ -454,6 +454,7 @@ def model_with(**parts: Any) -> Model:
     made = Model.__new__(Model)
     made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
     made.__dict__.update(parts)
+    made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
     return made
 
 

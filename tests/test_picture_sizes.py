@@ -17,6 +17,7 @@ from localllm.arch.vision.position_tables import by_areas, by_corners
 from localllm.arch.vision.resizing import BICUBIC, BILINEAR, LANCZOS, Pixels, resized, whole_size, with_bars
 from localllm.arch.vision.tiling import cut, grids, most_used, tiles_of
 from localllm.errors import ModelError
+from localllm.files.oddities import Oddities
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -261,7 +262,7 @@ def pair(**changes: Any) -> clip.Towers:
     fields = fields_of(**{**SEEING, **PAIR, **changes})
     metadata = {**fields.metadata, "general.architecture": "clip"}
     metadata = {key.replace(fields.prefix, "clip."): value for key, value in metadata.items()}
-    return clip.read_pair(SimpleNamespace(metadata=metadata, path="clip.gguf"))  # type: ignore[arg-type]
+    return clip.read_pair(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Oddities()))  # type: ignore[arg-type]
 
 
 def test_what_is_read_of_a_pair():

@@ -132,7 +132,7 @@ def test_tags_that_templates_look_for():
     for kind in (USER_DEFINED, CONTROL):
         tokenizer = chatml_tokenizer(("<other>", kind), ("<|x|>", USER_DEFINED), template=source)
         message = {"role": "assistant", "content": "<think>a</think>\n\nb<|x|><|im_end|>"}
-        tokens = prompt(tokenizer, [message])
+        tokens = prompt(tokenizer, [message, {"role": "user", "content": ""}])
         assert tokens == [98, tokenizer.pieces.index("<|x|>"), *tokenizer.encode("<|im_end|>"), 257]
 
 

@@ -201,7 +201,7 @@ def test_layers_with_and_without_experts():
 
 def test_queries_keys_and_values():
     b: Any = Teller()
-    h: Any = SimpleNamespace(attention=SimpleNamespace(heads=(3, 2), kv_heads=(1, 2), head_dim=2))
+    h: Any = SimpleNamespace(attention=SimpleNamespace(heads=(3, 2), kv_heads=(1, 2), head_dim=2, value_dim=2))
     apart = weights(attn_q=(6, 4), attn_k=(2, 4), attn_v=(2, 4))
     assert qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
     fused = weights(attn_qkv=(10, 4))
@@ -259,7 +259,7 @@ def test_each_head_by_its_factor(dim: int):
 
 def test_mpt_says_what_its_file_has():
     b: Any = Teller()
-    attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2)
+    attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2, value_dim=2)
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, limit=0.0, alibi_bias=0.0, scale=1.0, states=list)
     h.rope, h.ahead = lambda layer: None, lambda layer: 0
     shapes = {"attn_norm": (4,), "attn_qkv": (12, 4), "attn_output": (4, 4), "ffn_norm": (4,), "ffn_up": (6, 4),

@@ -238,7 +238,7 @@ def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
     assert heard == [
         ("some", 12), ("forward", True, 3),
         ("pasts", [(number * 1000, 128) for number in (0, 2, 4, 6, 8)], [names[:2], names[2:]]),
-        (base, ("Coarse", together, 5, 3, "past 0"), 3), (base, ("Coarse", alone, 5, 3, "past 1"), 3),
+        (base, ("CoarseWeights", together, 5, 3, "past 0"), 3), (base, ("CoarseWeights", alone, 5, 3, "past 1"), 3),
     ]  # fmt: skip
     assert told == [
         (1, 6, names[0]), (2, 6, names[1]), (3, 6, names[2]), (4, 6, "blk.0.query"), (6, 6, "output.weight")
