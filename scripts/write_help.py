@@ -21,14 +21,14 @@ What `localllm help` and `localllm help COMMAND` show; scripts/write_help.py wri
 COMING_BEGINNING = """\
 # Coming from llama.cpp or Ollama
 
-A command line that was copied from a tutorial for llama.cpp runs, with `localllm run` or `localllm chat` in front:
-options have the same names and defaults, those that mean nothing here are left out, which one line on stderr tells, and
-only what would change the answer and cannot be done is refused. scripts/write_help.py writes this file from what the
-program itself uses.
+A command line from a tutorial for llama.cpp runs with `localllm run` or `localllm chat` in front: options have the
+same names and defaults. Options without a meaning here are ignored, with one line on stderr; an option that would
+change the answer and is not supported is refused. scripts/write_help.py writes this file from the program's own
+tables.
 
 Models are GGUF files, or names: those that `localllm list --all` shows, `hf:OWNER/REPOSITORY:TYPE`, `hf.co/...`, the
-address of a page of the Hugging Face hub, `gemma3:4b` as of Ollama. Nothing is fetched unless you say so: `localllm
-pull` does it, and on a terminal you are asked.
+address of a page of the Hugging Face hub, `gemma3:4b` as in Ollama. Nothing is downloaded unless you ask for it:
+`localllm pull` downloads, and on a terminal other commands offer it.
 """
 
 
