@@ -14,6 +14,9 @@ from localllm.engine.draft_head import DraftSequence
 from localllm.engine.engine import Engine
 from localllm.engine.forks import Refusal
 from localllm.engine.image_tokens import ImageEmbedding
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.hidden_states import ExportHidden
+from localllm.engine.operations.operation import Operation
 from localllm.engine.runs import Runs
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
@@ -547,7 +550,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     monkeypatch.setattr(engine_module, "DraftHead", Head)
     monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "guesser")
     monkeypatch.setattr(engine_module, "shown_to", lambda guesser: f"shown to {guesser}")
-    said, before = [SimpleNamespace(verb="add")], Head()
+    said, before = [Operation((), Activation(ALL, 4))], Head()
     known = {"_file": "file", "_options": "options", "_head": before, "_guesser": "own", "_shown": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
     with pytest.raises(UsageError, match=r"^head\.gguf: heads of other files guess on the CPU only, not on a card$"):
@@ -563,7 +566,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
         known["_shown"],
         [],
     )
-    said.append(SimpleNamespace(verb="show"))
+    said.append(ExportHidden((), Activation(ALL, 4), np.zeros(0)))
     given.clear()
     engine.use_head(file)
     assert given == [(file, "file", engine.hyperparameters), "shown to guesser"]

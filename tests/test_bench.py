@@ -29,11 +29,11 @@ from localllm.cli.commands import bench as bench_command
 from localllm.cli.commands.bench import NARROW, Numbers, cells
 from localllm.engine.cpu import bandwidth
 from localllm.engine.cpu.bandwidth import MemoryReader, read_bandwidth
+from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 from localllm.services import bench, bench_texts
 from localllm.services.bench import Bench, Course, Result, Test, plan

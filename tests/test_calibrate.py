@@ -22,6 +22,7 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.main import main
 from localllm.engine.engine import Engine
+from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
@@ -31,7 +32,7 @@ from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.tensor_source import find_map
 from localllm.kernels.dequantize_rows import Widener
-from localllm.kernels.reference import Reference, dequantize
+from localllm.kernels.reference import dequantize
 from localllm.kernels.reference_cache import Remembered
 from localllm.quant.activation_rounding import rounded
 from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, scales_of

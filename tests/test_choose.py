@@ -11,11 +11,12 @@ from test_cuda_attention import Cache, Few, Shape, attend_few, content, error, p
 
 from localllm.engine.cpu.attention import choose_scratch
 from localllm.engine.engine import Engine
+from localllm.engine.operations.computing import largest
+from localllm.engine.operations.key_selection import unpacked
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.rope_shift import turns
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.reference import largest, unpacked
 
 CONTEXT = 512
 random = np.random.default_rng(0)

@@ -21,9 +21,9 @@ from localllm.engine.cpu.rows import RowProgram
 from localllm.engine.cpu.streaming_run import StreamingRunner, TapeSlice, pieces_of
 from localllm.engine.cpu.threads import Threads, WorkerGroup
 from localllm.engine.memory.reserved import Reserved
+from localllm.engine.operations.activation import ALL, WANTED, Routed
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan
-from localllm.engine.trace.operations import ALL, WANTED, Routed
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
@@ -201,13 +201,16 @@ def test_a_program_is_compiled(monkeypatch, passes):
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
     for name, value in (("target_for_this_cpu", target), ("prepared", "prepared"), ("Tape", tape), ("Threads", walker),
-                        ("lowered", SimpleNamespace(all="lowered")), ("Library", library),
+                        ("lower_operations", SimpleNamespace(all="lowered")), ("Library", library),
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
     program = program_module.compiled(operations, places, 3, "progress", "given", keeps=False, passes=passes)
     assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["prepared"] == (operations, target, {})
-    assert made["lowered"] == ("prepared", target, places, {"given": "given"}) and made["Tape"] == ("lowered", {})
+    assert made["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and made["Tape"] == (
+        "lowered",
+        {},
+    )
     assert made["Library"] == ({"k", "run", "work"}, "progress", ["later"], {})
     assert made["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)

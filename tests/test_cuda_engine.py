@@ -299,7 +299,7 @@ def test_what_the_cpu_has_of_a_card(card, monkeypatch):
 def test_a_product_begins_where_it_should():
     """In its rows from the first byte on, or where the caller says, and it adds to what is there if he says that."""
     told = list[tuple]()
-    steps = SimpleNamespace(most=lambda rows: 7, append=lambda *given: told.append(given))
+    steps = SimpleNamespace(max_rows=lambda rows: 7, append=lambda *given: told.append(given))
     a, b, y, x = Buffer(3, 64), Buffer(5, 128), Buffer(7, 256), SimpleNamespace(rows=None, columns=48)
     multiply(steps, "f16", Factor(a, 32), Factor(b, 64), x, y, 9)
     multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, Within(y, 40), 9, adds=True)

@@ -8,9 +8,9 @@ from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 from test_attention import BLOCKS, NAMES, Header, decoded, encoded
 
+from localllm.engine.operations.reference import Reference
 from localllm.engine.run import NO_KINDS
 from localllm.kernels.cuda import kernel, parameters
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import hadamard
 
 COUNT = 3  # rows; there may be one more

@@ -8,7 +8,7 @@ from test_recurrent_kernels import Run, in_blocks, in_columns, moved, weight
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.kernels.reference import Reference
+from localllm.engine.operations.reference import Reference
 
 COUNTS = [3, 1]  # tokens of each sequence
 TOKENS = sum(COUNTS)

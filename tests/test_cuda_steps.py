@@ -25,8 +25,9 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.operations.operation import MatrixOperation, Operation
 from localllm.engine.run import Header, Span, TextSpan
-from localllm.engine.trace.operations import WANTED
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -331,8 +332,8 @@ def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
 
     monkeypatch.setattr(card_program, "CardWeights", Known)
     monkeypatch.setattr(card_program, "SizedProgram", lambda model, size, progress: done.append(size))
-    last = SimpleNamespace(given={"weight": "b"}, output=SimpleNamespace(columns=3))
-    operations = [SimpleNamespace(given={"weight": "a"}), SimpleNamespace(given={}), last]
+    x = Activation(ALL, 3)
+    operations = [MatrixOperation((), x, "a"), Operation((), x), MatrixOperation((), x, "b")]
     options = SimpleNamespace(uploading="uploading", progress=None)
     program = CudaProgram("card", operations, "cache", "layout", 64, options, "taken")
     assert done == [(["a", "b"], "uploading"), "a", "b", (512, 1), (1, 1)] and program._logits.shape == (0, 3)
@@ -371,7 +372,7 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     used = []
     card = SimpleNamespace(capability=(8, 0), use=lambda: used.append(1),
                            pinned=lambda size: pinned.append(size) or np.zeros(size, np.uint8))  # fmt: skip
-    operations = [SimpleNamespace(given={}, output=SimpleNamespace(columns=3))]
+    operations = [Operation((), Activation(ALL, 3))]
     options = SimpleNamespace(uploading=None, progress="shown")
     program = CudaProgram(card, operations, None, None, 64, options, {})
     assert made == [((512, 1), "shown"), ((1, 1), "shown")]

@@ -26,6 +26,8 @@ from test_kernels import as_written, linear_float, linear_quantized, quantize_wo
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import swiglu_limited
 from localllm.engine.engine import Engine
+from localllm.engine.operations.experts import ChosenExperts
+from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import ModelError
@@ -34,7 +36,6 @@ from localllm.kernels import cpu
 from localllm.kernels.arguments import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from localllm.kernels.build.library import Library
 from localllm.kernels.cpu import EXPERT_ROWS
-from localllm.kernels.reference import ChosenExperts, Reference
 
 ROUTINGS = [
     Routing(8, 2), Routing(8, 8), Routing(1, 1), Routing(60, 4, normalized=False, scale=2.5),

@@ -14,8 +14,8 @@ from localllm.arch import ARCHITECTURES, architecture
 from localllm.arch.metadata import Fields
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
+from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.operations import ALL, Activation
 from localllm.engine.trace.recorder import recorded
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile, Tensor
@@ -506,14 +506,14 @@ def test_what_is_limited_where_a_file_says_so(golden, name, key, verb, counts):
     for limit, count in zip((0.0, 3.0), counts, strict=True):
         file = change(golden(name), **{key.replace(".", "__"): limit})
         found = [each for each in said(file) if each.verb == verb]
-        assert len(found) == count and all(3.0 in each.given.values() for each in found)
+        assert len(found) == count and all(3.0 in each.numbers.values() for each in found)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_scores_that_are_limited(golden, name):
     for limit in (0.0, 2.0):
         file = change(golden(name), attn_logit_softcapping=limit)
-        scores = [each.given["softcap"] for each in said(file) if each.verb == "attend"]
+        scores = [each.softcap for each in said(file) if each.verb == "attend"]
         assert scores and set(scores) == {limit}
 
 
@@ -600,8 +600,8 @@ def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
     file = golden("llama4")
     module, h = architecture(file)
     operations = recorded(file, module.forward, Weights(file.tensors), h, 128).operations
-    tempered = [operation.given for operation in operations if operation.verb == "temper"]
-    assert tempered and all((given["slope"], given["length"]) == (0.1, 8192) for given in tempered)
+    tempered = [operation for operation in operations if operation.verb == "temper"]
+    assert tempered and all((each.slope, each.length) == (0.1, 8192) for each in tempered)
 
 
 def test_what_granite_takes_if_nothing_is_said(golden):

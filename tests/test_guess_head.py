@@ -27,6 +27,7 @@ from localllm.engine import draft_head as guess_head
 from localllm.engine.draft_head import DraftHead
 from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.engine import Engine
+from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.runs import LATER, Runs
@@ -35,7 +36,6 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 
 USUAL = ("qwen35", "eagle3_own")  # of a model's own layer, and of a head in a file of its own

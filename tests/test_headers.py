@@ -253,12 +253,12 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     head = DraftHead(source, 300, "options")
     (operations, states, context, options), *beside = made
     assert [one.verb for one in operations] == ["given", "scale", "join", "show", "columns"]  # logits come last
-    assert operations[0].given["memory"] is head._before and operations[3].given["memory"] is head._made
+    assert operations[0].memory is head._before and operations[3].memory is head._made
     assert operations[3].inputs == (operations[1].output,)
     assert (states, context, options) == ([source.state], 300, "options")
     if fuses:
         (fusing,) = beside
-        assert [one.verb for one in fusing] == ["given", "columns"] and fusing[0].given["memory"] is head._shown
+        assert [one.verb for one in fusing] == ["given", "columns"] and fusing[0].memory is head._shown
         head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._shown[:2, :12].tolist()))
         rows = np.arange(24, dtype=np.float32).reshape(2, 12)
         assert head.fused(rows) == (2, 512 // PAGE, rows.tolist())

@@ -10,8 +10,8 @@ from simulated import launch
 from test_recurrent_kernels import weight
 
 from localllm.arch.verbs import Hashing
+from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
-from localllm.kernels.reference import Reference
 
 KERNELS = [
     "scale_columns", "lerp", "multiply_heads", "head_dots", "mix", "softmax", "sinkhorn", "replace_ids", "as_column",

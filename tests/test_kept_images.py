@@ -19,8 +19,9 @@ from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
 from localllm.engine.memory import fingerprint as fingerprints
 from localllm.engine.memory import image_cache as seen_rows
 from localllm.engine.memory.image_cache import SeenRows, key_of
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.operation import Operation
 from localllm.engine.runs import Runs
-from localllm.engine.trace.operations import ALL, Activation, Operation
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation.generate import GenerationOptions
@@ -276,7 +277,7 @@ def test_what_a_cache_depends_on(monkeypatch):
         assert made() == first and len(first) == 32
         other.setattr(Path, "rglob", lambda folder, pattern: sorted(rglob(folder, pattern))[:-1])
         found = [made()]
-    found += [made("other"), made(operations=[Operation("norm", (), Activation(ALL, 4))]), made(kv_type="f32")]
+    found += [made("other"), made(operations=[Operation((), Activation(ALL, 4))]), made(kv_type="f32")]
     for change in ({"folder": "other"}, {"tiles": True}):
         known |= change
         found.append(made())

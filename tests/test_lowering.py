@@ -19,35 +19,36 @@ from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
-from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
-from localllm.engine.lower.experts import add_by_expert
-from localllm.engine.lower.lowering import lowered
+from localllm.engine.lower.lowering import lower_operations
 from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.key_selection import SelectKeys
+from localllm.engine.operations.linear import AddSquares
 from localllm.engine.run import Header
-from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels.arguments import PAGE
 
 
-def attend(steps: Steps, operation: Operation, target: object) -> None:
-    attention = before_attention(steps, operation)
+def attend(steps: Steps, operation: Attend, target: object) -> None:
+    attention = operation.prepare(steps)
     steps.append("attend", attention.arguments, 1, attention.reads, [attention.y])
-    behind_attention(steps, operation, attention)
+    operation.finish(steps, attention)
 
 
-def choose(steps: Steps, operation: Operation, target: object) -> None:
-    arguments, reads, y, kernel = before_choice(steps, operation)
+def choose(steps: Steps, operation: SelectKeys, target: object) -> None:
+    arguments, reads, y, kernel = operation.prepare(steps)
     steps.append(kernel, arguments, 1, reads, [y])
 
 
-def expert_linear(steps: Steps, operation: Operation, target: object) -> None:
+def expert_linear(steps: Steps, operation: ExpertLinear, target: object) -> None:
     """Only its biases."""
     steps.new(operation.output)
-    if operation.given["bias"] is not None:
-        add_by_expert(steps, operation.output, steps.experts[operation.inputs[1].routed], operation.given["bias"])
+    operation.add_bias(steps)
 
 
 TARGET = SimpleNamespace(
@@ -104,7 +105,7 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
     places = StepPlaces(cache, StateLayout(recurrent) if recurrent else None, Header(7))
-    steps, told = lowered(builder.operations, TARGET, places), Told(places)
+    steps, told = lower_operations(builder.operations, TARGET, places), Told(places)
     lines = [told.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
@@ -272,9 +273,9 @@ def test_what_comes_from_another_target_and_goes_to_one():
     builder._shown = SimpleNamespace(memory=memory)
     builder.add(builder.reveal(y), taken)
     sums = np.zeros(80, np.float32)
-    builder.operations.append(Operation("add_squares", (y,), Activation(ALL, 80), {"sums": sums}))
+    builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
     places = StepPlaces(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
-    steps, header = lowered(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
+    steps, header = lower_operations(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
     assert [step.kernel for step in steps] == ["fetch", "columns", "scale", "columns", "add", "add_squares", "columns"]
     fetch, first, _, shown, _, squares, last = steps
     assert fetch.arguments == {"source": came.ctypes.data, "target": fetch.writes[0], "words": 8 * 192 // 8}
@@ -288,7 +289,7 @@ def test_what_comes_from_another_target_and_goes_to_one():
     assert squares.arguments["sums"] is sums and squares.parts == "by 1 of 8 rows"
     builder.operations.clear()
     builder.columns(builder.given(memory, 20), 0, 3)
-    *_, out = lowered(builder.operations, TARGET, places).all
+    *_, out = lower_operations(builder.operations, TARGET, places).all
     given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
     assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})
 

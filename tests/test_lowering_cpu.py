@@ -23,12 +23,12 @@ from localllm.engine.cpu.lowering import VERBS, prepared, target_for_this_cpu
 from localllm.engine.cpu.matmul import float_scratch, parts_of
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import few_count
-from localllm.engine.lower.lowering import lowered
+from localllm.engine.lower.lowering import lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.memory.cache import KVCache
+from localllm.engine.operations.activation import ALL, WANTED
 from localllm.engine.run import BATCH, Header
-from localllm.engine.trace.operations import ALL, WANTED
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -127,7 +127,7 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
     say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
-    steps, told = lowered(prepared(builder.operations, target), target, places), Told(places)
+    steps, told = lower_operations(prepared(builder.operations, target), target, places), Told(places)
     lines = [told.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 

@@ -23,8 +23,8 @@ from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
+from localllm.engine.operations.activation import WANTED
 from localllm.engine.run import Header
-from localllm.engine.trace.operations import WANTED
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.kernels.arguments import PAGE

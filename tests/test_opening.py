@@ -25,12 +25,19 @@ from localllm.engine.cuda.devices import Placed, layers_on
 from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
 from localllm.engine.embedding_only import EmbeddingOnlyEngine
 from localllm.engine.forks import Refusal, lock_for, was_forked
+from localllm.engine.operations.activation import ALL, WANTED, Activation, last_uses
+from localllm.engine.operations.attention import Attend, WriteKV
+from localllm.engine.operations.elementwise import Elementwise, Scale
+from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.key_selection import SelectKeyBlocks, SelectKeys
+from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.operation import Operation, StateOperation, operation
 from localllm.engine.options import EngineOptions, layers_of
 from localllm.engine.runs import Runs
-from localllm.engine.trace.activation_forms import with_forms
+from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation, last_uses, stored
+from localllm.engine.trace.kv_producers import kv_producers
 from localllm.engine.trace.split import split
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
@@ -298,27 +305,50 @@ def test_all_owners_are_told_of_a_fork(monkeypatch):
 # ---- lists of operations --------------------------------------------------------------------------------------------
 
 
+@operation
+class Named(StateOperation):
+    """Any verb that has a state."""
+
+    function: str
+
+    @property
+    def verb(self) -> str:
+        return self.function
+
+
+def other(verb: str, inputs: tuple[Activation, ...], output: Activation) -> Operation:
+    return Elementwise(inputs, output, verb, {})
+
+
+def at(verb: str, layer: int, inputs: tuple[Activation, ...], output: Activation) -> Operation:
+    return Named(inputs, output, SimpleNamespace(layer=layer), verb)
+
+
 def chain(*verbs: str, weights: dict[str, int] | None = None) -> list[Operation]:
     """Each reads what the one before makes; weights: the layer of each, by verb."""
     made, x = [], Activation(ALL, 4)
     for number, verb in enumerate(verbs):
-        given = {"state": SimpleNamespace(layer=weights[verb])} if weights and verb in weights else {}
-        made.append(Operation(verb, (x,) if number else (), x := Activation(ALL, 4 + number), given))
+        inputs, output = (x,) if number else (), Activation(ALL, 4 + number)
+        made.append(
+            at(verb, weights[verb], inputs, output) if weights and verb in weights else other(verb, inputs, output)
+        )
+        x = output
     return made
 
 
 def test_from_what_a_cache_is_filled():
     """Keys and values, and what they are made of up to the last product."""
     x, q, k, scaled, v, made, chosen = (Activation(ALL, number) for number in range(7))
+    attend = Attend((q, scaled, v), made, *[None] * 12)
     operations = [
-        Operation("norm", (), x), Operation("linear", (x,), q), Operation("linear", (x,), k),
-        Operation("scale", (k,), scaled), Operation("linear", (x,), v), Operation("attend", (q, scaled, v), made),
+        other("norm", (), x), Linear((x,), q, None, None), Linear((x,), k, None, None),
+        Scale((k,), scaled, 2.0), Linear((x,), v, None, None), attend,
     ]  # fmt: skip
-    assert stored(operations) == {k, scaled, v}
-    assert stored([*operations[:5], Operation("keep", (scaled, v), made)]) == {k, scaled, v}
-    assert stored([*operations[:5], Operation("choose", (q, scaled), chosen)]) == {k, scaled}
-    assert stored([*operations[:5], Operation("choose_blocks", (q, scaled), chosen)]) == {k, scaled}
-    assert stored(operations[:5]) == set()
+    assert kv_producers(operations) == {k, scaled, v}
+    assert kv_producers([*operations[:5], WriteKV((scaled, v), made, None)]) == {k, scaled, v}
+    assert kv_producers([*operations[:5], SelectKeys((q, scaled), chosen, None, 1, 1, 1)]) == {k, scaled}
+    assert kv_producers([*operations[:5], SelectKeyBlocks((q, scaled), chosen, None, 1, 1, 1, 1)]) == {k, scaled}
+    assert kv_producers(operations[:5]) == set()
     assert last_uses(operations) == {
         x: operations[4], q: operations[5], k: operations[3], scaled: operations[5], v: operations[5],
     }  # fmt: skip
@@ -327,12 +357,12 @@ def test_from_what_a_cache_is_filled():
 def test_forms_are_made_once():
     """Before the first who needs them, and read behind what was read already."""
     x, y = Activation(WANTED, 4), Activation(ALL, 5)
-    operations = [Operation(verb, (x, y), Activation(ALL, 1)) for verb in ("one", "none", "both", "one")]
-    wanted = {"one": {"halve": {"given": 1}}, "none": {}, "both": {"pack": {}, "halve": {}}}
-    found = with_forms(operations, lambda operation: wanted[operation.verb])
+    operations = [other(verb, (x, y), Activation(ALL, 1)) for verb in ("one", "none", "both", "one")]
+    wanted = {"one": {"halve": True}, "none": {}, "both": {"pack": False, "halve": False}}
+    found = insert_activation_forms(operations, lambda operation: wanted[operation.verb])
     assert [one.verb for one in found] == ["halve", "one", "none", "pack", "both", "one"]
     halved, packed = found[0].output, found[3].output
-    assert (found[0].inputs, found[0].given, halved.rows, halved.columns) == ((x,), {"given": 1}, WANTED, 4)
+    assert (found[0].inputs, found[0].exact, halved.rows, halved.columns) == ((x,), True, WANTED, 4)
     assert [one.inputs for one in found[1:]] == [(x, y, halved), (x, y), (x,), (x, y, packed, halved), (x, y, halved)]
     assert found[2] is operations[1] and [one.output for one in found if one.verb == "one"] == [
         operations[0].output, operations[3].output,
@@ -348,15 +378,15 @@ def test_where_a_model_is_cut():
     for layer, verbs in ((0, []), (2, ["embed", "a", "wide", "b", "end"])):
         assert [one.verb for one in split(operations, layer).before] == verbs
     narrow = chain("embed", "a", "wide", "b", weights={"a": 0, "b": 1})
-    narrow[2] = Operation("narrow", narrow[2].inputs, Activation(ALL, 3))
-    narrow[3] = Operation("b", (narrow[2].output,), Activation(ALL, 9), narrow[3].given)
+    narrow[2] = other("narrow", narrow[2].inputs, Activation(ALL, 3))
+    narrow[3] = at("b", 1, (narrow[2].output,), Activation(ALL, 9))
     assert [one.verb for one in split(narrow, 1).before] == ["embed", "a", "narrow"]
     for entangled in (chain("b", "a", weights={"a": 0, "b": 1}), chain("a", "b", weights={"a": 0, "b": 1})):
         if entangled[0].verb == "a":
             made = Activation(WANTED, 4)
             entangled = [
-                Operation("a", (), made, entangled[0].given),
-                Operation("b", (made,), made, entangled[1].given),
+                at("a", 0, (), made),
+                at("b", 1, (made,), made),
             ]
         with pytest.raises(UnsupportedError, match=r"^the layers before and from 1 on cannot be computed apart$"):
             split(entangled, 1)
@@ -367,28 +397,28 @@ def test_squares_are_summed_up_once_for_all_who_read():
     x, y = Activation(ALL, 20), Activation(WANTED, 3)
 
     def linear(name, source):
-        return Operation("linear", (source,), Activation(ALL, 1), {"weight": SimpleNamespace(name=name)})
+        return Linear((source,), Activation(ALL, 1), SimpleNamespace(name=name), None)
 
     sums = ImatrixCollector()
-    operations = [linear("a", x), Operation("add", (x, x), x), linear("b", x), linear("c", y)]
+    operations = [linear("a", x), other("add", (x, x), x), linear("b", x), linear("c", y)]
     watched = sums.watch(operations)
     assert [one.verb for one in watched] == ["add_squares", "linear", "add", "linear", "add_squares", "linear"]
     first, last = watched[0], watched[4]
     assert (first.inputs, first.output.columns, first.output.rows, last.output.rows) == ((x,), 0, ALL, WANTED)
-    assert (len(first.given["sums"]), len(last.given["sums"])) == (32, 16)
+    assert (len(first.sums), len(last.sums)) == (32, 16)
     assert [one for one in watched if one.verb != "add_squares"] == operations
-    first.given["sums"][:] = range(32)
+    first.sums[:] = range(32)
     taken = sums.take()
     assert {name: len(numbers) for name, numbers in taken.items()} == {"a": 20, "b": 20, "c": 3}
     assert taken["a"].tolist() == taken["b"].tolist() == [*range(20)] and taken["a"].dtype == np.float32
-    assert not first.given["sums"][:20].any() and not sums.take()["a"].any()
+    assert not first.sums[:20].any() and not sums.take()["a"].any()
     sums = ImatrixCollector()
     for _ in range(2):
         sums.add("a", np.array([[1, 2], [3, 4]], np.float32))
     assert sums.take()["a"].tolist() == [20, 40]
     ImatrixCollector.require_watchable(operations, "m.gguf")
     with pytest.raises(ModelError) as error:
-        ImatrixCollector.require_watchable([Operation("expert_linear", (), x)], "m.gguf")
+        ImatrixCollector.require_watchable([ExpertLinear((), x, None, None)], "m.gguf")
     assert str(error.value) == "m.gguf: an importance matrix of a model with experts is not supported yet"
 
 
@@ -439,10 +469,10 @@ def test_rows_stand_for_tokens(is_whole):
     assert [one.verb for one in made.operations] == ["given", "given", "add", "attend"]
     assert made.rows.shape[0] == 512 and made.rows.shape[1] >= 8 and made.rows.dtype == np.float32
     made.rows[0] = np.arange(made.rows.shape[1])
-    assert begin.given["memory"][0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4
-    assert deep.given["memory"][0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
+    assert begin.memory[0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4
+    assert deep.memory[0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
     assert add.inputs == (begin.output, deep.output)
-    assert attend.given["ahead"] == (EVERY_TOKEN if is_whole else 3)
+    assert attend.ahead == (EVERY_TOKEN if is_whole else 3)
     assert row_operations(lambda b, w, h: None, "weights", H, 64, is_whole) is None
     assert RowRecorder(H, 64, is_whole).reveals is False
 

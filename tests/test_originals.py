@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.operation import StateOperation
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.tensor_source import GGUFSource
@@ -285,8 +287,8 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     made._hyperparameters = SimpleNamespace(encode=None, guessing=0)
     made._model = SimpleNamespace(forward=lambda *given: made.heard.append(given) or "logits")
     states = SimpleNamespace(operations=[
-        SimpleNamespace(verb=verb, given={"state": state})
-        for verb, state in (("attend", "a"), ("attend", "b"), ("attend", "a"), ("scan", "b"))
+        kind((), None, state, *[None] * more)
+        for kind, state, more in ((Attend, "a", 11), (Attend, "b", 11), (Attend, "a", 11), (StateOperation, "b", 0))
     ])  # fmt: skip
 
     class Builder:

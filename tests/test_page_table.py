@@ -17,6 +17,8 @@ from localllm.engine.memory.pages import Pages
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.memory.sequence_state import HybridState
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.operation import Operation
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
@@ -361,8 +363,8 @@ def test_a_page_is_a_piece_of_each_stream():
 def test_layers_of_a_run_share_memory(inputs, pages_of_layers):
     """Unless one reads the keys of another."""
     states = [Paged(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
-    attends = [SimpleNamespace(verb="attend", inputs=[0] * count) for count in inputs]
-    operations = [SimpleNamespace(verb="add", inputs=[0]), *attends]
+    attends = [Attend((0,) * count, None, *[None] * 12) for count in inputs]
+    operations = [Operation((0,), None), *attends]
     cache = RunCache(states, 3, KVType.of("f32"), operations)
     starts = [side.start for state in states for side in cache.sides(state)]
     one = 3 * PAGE * 64

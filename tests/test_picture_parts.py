@@ -40,7 +40,7 @@ def test_what_a_family_says_of_both_parts():
     assert (tower.width, project.width) == (3, 5)
     for part, columns in ((tower, 20), (project, 6)):
         given, product = part.recorder.operations
-        assert (given.given["memory"] is part.rows, given.output.columns) == (True, columns)
+        assert (given.memory is part.rows, given.output.columns) == (True, columns)
         assert (
             part.rows.shape[1] == {20: 48, 6: 16}[columns]
             and part.rows.dtype == np.float32

@@ -22,13 +22,13 @@ from localllm.arch.vision.tiling import most_used
 from localllm.arch.weights import Weights
 from localllm.engine.cpu import streaming_run as passing
 from localllm.engine.image_tokens import ImageEmbedding
+from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.page_release import map_of, release_pages
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 
 SIZES = (131, 90), (33, 200)

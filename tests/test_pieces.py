@@ -13,7 +13,7 @@ from engines import open_engine
 
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import EVERY, VariantTable
-from localllm.engine.trace.operations import ALL, WANTED, Routed, Rows
+from localllm.engine.operations.activation import ALL, WANTED, Routed, Rows
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for

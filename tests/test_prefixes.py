@@ -28,9 +28,10 @@ from localllm.engine.memory import fingerprint
 from localllm.engine.memory import prefix_cache as prefixes
 from localllm.engine.memory.fingerprint import described, plain, sample
 from localllm.engine.memory.prefix_cache import PrefixCache
+from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.run import BATCH
 from localllm.engine.runs import DEEP, FIRST, Runs
-from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
 from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
@@ -680,10 +681,10 @@ def test_samples_of_a_tensor():
 def test_what_is_done_in_plain_values():
     """The same for the same, whatever order it was said in; another number, type or shape is something else."""
     x, y = Activation(ALL, 4), Activation(WANTED, 6)
-    operations = [Operation("embed", (), x, {"b": 2, "a": 1}), Operation("add", (x, x), y, {})]
+    operations = [Elementwise((), x, "embed", {"b": 2, "a": 1}), Elementwise((x, x), y, "add", {})]
     assert described(operations) == [
-        ("embed", [], "all", 4, [("a", "1"), ("b", "2")]),
-        ("add", [0, 0], "wanted", 6, []),
+        ("embed", [], "all", 4, [("function", "'embed'"), ("numbers", [("a", "1"), ("b", "2")])]),
+        ("add", [0, 0], "wanted", 6, [("function", "'add'"), ("numbers", [])]),
     ]
     row = np.arange(4, dtype=np.float32)
     others = [row + 1, row.astype(np.float64), row.reshape(2, 2)]

@@ -1,5 +1,6 @@
 """What a recorder writes down of each verb and what it refuses, and that a description depends on nothing else."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,11 @@ from localllm.arch.routing import Routing
 from localllm.arch.verbs import Hashing, Scores
 from localllm.arch.weights import Weight
 from localllm.engine.memory.fingerprint import described
-from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation
-from localllm.engine.trace.recorder import HiddenStateTap, Recorder, recorded
+from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.operations.elementwise import Elementwise
+from localllm.engine.operations.hidden_states import HiddenStateTap
+from localllm.engine.operations.operation import Operation
+from localllm.engine.trace.recorder import Recorder, recorded
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.files.oddities import Oddities
@@ -32,7 +36,7 @@ def attended(choices: int) -> Operation:
 
 
 def test_keys_are_chosen_for_all_groups_together_or_for_each():
-    assert [attended(choices).given["choices"] for choices in (1, 2)] == [1, 2]
+    assert [attended(choices).choices for choices in (1, 2)] == [1, 2]
     for choices in (0, 3, 4):
         with pytest.raises(ModelError, match=f"layer 3: {choices} choices of keys for 2 groups"):
             attended(choices)
@@ -43,7 +47,7 @@ def test_a_description_does_not_depend_on_the_order_in_which_things_were_said():
     given = {"epsilon": 1e-5, "axis": 1, "group": None}
 
     def of(**said: object):
-        return described([Operation("given", (), x), Operation("norm", (x,), y, said)])
+        return described([Operation((), x), Elementwise((x,), y, "norm", said)])
 
     assert of(**given) == of(**dict(reversed(given.items()))) != of(**given | {"axis": 0})
 
@@ -80,6 +84,13 @@ def plain(value):
     return value.name if isinstance(value, Weight) else value
 
 
+def given_of(one: Operation) -> dict[str, object]:
+    """What was given besides activations, as it was recorded; the numbers of a formula by their names."""
+    names = [each.name for each in fields(one) if each.name not in ("inputs", "output", "is_stored")]
+    given = one.numbers if isinstance(one, Elementwise) else {name: getattr(one, name) for name in names}
+    return {name: plain(value) for name, value in given.items()}
+
+
 def said(say) -> list[tuple]:
     """Each operation: verb, columns of what goes in, rows and columns of what comes out, and what it was given."""
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
@@ -87,7 +98,7 @@ def said(say) -> list[tuple]:
     return [
         (
             one.verb, [each.columns for each in one.inputs], one.output.rows.name, one.output.columns,
-            {name: plain(value) for name, value in one.given.items()},
+            given_of(one),
         )
         for one in recorder.operations
     ]  # fmt: skip
@@ -122,34 +133,34 @@ SAID = {
     "join shared": (lambda r: r.join(x(4), x(3), 2, True), ("join", [4, 3], "all", 10, {"heads": 2, "shared": True})),
     "rms_norm": (
         lambda r: r.rms_norm(x(4), w(4), 0.5),
-        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 4, "epsilon": 0.5, "norm": "w"}),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 4, "epsilon": 0.5, "weight": "w"}),
     ),
     "rms_norm of groups": (
         lambda r: r.rms_norm(x(4), w(2), 0.5, 2),
-        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "norm": "w"}),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "weight": "w"}),
     ),
     "rms_norm of groups by row": (
         lambda r: r.rms_norm(x(4), w(4), 0.5, 2),
-        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 2, "epsilon": 0.5, "norm": "w"}),
+        ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 2, "epsilon": 0.5, "weight": "w"}),
     ),
     "rms_norm without weights": (
         lambda r: r.rms_norm(x(4), None, 0.5),
-        ("rms_norm", [4], "all", 4, {"vector": ONES, "group": 4, "epsilon": 0.5, "norm": None}),
+        ("rms_norm", [4], "all", 4, {"vector": ONES, "group": 4, "epsilon": 0.5, "weight": None}),
     ),
     "layer_norm": (
         lambda r: r.layer_norm(x(2), w(2, bias=2), 0.5),
         ("layer_norm", [2], "all", 2,
-         {"vector": rows(1, 2), "group": 2, "epsilon": 0.5, "norm": "w", "bias": rows(10, 11)}),
+         {"vector": rows(1, 2), "group": 2, "epsilon": 0.5, "weight": "w", "bias": rows(10, 11)}),
     ),
     "layer_norm without bias": (
         lambda r: r.layer_norm(x(4), w(2), 0.5, 2),
         ("layer_norm", [4], "all", 4,
-         {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "norm": "w", "bias": rows(0, 0, 0, 0)}),
+         {"vector": rows(1, 2, 1, 2), "group": 2, "epsilon": 0.5, "weight": "w", "bias": rows(0, 0, 0, 0)}),
     ),
     "layer_norm without weights": (
         lambda r: r.layer_norm(x(4), None, 0.5),
         ("layer_norm", [4], "all", 4,
-         {"vector": ONES, "group": 4, "epsilon": 0.5, "norm": None, "bias": rows(0, 0, 0, 0)}),
+         {"vector": ONES, "group": 4, "epsilon": 0.5, "weight": None, "bias": rows(0, 0, 0, 0)}),
     ),
     "linear": (lambda r: r.linear(x(3), w(2, 3)), ("linear", [3], "all", 2, {"weight": "w", "bias": None})),
     "linear with a bias": (
@@ -273,7 +284,7 @@ SAID = {
     "selective_scan": (
         lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(3, 2), w(3), SCANNED),
         ("selective_scan", [3, 3, 2, 2], "all", 3,
-         {"state": SCANNED, "rates": [rows(1, 2), rows(3, 4), rows(5, 6)], "skip": rows(1, 2, 3)}),
+         {"state": SCANNED, "number": 1, "rates": [rows(1, 2), rows(3, 4), rows(5, 6)], "skip": rows(1, 2, 3)}),
     ),
     "state_space": (
         lambda r: r.state_space(x(6), x(2), x(4), x(4), w(2, 1, first=5), HEADS),
@@ -547,8 +558,8 @@ def test_what_goes_into_layers_is_shown(layers, entered, columns):
         recorder.enter(went_in[0], 0)
     assert [one.verb for one in done] == ["join"] * (len(layers) - 1) + ["show"]
     assert done[0].inputs == tuple(went_in[layer] for layer in layers or (0,))
-    assert all(one.given == {"heads": 1, "shared": False} for one in done[:-1])
-    assert done[-1].given == {"memory": memory}
+    assert all((one.heads, one.shared) == (1, False) for one in done[:-1])
+    assert done[-1].memory is memory
     assert done[-1].output.columns == done[-1].inputs[0].columns == columns
 
 
@@ -584,7 +595,7 @@ def test_a_whole_architecture():
         return recorded(file, forward, "weights", hyperparameters, CONTEXT)
 
     both = of(uses=("w",))
-    assert [[one.given["weight"].name for one in some] for some in (both.encoding, both.operations)] == [["e"], ["w"]]
+    assert [[one.weight.name for one in some] for some in (both.encoding, both.operations)] == [["e"], ["w"]]
     assert of(encodes=False).encoding == []
     assert of(pooling="mean", columns=5).operations[-1].output.columns == 5
     for wrong, problem in (

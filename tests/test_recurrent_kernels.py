@@ -9,10 +9,10 @@ from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, o
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.weights import Weight
+from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import SEQUENCE
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 from localllm.quant.formats import BY_NAME
 

@@ -1,5 +1,6 @@
 """Sequences that forget their middle: tokens move, keys turn, and what is left is as if it had been read there."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from localllm.arch.layer_state import Paged
 from localllm.arch.rope import Rope
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.elementwise import Elementwise
+from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.operations import ALL, Activation, Operation
 from localllm.engine.trace.rope_shift import turn_of, turns
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -226,8 +229,12 @@ class Said(dict):
     """Operations by what they make."""
 
     def __call__(self, verb: str, *inputs: Activation, columns: int = 64, **given: object) -> Activation:
+        """What is not given does not matter."""
         made = Activation(ALL, columns)
-        self[made] = Operation(verb, inputs, made, given)
+        kind = OPERATIONS.get(verb)
+        names = [each.name for each in fields(kind)][2:] if kind else []
+        more = [given.get(name) for name in names] if kind else [verb, {}]
+        self[made] = (kind or Elementwise)(inputs, made, *more)
         return made
 
 

@@ -23,7 +23,8 @@ from localllm.engine.lower.tape import (
     padded,
     row_bytes,
 )
-from localllm.engine.trace.operations import Activation, Operation, Rows
+from localllm.engine.operations.activation import Activation, Rows
+from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.engine.trace.split import layer_of
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import ADD
@@ -183,13 +184,13 @@ def test_the_layer_of_an_operation():
     """By its states, or else the name of its weights: between layers it has none."""
     rows, floats = Rows("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
 
-    def of(**given) -> int | None:
-        return layer_of(Operation("linear", (), Activation(rows, 2), given))
+    def of(kind, *given) -> int | None:
+        return layer_of(kind((), Activation(rows, 2), *given))
 
     weights = {name: Weight(replace(floats, name=name)) for name in ("blk.13.ffn_up.weight", "output.weight")}
-    assert of(weight=weights["blk.13.ffn_up.weight"]) == 13
-    assert of(weight=weights["output.weight"]) is None and of(weight=np.ones(2)) is None and of() is None
-    assert of(state=SimpleNamespace(layer=3), weight=weights["blk.13.ffn_up.weight"]) == 3
+    assert of(MatrixOperation, weights["blk.13.ffn_up.weight"]) == 13
+    assert of(MatrixOperation, weights["output.weight"]) is None and of(Operation) is None
+    assert of(StateOperation, SimpleNamespace(layer=3)) == 3
 
 
 def test_room_for_a_row_in_float32():

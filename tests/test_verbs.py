@@ -10,9 +10,15 @@ from simulated import launch
 from localllm.arch import verbs
 from localllm.engine.cpu.lowering import VERBS as OF_CPU
 from localllm.engine.cuda.lowering import VERBS as OF_CARDS
-from localllm.engine.lower.lowering import VERBS, function_of
+from localllm.engine.lower.lowering import lower
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.elementwise import Elementwise
+from localllm.engine.operations.operation import Operation
+from localllm.engine.operations.reference import Reference
+from localllm.engine.operations.registry import OPERATIONS
+from localllm.engine.trace.recorder import Recorder
 from localllm.kernels import cpu, cuda
-from localllm.kernels.verbs import ROWWISE, where
+from localllm.kernels.verbs import ROWWISE
 
 # What is given to verbs with a formula, besides activations.
 CASES = {
@@ -56,26 +62,33 @@ def test_every_row_is_tested():
     assert ROWWISE.keys() == CASES.keys() | WITH_VECTORS
 
 
-def test_every_verb_is_known_to_all():
-    """Whatever an architecture can say, each target has steps for; each row is a verb and has a kernel everywhere."""
-    said = {name for name in dir(verbs.Builder) if not name.startswith("_")} | {"deal", "collect", "every_head"}
-    said -= {
-        "begin",
-        "deepen",
-        "rowwise",
-        "by_context",
-        "ignore",
-        "head_linear",
-        "ids",
-        "positions",
-        "wanted",
-        "previous",
-        "mean",
-        "reveal",
-        "enter",
-    }  # which are no operations
-    assert said - {"ids"} <= ROWWISE.keys() | VERBS.keys() | (OF_CPU.keys() & OF_CARDS.keys())
+NO_OPERATIONS = {  # verbs that record none, or those of others
+    "begin", "deepen", "enter", "rowwise", "by_context", "ignore", "reveal", "head_linear", "previous", "mean",
+}  # fmt: skip
+UNSAID = {"deal", "collect", "every_head", "show", "given", "add_squares"}  # operations that no architecture asks for
+
+
+def verbs_of(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
+
+
+def test_builder_recorder_and_reference_agree_with_the_registry():
+    """Each verb that records an operation is in the registry or a formula, and all three builders have it."""
+    verbs_said = verbs_of(verbs.Builder)
+    assert verbs_said - NO_OPERATIONS == (OPERATIONS.keys() - UNSAID) | CASES.keys()
+    for builder in (Recorder, Reference):
+        assert verbs_said <= verbs_of(builder), builder
+    for name in verbs_said:
+        expected = [*inspect.signature(getattr(verbs.Builder, name)).parameters]
+        for builder in (Recorder, Reference):
+            assert [*inspect.signature(getattr(builder, name)).parameters] == expected, (builder, name)
+
+
+def test_every_operation_has_steps_on_every_target():
+    for name, kind in OPERATIONS.items():
+        assert kind.lower is not Operation.lower or name in OF_CPU.keys() & OF_CARDS.keys(), name
     for name, row in ROWWISE.items():
+        assert name in CASES or name in OPERATIONS, name
         assert name in cpu.MODULES, name
         assert name in cuda.MODULES, name
         assert set(row.inputs) | set(row.strides) | set(row.given) < set(row.arguments._fields), name
@@ -83,9 +96,14 @@ def test_every_verb_is_known_to_all():
 
 def test_a_forgotten_verb_is_an_error_that_says_where():
     target = type("Target", (), {"verbs": OF_CPU})
-    with pytest.raises(NotImplementedError, match=r"'gulp' has no row in localllm/kernels/verbs\.py"):
-        function_of("gulp", target)
-    assert "table" in where("gulp")
+    x = Activation(ALL, 4)
+
+    class Gulp(Operation):
+        VERB = "gulp"
+
+    for operation in (Gulp((x,), x), Elementwise((x,), x, "gulp", {})):
+        with pytest.raises(NotImplementedError, match=r"'gulp' has no row in localllm/kernels/verbs\.py"):
+            lower(None, operation, target)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,7 +7,7 @@ from simulated import launch
 from test_cuda_recurrent import check as check_on_a_card
 from test_recurrent_kernels import Run, check, in_blocks, weight
 
-from localllm.kernels.reference import Reference
+from localllm.engine.operations.reference import Reference
 
 RULES = ["gated", "first", "delta"]
 

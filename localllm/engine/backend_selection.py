@@ -9,8 +9,8 @@ from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cuda.driver import has_driver
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.operations import Operation
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 

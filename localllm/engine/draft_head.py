@@ -10,12 +10,13 @@ from localllm.engine.draft_head_source import DraftHeadSource
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.sequence_state import SequenceState
+from localllm.engine.operations.hidden_states import HiddenStateTap
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import LATER, Runs
 from localllm.engine.sequence import Sequence
-from localllm.engine.trace.operations import Operation
-from localllm.engine.trace.recorder import HiddenStateTap, Recorder
+from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError
 from localllm.kernels.arguments import PAGE
 

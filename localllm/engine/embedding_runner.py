@@ -20,9 +20,10 @@ from localllm.engine.cuda.driver import has_driver
 from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.operations.tokens import EmbedKinds
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan
-from localllm.engine.trace.operations import PRODUCTS, Operation
 from localllm.engine.trace.recorder import recorded
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -54,7 +55,7 @@ class EmbeddingRunner:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context)
-        tables = [one.given["weight"].shape[0] for one in recorder.operations if one.verb == "embed_kinds"]
+        tables = [one.weight.shape[0] for one in recorder.operations if isinstance(one, EmbedKinds)]
         self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
         self._close: Callable[[], None] = lambda: None
@@ -100,7 +101,7 @@ class EmbeddingRunner:
         # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either,
         # but in short texts, where errors of few tokens are averaged: of MiniLM in Q8_0 the empty one's cosine is
         # 0.9992 by 8 bits and 0.9996 by 16.
-        weights = [one.given["weight"] for one in operations if one.verb in PRODUCTS]
+        weights = [one.weight for one in operations if isinstance(one, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
 

@@ -21,6 +21,8 @@ from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
 from localllm.engine.image_tokens import ImageEmbedding, ahead_of, images_between, is_within, key_of, passages, row_of
 from localllm.engine.memory.sequence_state import SequenceState
+from localllm.engine.operations.experts import Route
+from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import EXACT, FIRST, LATER, WHOLE, Runs
@@ -107,7 +109,7 @@ class Engine:
         )
         backend, self.device, note, self.limits = opened(said, options)
         self._backend: Backend | None = backend
-        later = FIRST if any(operation.verb == "route" for operation in self.operations) else LATER
+        later = FIRST if any(isinstance(one, Route) for one in self.operations) else LATER
         exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
         self._turns = partial(turns, self.operations, said.states)
@@ -226,7 +228,7 @@ class Engine:
             guesser = head(file, self._file, self.hyperparameters)
             shown = shown_to(guesser)
             operations = self._record(shown).operations
-            if not any(operation.verb == "show" for operation in operations):
+            if not any(isinstance(operation, ExportHidden) for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not show what goes into their layers"
                 raise UnsupportedError(f"{self._path}: {kind}: nobody can guess by it")
             made = DraftHead(guesser, self.context, self._options)

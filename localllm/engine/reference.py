@@ -8,11 +8,11 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import State
+from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
-from localllm.kernels.reference import Reference
 from localllm.kernels.reference_cache import Remembered
 
 

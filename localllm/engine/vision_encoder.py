@@ -19,10 +19,10 @@ from localllm.engine.forks import lock_for
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.run_cache import RunCache
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Header
 from localllm.engine.trace.image_rows import TurningRecorder
-from localllm.engine.trace.operations import Operation
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE

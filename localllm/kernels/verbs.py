@@ -107,6 +107,6 @@ ROWWISE = {
 def where(verb: str) -> str:
     """What to do about a verb that nobody knows how to compute."""
     return (
-        f"the verb {verb!r} has no row in localllm/kernels/verbs.py, and no function in the table of"
-        " localllm/engine/lower/lowering.py or of the target: it needs one of them"
+        f"the verb {verb!r} has no row in localllm/kernels/verbs.py, no operation in localllm/engine/operations that"
+        " says its steps, and no function in the table of the target: it needs one of them"
     )

@@ -20,7 +20,8 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.weights import Weight, Weights
-from localllm.engine.trace.operations import Operation
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.operation import Operation
 from localllm.engine.trace.recorder import recorded
 from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
@@ -190,7 +191,7 @@ class Calibration:
 
 def read_again(operations: Sequence[Operation]) -> set[Any]:
     """States whose keys and values more than one layer reads."""
-    states = [operation.given["state"] for operation in operations if operation.verb == "attend"]
+    states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weight
+from localllm.engine.operations.linear import with_bias
+from localllm.engine.operations.reference import Reference
 from localllm.engine.run import Span
-from localllm.kernels.reference import Reference, with_bias
 from localllm.kernels.reference_cache import Remembered
 from localllm.quantizing.liveness import LastReads
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from localllm.arch.weights import Weight
-from localllm.engine.trace.operations import Activation
+from localllm.engine.operations.activation import Activation
 
 WITHOUT = ("begin", "deepen", "enter", "ignore", "by_context")  # verbs that make nothing new
 

@@ -23,12 +23,13 @@ from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import VERBS, prepared
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
-from localllm.engine.lower.lowering import function_of
+from localllm.engine.lower.lowering import lower
 from localllm.engine.lower.steps import StepPlaces, Steps
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import KVCache
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.linear import Linear
 from localllm.engine.run import BATCH, PRECISE_TOKENS, Header
-from localllm.engine.trace.operations import ALL, Activation, Operation
 from localllm.kernels.build.library import Library
 from localllm.kernels.machine import has_tiles, lane_name
 from localllm.kernels.reference import dequantize
@@ -45,12 +46,12 @@ class Product:
     def __init__(self, weights: np.ndarray, format: Any, rows: int, columns: int, threads: int, in_tiles: bool):
         tensor = SimpleNamespace(data=weights, format=format, nbytes=weights.nbytes)
         x, y = Activation(ALL, columns), Activation(ALL, rows)
-        given = {"weight": SimpleNamespace(tensor=tensor, name="weights", shape=(rows, columns)), "bias": None}
+        weight: Any = SimpleNamespace(tensor=tensor, name="weights", shape=(rows, columns))
         target, self.header = CpuTarget(threads, in_tiles, VERBS), Header()
         steps = Steps(target, StepPlaces(KVCache([], 64, KVType.of("f16")), None, self.header), {})
         steps.new(x)
-        for operation in prepared([Operation("linear", (x,), y, given)], target):
-            function_of(operation.verb, target)(steps, operation, target)
+        for operation in prepared([Linear((x,), y, weight, None)], target):
+            lower(steps, operation, target)
         self.tape = Tape(steps.all)
         self.library = Library(self.tape.kernels | {"run", "work"}, None, target.pieces.all_names())
         Loader(self.library, target.pieces, None).prepare_all()

@@ -6,10 +6,11 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged
 from localllm.engine.cpu.target import CpuTarget
-from localllm.engine.lower.attention import before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.trace.operations import ALL, Operation
+from localllm.engine.operations.activation import ALL
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.key_selection import SelectKeys
 from localllm.frozen import frozen
 from localllm.kernels.arguments import SPLIT, UNIT
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
@@ -25,9 +26,9 @@ class AttentionPlan:
     made: Buffer  # stands for it
 
 
-def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
     """Units of attention, and what puts the parts of contexts together."""
-    attention = before_attention(steps, operation)
+    attention = operation.prepare(steps)
     state, sides, arguments, reads, y = attention
     heads = arguments["heads"]
     plan = plan_of(steps, operation, state)
@@ -42,15 +43,15 @@ def attend(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     reads, count = [*reads, plan.made], plan.unit_count
     steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
     steps.append("merge", arguments, 2 * target.threads, [partial, plan.made], [y])
-    behind_attention(steps, operation, attention)
+    operation.finish(steps, attention)
 
 
-def choose(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def choose(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
     """Which keys tokens see, each on its own."""
-    arguments, reads, y, kernel = before_choice(steps, operation)
+    arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # of each head whose choice is its own
     arguments |= target.scratch(choose_scratch(arguments["heads"], arguments["key_dim"], context))
-    steps.by_row(kernel, operation.inputs[0].rows, arguments, reads, [y])
+    steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
 def choose_scratch(heads: int, key_dim: int, context: int) -> int:
@@ -58,11 +59,11 @@ def choose_scratch(heads: int, key_dim: int, context: int) -> int:
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
-def plan_of(steps: Steps, operation: Operation, state: Paged | Latent) -> AttentionPlan:
+def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> AttentionPlan:
     """Made once for all layers that are alike."""
-    heads, windowed = operation.given["heads"], operation.given["windowed"]
+    heads, windowed = operation.heads, operation.windowed
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
-    alike |= {"ahead": operation.given["ahead"], "crosses": operation.given["crosses"]}
+    alike |= {"ahead": operation.ahead, "crosses": operation.crosses}
     sequences = steps.header.windows if windowed else steps.header.sequences
     count = steps.header.window_count if windowed else steps.header.sequence_count
 
@@ -75,7 +76,7 @@ def plan_of(steps: Steps, operation: Operation, state: Paged | Latent) -> Attent
         steps.append("plan", alike | arguments, 1, [], [plan.made])
         return plan
 
-    return steps.once(("plan", windowed, *alike.values()), make)
+    return steps.memoize(("plan", windowed, *alike.values()), make)
 
 
 def attention_scratch(key_dim: int, value_dim: int) -> int:

@@ -12,9 +12,9 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
-from localllm.engine.trace.operations import Operation
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
 

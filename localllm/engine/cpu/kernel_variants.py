@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine.trace.operations import ALL, Routed, Rows
+from localllm.engine.operations.activation import ALL, Routed, Rows
 from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
 

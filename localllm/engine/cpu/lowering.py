@@ -1,19 +1,21 @@
 """The target CPU: the pass that its operations go through, and the table of the verbs that it does in its own way."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from localllm.engine.cpu.attention import attend, choose
 from localllm.engine.cpu.matmul import expert_linear, halves, halves_of, has_integers, linear, quantize
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
+from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.run import BATCH
-from localllm.engine.trace.activation_forms import with_forms
-from localllm.engine.trace.operations import PRODUCTS, Operation, stored
+from localllm.engine.trace.activation_forms import insert_activation_forms
+from localllm.engine.trace.kv_producers import kv_producers
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
-VERBS = {
+VERBS: dict[str, Callable[..., None]] = {
     "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "choose_blocks": choose,
     "quantize": quantize, "pack": pack,
     **dict.fromkeys((kind.kernel for kind in HALVES.values()), halves),
@@ -30,29 +32,28 @@ def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operati
 
     Products know then whether keys and values are made of what they make (`is_stored`).
     """
-    kept = stored(operations)
-    marked = [with_storage(one, one.verb == "linear" and one.output in kept) for one in operations]
+    kept = kv_producers(operations)
+    marked = [with_storage(one, isinstance(one, Linear) and one.output in kept) for one in operations]
     exact = {
         operation.inputs[0]
         for operation in marked
-        if operation.verb in PRODUCTS
-        and needs_both_planes(operation.given["weight"].tensor.format.name, operation.given["is_stored"])
+        if isinstance(operation, Product)
+        and needs_both_planes(operation.weight.tensor.format.name, operation.is_stored)
     }
 
-    def forms_of(operation: Operation) -> dict[str, dict[str, Any]]:
-        if operation.verb not in PRODUCTS:
+    def forms_of(operation: Operation) -> dict[str, bool]:
+        if not isinstance(operation, Product):
             return {}
-        weight = operation.given["weight"]
+        weight = operation.weight
         verb = "quantize" if has_integers(weight) else None if target.in_tiles else halves_of(weight)
-        forms: dict[str, dict[str, Any]] = {verb: {}} if verb else {}
-        return forms | ({"pack": {"exact": operation.inputs[0] in exact}} if target.in_tiles else {})
+        forms = {verb: False} if verb else {}
+        return forms | ({"pack": operation.inputs[0] in exact} if target.in_tiles else {})
 
-    return with_forms(marked, forms_of)
+    return insert_activation_forms(marked, forms_of)
 
 
 def with_storage(operation: Operation, is_stored: bool) -> Operation:
     """A product that knows it; others as they are."""
-    if operation.verb not in PRODUCTS:
+    if not isinstance(operation, Product):
         return operation
-    given = {**operation.given, "is_stored": is_stored}
-    return Operation(operation.verb, operation.inputs, operation.output, given)
+    return replace(operation, is_stored=is_stored)

@@ -8,11 +8,13 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import few_count, in_tiles, tile_scratch
-from localllm.engine.lower.experts import add_by_expert
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Address, Buffer, row_bytes
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.operation import ActivationForm, Operation, Product
 from localllm.engine.run import PRECISE_TOKENS
-from localllm.engine.trace.operations import PRODUCTS, Activation, Operation, RoutedActivation
 from localllm.frozen import frozen
 from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
@@ -51,7 +53,7 @@ class Quantized:
 
 
 @frozen
-class Product:
+class Call:
     """A call of a kernel: the buffers that it reads, the one that it writes, and bytes that a thread works with."""
 
     kernel: str
@@ -68,7 +70,7 @@ def has_integers(weight: Weight) -> bool:
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
     """Whether some matrices are multiplied with integers: with 8 bits of them, if there are many tokens."""
-    return any(operation.verb in PRODUCTS and has_integers(operation.given["weight"]) for operation in operations)
+    return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
 
 
 def halves_of(weight: Weight) -> str | None:
@@ -77,9 +79,9 @@ def halves_of(weight: Weight) -> str | None:
     return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
 
-def linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
     """One matrix."""
-    weight, bias = operation.given["weight"], operation.given["bias"]
+    weight, bias = operation.weight, operation.bias
     product = product_of(steps, operation, target)
     parts = parts_of(weight.tensor.nbytes, target.threads)
     arguments = product.arguments | target.scratch(product.scratch)
@@ -95,10 +97,9 @@ def parts_of(nbytes: int, threads: int) -> int:
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
 
 
-def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> None:
     """Every expert's product, by the kernel for one matrix."""
-    choice, weight, bias = operation.inputs[1], operation.given["weight"], operation.given["bias"]
-    assert isinstance(choice, RoutedActivation)
+    choice, weight = operation.choice, operation.weight
     experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
     product = product_of(steps, operation, target)
     arguments, name = product.arguments, product.kernel.partition("-")[0]
@@ -113,13 +114,12 @@ def expert_linear(steps: Steps, operation: Operation, target: CpuTarget) -> None
     arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
     reads = [*product.reads, experts.active]
     steps.append(name.replace("linear", "experts"), arguments, 16 * target.threads, reads, [product.y])
-    if bias is not None:
-        add_by_expert(steps, operation.output, experts, bias)
+    operation.add_bias(steps)
 
 
-def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product:
+def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
     """The kernel for a matrix product, and what it is given, but for memory to work with."""
-    x, weight, is_stored = operation.inputs[0], operation.given["weight"], operation.given["is_stored"]
+    x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
     forms = [steps.forms[form] for form in operation.inputs if form in steps.forms]
     y, format = steps.new(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
@@ -130,17 +130,17 @@ def product_of(steps: Steps, operation: Operation, target: CpuTarget) -> Product
         arguments |= with_integers(steps, x, format.name, quantized, is_stored)
         most = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens  # for how many tokens in rows
         arguments |= target.pieces.arguments(format.name, x.columns, x.rows, most, is_stored)
-        product = Product("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
+        product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
     else:
         halves = None if target.in_tiles else next(iter(forms), None)
         arguments |= with_floats(steps, x, halves, is_stored and target.keeps)
         reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
-        product = Product(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
+        product = Call(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
     if not target.in_tiles:
         return product
     kernel, more, panels = in_tiles(steps, product.kernel, format.name, forms[-1], is_stored)
     scratch = max(product.scratch, tile_scratch())
-    return Product(kernel, arguments | more, [*product.reads, panels], y, scratch)
+    return Call(kernel, arguments | more, [*product.reads, panels], y, scratch)
 
 
 def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, Any]:
@@ -164,12 +164,12 @@ def float_scratch(columns: int) -> int:
     return max(FLOAT_SCRATCH, 4 * columns)
 
 
-def quantize(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     """x as integers; with tiles for a few tokens only."""
     (x,) = operation.inputs
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
-    high, low, scales, *sums, excess = (Buffer(steps.most(x.rows), size) for size in sizes)
+    high, low, scales, *sums, excess = (Buffer(steps.max_rows(x.rows), size) for size in sizes)
     q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
     arguments |= {"scales": scales, "sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2]}
@@ -177,16 +177,16 @@ def quantize(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     arguments["most_precise"] = steps.header.most_precise
     if target.in_tiles:
         arguments["count"] = few_count(steps, x.rows)
-    parts, limit = target.share(steps.most(x.rows), steps.counts[x.rows])
+    parts, limit = target.share(steps.max_rows(x.rows), steps.counts[x.rows])
     steps.append("quantize", arguments, parts, [source], q.buffers, limit)
     steps.forms[operation.output] = q
 
 
-def halves(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     """x in 16 bits, by a kernel of the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
-    y = Buffer(steps.most(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
+    y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
     arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
-    steps.by_row(operation.verb, x.rows, arguments, [source], [y])
+    steps.row_step(operation.verb, x.rows, arguments, [source], [y])
     steps.forms[operation.output] = y

@@ -8,12 +8,12 @@ from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import prepared, target_for_this_cpu
 from localllm.engine.cpu.streaming_run import StreamingRunner
 from localllm.engine.cpu.threads import Threads
-from localllm.engine.lower.lowering import Crossing, lowered
+from localllm.engine.lower.lowering import Crossing, lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.reserved import Reserved
+from localllm.engine.operations.operation import Operation
 from localllm.engine.run import Header, Span, TextSpan
-from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.library import Library, Progress
 
@@ -90,12 +90,13 @@ def compiled(
 ) -> Program:  # fmt: skip
     """A program of what a Recorder has written down; the last operation makes the logits, unless others go on.
 
-    given: see `lowered`; keeps: see CpuTarget; passes: whether weights are released after use (StreamingRunner);
+    given: see `lower_operations`; keeps: see CpuTarget; passes: whether weights are released after use
+    (StreamingRunner);
     progress(done, total) is called while somebody waits for kernels, here or in the program's first run. Raises
     ModelError, LocalllmError.
     """
     target = target_for_this_cpu(threads, len(places.header.ids), keeps)
-    tape = Tape(lowered(prepared(operations, target), target, places, given=given).all)
+    tape = Tape(lower_operations(prepared(operations, target), target, places, exported=given).all)
     library = Library(tape.kernels | {"run", "work"}, progress, target.pieces.all_names())
     rows = tape.finish(library.addresses, threads)
     memory = library, places, tape.memory  # as long as the threads live

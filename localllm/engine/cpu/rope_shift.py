@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch.layer_state import Latent, Paged, State
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
-from localllm.engine.lower.attention import places
+from localllm.engine.lower.cache_steps import stream_arguments
 from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import PageTable
@@ -41,7 +41,7 @@ class KeyRotator:
         columns = side.heads * state.key_dim
         x = Buffer(BUFFER_ROWS, row_bytes(columns))
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
-        in_cache = heads | places(cache, side, self._header)
+        in_cache = heads | stream_arguments(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
         pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
         angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}

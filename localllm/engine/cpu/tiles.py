@@ -12,7 +12,8 @@ import numpy as np
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Address, Buffer
-from localllm.engine.trace.operations import ALL, WANTED, Operation, Routed, Rows
+from localllm.engine.operations.activation import ALL, WANTED, Routed, Rows
+from localllm.engine.operations.operation import ActivationForm
 from localllm.frozen import frozen
 from localllm.kernels.cpu import (
     CALL_BYTES,
@@ -57,11 +58,11 @@ def tile_scratch() -> int:
     return CALL_BYTES + TILES_SCRATCH
 
 
-def pack(steps: Steps, operation: Operation, target: CpuTarget) -> None:
+def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
     """x as panels of tokens."""
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
-    slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.most(rows) // PANEL_TOKENS)
+    slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
     arguments: dict[str, Any] = {"active": 0, "active_count": 0}
     reads, tokens = [source], rows
     if isinstance(rows, Routed):  # experts begin with panels of their own
@@ -72,8 +73,8 @@ def pack(steps: Steps, operation: Operation, target: CpuTarget) -> None:
     y = Buffer(slabs * panels, PANEL_BYTES)
     arguments |= {"count": steps.counts[tokens], "x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": SOME_IN_TILES}
-    arguments["most_exact"] = header.most_precise_stored if operation.given["exact"] else header.most_precise
-    parts, limit = target.share(steps.most(rows), steps.counts[rows])
+    arguments["most_exact"] = header.most_precise_stored if operation.exact else header.most_precise
+    parts, limit = target.share(steps.max_rows(rows), steps.counts[rows])
     steps.append("pack", arguments | target.scratch(TILES_SCRATCH), parts, reads, [y], limit)
     steps.forms[operation.output] = Panels(y, panels * PANEL_BYTES)
 

@@ -1,10 +1,11 @@
 """Attention on a card: which kernels, and in how many parts."""
 
 from localllm.engine.cuda.target import CudaTarget
-from localllm.engine.lower.attention import AttentionSteps, before_attention, before_choice, behind_attention
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.trace.operations import ALL, Operation
+from localllm.engine.operations.activation import ALL
+from localllm.engine.operations.attention import Attend, AttentionSteps
+from localllm.engine.operations.key_selection import SelectKeys
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
 from localllm.kernels.cuda import CHOOSING
@@ -46,9 +47,9 @@ class Few:
         return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
 
 
-def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
     """In float32 for few tokens, on tensor cores for many."""
-    attention = before_attention(steps, operation)
+    attention = operation.prepare(steps)
     if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
         raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
     attention.arguments.pop("biases")
@@ -56,7 +57,7 @@ def attend(steps: Steps, operation: Operation, target: CudaTarget) -> None:
     needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1
     append = attend_few if needs_few or are_few(attention, target) else attend_many
     append(steps, attention, target)
-    behind_attention(steps, operation, attention)
+    operation.finish(steps, attention)
 
 
 def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
@@ -85,9 +86,9 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     steps.append("merge_few", merged, target.tokens, [partial], [y])
 
 
-def choose(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def choose(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
     """Which keys tokens see."""
-    arguments, reads, y, kernel = before_choice(steps, operation)
+    arguments, reads, y, kernel = operation.prepare(steps)
     scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
     arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
     steps.append(kernel, arguments, target.tokens, reads, [y, scores])

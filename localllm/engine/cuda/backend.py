@@ -17,9 +17,9 @@ from localllm.engine.lower.tape import row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.cache_pool import CachePool
 from localllm.engine.memory.joint_cache import JointCache
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span
-from localllm.engine.trace.operations import Operation
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.engine.trace.split import split
 from localllm.errors import UnsupportedError

@@ -8,9 +8,9 @@ from localllm.arch.layer_state import State
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.program import MOST_SEQUENCES, CudaProgram
+from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, TextSpan
-from localllm.engine.trace.operations import Operation
 from localllm.kernels.arguments import PAGE
 
 

@@ -17,14 +17,15 @@ from localllm.engine.cuda.fusion import fused, with_integers
 from localllm.engine.cuda.matmul import Within
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.lowering import Crossing, lowered
+from localllm.engine.lower.lowering import Crossing, lower_operations
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer, Step
-from localllm.engine.trace.activation_forms import with_forms
-from localllm.engine.trace.operations import PRODUCTS, WANTED, Operation
+from localllm.engine.operations.activation import WANTED
+from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.kernels.cuda import grid, parameters
 
-VERBS = {
+VERBS: dict[str, Callable[..., None]] = {
     "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
     "choose": choose,
     "choose_blocks": choose,
@@ -35,16 +36,19 @@ VERBS = {
 def card_steps(
     operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], taken: Crossing
 ) -> list[Step]:
-    """The steps of a program; size: of tokens, and of those whose logits are wanted, the most; taken: see `lowered`."""
+    """Make the steps of a program.
+
+    size: of tokens, and of those whose logits are wanted, the most; taken: see `lower_operations`.
+    """
     target = CudaTarget(*size, weights, VERBS)
 
-    def forms_of(operation: Operation) -> dict[str, dict[str, Any]]:
-        if operation.verb not in PRODUCTS:
+    def forms_of(operation: Operation) -> dict[str, bool]:
+        if not isinstance(operation, Product):
             return {}
         form = products.form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
-        return {form: {}} if form else {}
+        return {form: False} if form else {}
 
-    steps = lowered(with_forms(operations, forms_of), target, places, taken)
+    steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, taken)
     return fused(with_integers(steps.all))
 
 

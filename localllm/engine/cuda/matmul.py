@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.experts import add_by_expert
-from localllm.engine.lower.experts import route as route_anywhere
 from localllm.engine.lower.steps import Steps
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.trace.operations import Activation, Operation, RoutedActivation
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.experts import ExpertLinear, Route
+from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.operation import ActivationForm, Product
 from localllm.errors import UnsupportedError
 from localllm.kernels.cuda import MOST_EXPERTS, at_a_time
 from localllm.kernels.cuda.matmul.planes import PLAIN
@@ -33,19 +34,19 @@ class Factor(NamedTuple):
     stride: int
 
 
-def form_of(operation: Operation, rows: int) -> str | None:
+def form_of(operation: Product, rows: int) -> str | None:
     """The verb that makes what a product takes instead of float32; rows: the most of its input."""
-    kind = CardWeights.format(operation.given["weight"])
-    if operation.verb == "expert_linear" or rows <= FEW_TOKENS:
+    kind = CardWeights.format(operation.weight)
+    if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in PLAIN else "quantize_planes"
     return {"F32": None, "BF16": "split_bf16"}.get(kind, "halve")
 
 
-def linear(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
     """One matrix."""
-    bias = operation.given["bias"]
+    bias = operation.bias
     steps.new(operation.output)
-    if steps.most(operation.inputs[0].rows) <= FEW_TOKENS:
+    if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
         multiply_few(steps, operation, target, DENSE, [])
     else:
         multiply_many(steps, operation, target)
@@ -53,33 +54,30 @@ def linear(steps: Steps, operation: Operation, target: CudaTarget) -> None:
         steps.add_vector(operation.output, bias)
 
 
-def expert_linear(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
     """Every expert's product, for groups of its rows."""
-    choice, weight, bias = operation.inputs[1], operation.given["weight"], operation.given["bias"]
-    assert isinstance(choice, RoutedActivation)
-    experts = steps.experts[choice.routed]
+    weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
     of_experts = {"active": experts.active, "active_count": experts.active_count, "experts": weight.shape[0]}
     of_experts["expert_bytes"] = weight.shape[1] * CardWeights.row_bytes(weight)
     multiply_few(steps, operation, target, of_experts, [experts.active])
-    if bias is not None:
-        add_by_expert(steps, operation.output, experts, bias)
+    operation.add_bias(steps)
 
 
-def route(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
     """As anywhere, of not too many experts. Raises UnsupportedError."""
-    experts = operation.given["routing"].experts
+    experts = operation.routing.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedError(f"{experts} experts are too many for a card: {MOST_EXPERTS} at most")
-    route_anywhere(steps, operation, target)
+    operation.lower(steps, target)
 
 
 def multiply_few(
-    steps: Steps, operation: Operation, target: CudaTarget, of_experts: dict[str, Any], reads: list[Buffer]
+    steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, Any], reads: list[Buffer]
 ) -> None:
     """With the weights as they lie on the card."""
-    x, weight, y = operation.inputs[0], operation.given["weight"], steps.buffers[operation.output]
-    kind, most = CardWeights.format(weight), steps.most(x.rows)
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
+    kind, most = CardWeights.format(weight), steps.max_rows(x.rows)
     kernel = f"{at_a_time(min(most, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "rows": weight.shape[-2]}
     arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
@@ -93,9 +91,9 @@ def multiply_few(
         steps.append(f"linear_planes-{kernel}", arguments | of_experts, most, [*integers, *reads], [y])
 
 
-def multiply_many(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
     """On tensor cores."""
-    x, weight, y = operation.inputs[0], operation.given["weight"], steps.buffers[operation.output]
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
         matrix, source = Factor(target.matrix(weight), width // 4), steps.buffers[x]
@@ -109,9 +107,9 @@ def multiply_many(steps: Steps, operation: Operation, target: CudaTarget) -> Non
         multiply_halves(steps, operation, target, kind)
 
 
-def multiply_halves(steps: Steps, operation: Operation, target: CudaTarget, kind: str) -> None:
+def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
     """In float16, to which weights are unpacked, some rows at a time."""
-    x, weight, y = operation.inputs[0], operation.given["weight"], steps.buffers[operation.output]
+    x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     halves, scales = steps.forms[operation.inputs[-1]]
     rows, columns = weight.shape
     step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
@@ -124,7 +122,7 @@ def multiply_halves(steps: Steps, operation: Operation, target: CudaTarget, kind
         target_rows = Within(y, 4 * first)
         multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
     arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
-    steps.by_row("rescale", x.rows, arguments, [y, scales], [y])
+    steps.row_step("rescale", x.rows, arguments, [y, scales], [y])
 
 
 def unpacked(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
@@ -143,7 +141,7 @@ def multiply(
     """y, perhaps from some column on, = source times a matrix."""
     place = y if isinstance(y, Within) else Within(y, 0)
     arguments: dict[str, Any] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
-    arguments |= {"n": steps.most(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
+    arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
     arguments |= {"c_stride": place.buffer.stride // 4, "adds": adds}
     reads = [factor.place for factor in (source, matrix) if isinstance(factor.place, Buffer)]
     steps.append("product", arguments, 0, reads, [place.buffer])
@@ -152,33 +150,33 @@ def multiply(
 # ---- forms of activations ----
 
 
-def quantize_planes(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """Codes, scales and sums."""
     (x,) = operation.inputs
-    most, source = steps.most(x.rows), steps.buffers[x]
+    most, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
     codes, scales, sums = integers = tuple(Buffer(most, size) for size in sizes)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"codes": codes, "scales": scales, "sums": sums}
-    steps.by_row("quantize_planes", x.rows, arguments, [source], [*integers])
+    steps.row_step("quantize_planes", x.rows, arguments, [source], [*integers])
     steps.forms[operation.output] = integers
 
 
-def halve(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """x in float16, and the scale of each row."""
     (x,) = operation.inputs
-    most, source = steps.most(x.rows), steps.buffers[x]
+    most, source = steps.max_rows(x.rows), steps.buffers[x]
     y, scales = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, 4)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
     arguments |= {"y_stride": y.stride, "scales": scales}
-    steps.by_row("halve", x.rows, arguments, [source], [y, scales])
+    steps.row_step("halve", x.rows, arguments, [source], [y, scales])
 
 
-def split_bf16(steps: Steps, operation: Operation, target: CudaTarget) -> None:
+def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
     """x as the sum of two numbers in BF16."""
     (x,) = operation.inputs
-    most, source = steps.most(x.rows), steps.buffers[x]
+    most, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, source.stride // 2)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"high": high, "low": low, "y_stride": high.stride}
-    steps.by_row("split_bf16", x.rows, arguments, [source], [high, low])
+    steps.row_step("split_bf16", x.rows, arguments, [source], [high, low])

@@ -16,9 +16,9 @@ from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import assign_stages, offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.operations.operation import MatrixOperation, Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan, int64_zeros
-from localllm.engine.trace.operations import Operation
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.library import Progress
@@ -160,8 +160,8 @@ class CudaProgram:
         self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, taken: Crossing,
     ):  # fmt: skip
-        """Matrices go to the card now. taken: see `lowered`."""
-        matrices = [operation.given["weight"] for operation in operations if "weight" in operation.given]
+        """Matrices go to the card now. taken: see `lower_operations`."""
+        matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = CardWeights(card, matrices, options.uploading)
         for weight in matrices:
             weights.address(weight)

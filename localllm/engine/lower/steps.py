@@ -11,8 +11,8 @@ from localllm.arch.weights import Weight
 from localllm.engine.lower.tape import Buffer, Step, padded, row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
+from localllm.engine.operations.activation import ALL, WANTED, Activation, Node, Routed, Rows
 from localllm.engine.run import Header
-from localllm.engine.trace.operations import ALL, WANTED, Activation, Operation, Routed, Rows
 from localllm.frozen import frozen
 
 
@@ -100,7 +100,7 @@ class Steps:
         last_uses: the operation after which an activation is not needed any more.
     """
 
-    def __init__(self, target: Target, places: StepPlaces, last_uses: Mapping[Activation, Operation]):
+    def __init__(self, target: Target, places: StepPlaces, last_uses: Mapping[Activation, Node]):
         self.target, self.last_uses = target, last_uses
         self.cache, self.layout, self.header = places
         self.all: list[Step] = []
@@ -111,7 +111,7 @@ class Steps:
         self.in_cache: dict[State, list[Buffer]] = {}
         self._made: dict[Any, Any] = {}
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def memoize(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` returns, which is called the first time only: for what is made once for all layers."""
         if key not in self._made:
             self._made[key] = make()
@@ -119,23 +119,23 @@ class Steps:
 
     # ---- memory ----
 
-    def most(self, rows: Rows) -> int:
+    def max_rows(self, rows: Rows) -> int:
         """Rows of a buffer."""
         if isinstance(rows, Routed):
-            return self.most_routed(rows.routing)
+            return self.max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
 
-    def most_routed(self, routing: Routing) -> int:
+    def max_routed_rows(self, routing: Routing) -> int:
         """Rows of all experts together, each rounded up."""
         pairs = self.target.tokens * routing.used
         return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
     def new(self, x: Activation) -> Buffer:
         """Memory for an activation: float32 [rows, columns padded to 16]."""
-        self.buffers[x] = Buffer(self.most(x.rows), row_bytes(x.columns))
+        self.buffers[x] = Buffer(self.max_rows(x.rows), row_bytes(x.columns))
         return self.buffers[x]
 
-    def over(self, operation: Operation) -> Buffer:
+    def alloc_or_reuse(self, operation: Node) -> Buffer:
         """Memory for what an operation makes: that of its first input if nobody needs it any more."""
         x = operation.inputs[0]
         is_last = self.last_uses[x] is operation
@@ -151,24 +151,41 @@ class Steps:
         """count: what limits the parts."""
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
-    def by_row(
+    def row_step(
         self, kernel: str, rows: Rows, arguments: dict[str, Any], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
         """A step whose work is split by rows."""
         count = self.counts[rows]
-        parts, limit = self.target.share(self.most(rows), count)
+        parts, limit = self.target.share(self.max_rows(rows), count)
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
-    def in_parts(self, kernel: str, x: Activation, arguments: dict[str, Any], parts: int) -> None:
+    def split_step(self, kernel: str, x: Activation, arguments: dict[str, Any], parts: int) -> None:
         """A step whose work on x is split otherwise, and that writes no buffer."""
         source = self.buffers[x]
         arguments |= {"count": self.counts[x.rows], "x": source, "stride": source.stride, "columns": x.columns}
-        self.append(kernel, arguments, self.target.parts(parts, self.most(x.rows)), [source], [])
+        self.append(kernel, arguments, self.target.parts(parts, self.max_rows(x.rows)), [source], [])
+
+    def import_activation(self, x: Activation, rows: np.ndarray) -> None:
+        """Begin with an activation that another target has made, float32 [tokens, numbers of a buffer's row]."""
+        y = self.new(x)
+        self.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
+
+    def export_activation(self, x: Activation, rows: np.ndarray) -> None:
+        """Copy an activation to where another target, or whoever runs this, wants it."""
+        source = self.buffers[x]
+        arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
+        arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
+        self.row_step("columns", x.rows, arguments, [source], [Buffer(0, 0)])
+
+    def emit_logits(self, x: Activation) -> None:
+        """Copy the logits to whoever wants them."""
+        header = self.header
+        self.split_step("logits", x, {"y": header.logits, "flaws": header.flaws}, 4 * self.target.threads)
 
     def add_vector(self, x: Activation, vector: np.ndarray) -> None:
         """To every row of an activation, where it is."""
         y = self.buffers[x]
-        self.by_row("add", x.rows, {"x": y, "z": vector_of(vector), "z_stride": 0} | shape(x, y), [y], [y])
+        self.row_step("add", x.rows, {"x": y, "z": vector_of(vector), "z_stride": 0} | shape(x, y), [y], [y])
 
 
 def shape(x: Activation, y: Buffer) -> dict[str, Any]:

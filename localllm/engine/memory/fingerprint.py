@@ -6,7 +6,8 @@ of every tensor. To copy or move a file makes another model of it, which costs t
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weight
-from localllm.engine.trace.operations import Activation, Operation
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.operation import Operation
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.build.objects import object_folder
 from localllm.kernels.machine import has_tiles
@@ -55,7 +57,8 @@ def described(operations: Sequence[Operation]) -> list[Any]:
     lines = []
     for number, operation in enumerate(operations):
         inputs = [numbers[x] for x in operation.inputs]
-        given = sorted((name, plain(value)) for name, value in operation.given.items())
+        names = sorted(each.name for each in fields(operation) if each.name not in ("inputs", "output"))
+        given = [(name, plain(getattr(operation, name))) for name in names]
         lines.append((operation.verb, inputs, operation.output.rows.name, operation.output.columns, given))
         numbers[operation.output] = number
     return lines
@@ -68,4 +71,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Weight):
         tensor, parts = value.tensor, (plain(value.bias), plain(value.scale))
         return tensor.name, tensor.format.name, tensor.shape, value.first_row, parts
+    if isinstance(value, Mapping):
+        return sorted((name, plain(each)) for name, each in value.items())
     return repr(value)

@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.arch.kv_cache_types import KVType
 from localllm.engine.memory.fingerprint import fingerprint, state_of
-from localllm.engine.trace.operations import Operation
+from localllm.engine.operations.operation import Operation
 from localllm.errors import LocalllmError
 from localllm.files.cache.prefix_files import (
     PrefixAbout,

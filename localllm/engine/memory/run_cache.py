@@ -6,7 +6,8 @@ from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import State
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.engine.memory.reserved import Reserved
-from localllm.engine.trace.operations import Operation
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.operation import Operation
 from localllm.kernels.arguments import PAGE
 
 
@@ -15,7 +16,7 @@ class RunCache(KVCache):
 
     def __init__(self, states: Sequence[State], pages: int, kv_type: KVType, operations: Sequence[Operation]):
         """operations: of the model; where a layer reads keys of an earlier one, each has a place of its own."""
-        attends = [operation for operation in operations if operation.verb == "attend"]
+        attends = [operation for operation in operations if isinstance(operation, Attend)]
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 

@@ -12,8 +12,9 @@ from localllm.arch.rope import Rope
 from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.arch.weights import Weights
 from localllm.engine.lower.tape import row_bytes
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.operation import Operation
 from localllm.engine.run import BATCH
-from localllm.engine.trace.operations import Activation, Operation
 from localllm.engine.trace.recorder import Recorder
 
 

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from localllm.engine.trace.operations import Activation, Operation
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.linear import AddSquares, Linear
+from localllm.engine.operations.operation import Operation
 from localllm.errors import ModelError
 
 
@@ -18,7 +21,7 @@ class ImatrixCollector:
     @staticmethod
     def require_watchable(operations: list[Operation], path: str) -> None:
         """Raise ModelError, which names the file, for what is not summed up: each expert meets tokens of its own."""
-        if any(operation.verb == "expert_linear" for operation in operations):
+        if any(isinstance(operation, ExpertLinear) for operation in operations):
             raise ModelError(f"{path}: an importance matrix of a model with experts is not supported yet")
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
@@ -26,12 +29,12 @@ class ImatrixCollector:
         watched: list[Operation] = []
         sums: dict[Activation, np.ndarray] = {}
         for operation in operations:
-            if operation.verb == "linear":
+            if isinstance(operation, Linear):
                 (x,) = operation.inputs
                 if x not in sums:
                     sums[x] = np.zeros(-(-x.columns // 16) * 16, np.float32)
-                    watched.append(Operation("add_squares", (x,), Activation(x.rows, 0), {"sums": sums[x]}))
-                self._sums[operation.given["weight"].name] = sums[x][: x.columns]
+                    watched.append(AddSquares((x,), Activation(x.rows, 0), sums[x]))
+                self._sums[operation.weight.name] = sums[x][: x.columns]
             watched.append(operation)
         return watched
 

@@ -7,13 +7,19 @@ and neither do layers that rotate nothing, whose scores at most depend on distan
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.arch.rope import Rope
-from localllm.engine.trace.operations import CHOICES, PRODUCTS, Activation, Operation
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.attention import Attend
+from localllm.engine.operations.columns import ConcatHeads
+from localllm.engine.operations.elementwise import RMSNorm, Scale
+from localllm.engine.operations.key_selection import SelectKeys
+from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.operations.positions import Rotate
+from localllm.engine.operations.tokens import EmbedPositions
 from localllm.errors import UsageError
 
 
@@ -43,46 +49,44 @@ def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[Stat
     """
     if any(isinstance(state, Recurrent) for state in states):
         raise UsageError("what is dropped would stay in this model's recurrent layers: shift is not possible")
-    if any(operation.verb == "embed_positions" for operation in operations):
+    if any(isinstance(operation, EmbedPositions) for operation in operations):
         raise UsageError("this model adds positions to its embeddings, they cannot be moved: shift is not possible")
-    made, found = {operation.output: operation for operation in operations}, {}
+    made, found = {operation.output: operation for operation in operations}, dict[State, RopeShift]()
     for operation in operations:
-        given = operation.given
-        has_keys = operation.verb == "attend" and len(operation.inputs) > 1 + bool(given["choices"])
-        if not has_keys and operation.verb not in CHOICES:
+        if not (isinstance(operation, SelectKeys) or (isinstance(operation, Attend) and operation.has_keys)):
             continue
-        if turn := turn_of(made, operation.inputs[1], given["state"].key_dim, 0):
-            found[given["state"]] = turn
+        state: Paged | Latent = operation.state
+        if turn := turn_of(made, operation.inputs[1], state.key_dim, 0):
+            found[state] = turn
     return found
 
 
 def turn_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
     """How keys turn that are found from number `first` of heads on. Raises UsageError if that is not known."""
     operation = made[x]
-    given: Mapping[str, Any] = operation.given
-    if operation.verb == "rope":
-        return RopeShift.of(given["rope"], given["divisors"], first)
-    if operation.verb == "join":
+    if isinstance(operation, Rotate):
+        return RopeShift.of(operation.rope, operation.divisors, first)
+    if isinstance(operation, ConcatHeads):
         begin, behind = operation.inputs
-        places = ((begin, first), (behind, first + begin.columns // given["heads"]))
+        places = ((begin, first), (behind, first + begin.columns // operation.heads))
         parts = [turn for part, place in places if (turn := turn_of(made, part, head_dim, place))]
         if len(parts) < 2:
             return parts[0] if parts else None
-    elif operation.verb == "scale" or (operation.verb == "rms_norm" and is_plain(given, head_dim)):
+    elif isinstance(operation, Scale) or (isinstance(operation, RMSNorm) and is_plain(operation, head_dim)):
         return turn_of(made, operation.inputs[0], head_dim, first)
     elif not is_turned(made, x):
         return None
     raise UsageError(f"keys are changed by {operation.verb!r} after they were rotated: shift is not possible")
 
 
-def is_plain(given: Mapping[str, Any], head_dim: int) -> bool:
+def is_plain(norm: RMSNorm, head_dim: int) -> bool:
     """Whether a norm treats a head as a whole, all of its numbers alike: it makes no difference then when it turns."""
-    return given["group"] == head_dim and bool((given["vector"] == given["vector"][0]).all())
+    return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 
 def is_turned(made: Mapping[Activation, Operation], x: Activation) -> bool:
     """Whether there is a rotation between the last matrix product and x."""
     operation = made[x]
-    if operation.verb in PRODUCTS:
+    if isinstance(operation, Product):
         return False
-    return operation.verb == "rope" or any(is_turned(made, source) for source in operation.inputs)
+    return isinstance(operation, Rotate) or any(is_turned(made, source) for source in operation.inputs)

@@ -13,10 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.trace.operations import PRODUCTS, Activation, Operation
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.attention import Attend, WriteKV
+from localllm.engine.operations.elementwise import Norm
+from localllm.engine.operations.experts import ExpertLinear
+from localllm.engine.operations.operation import MatrixOperation, Operation, Product
 from localllm.files.gguf.file import Tensor
 
-NORMS = ("rms_norm", "layer_norm")
 # Inputs whose proportions verbs keep: those of what multiplies, say, not those of a gate with a function.
 PLACES = {
     "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
@@ -82,9 +85,7 @@ class Finder:
                 self._readers.setdefault(x, []).append(operation)
             for weight in weights_of(operation):
                 self._uses.setdefault(weight.name, []).append(operation)
-        self._states = Counter(
-            operation.given["state"] for operation in operations if operation.verb in ("attend", "keep")
-        )
+        self._states = Counter(operation.state for operation in operations if isinstance(operation, Attend | WriteKV))
 
     def fold(self, operation: Operation) -> ScaleFold | None:
         """What can go from what an operation makes to those who read it."""
@@ -103,11 +104,11 @@ class Finder:
 
     def _divided(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
         """The tensors that are divided to divide what the operation makes; None if that cannot be."""
-        if operation.verb not in (*NORMS, *PRODUCTS) or not weights_of(operation):
+        if not isinstance(operation, Norm | Product) or not weights_of(operation):
             return None
         weight, columns = weights_of(operation)[0], operation.output.columns
         parts = [part for part in (weight, weight.bias) if part]
-        is_norm, is_stack = operation.verb in NORMS, operation.verb == "expert_linear"
+        is_norm, is_stack = isinstance(operation, Norm), isinstance(operation, ExpertLinear)
         for part in parts:
             tensor = self._tensors.get(part.name)
             has_shape = (columns,) == part.shape if part is not weight or is_norm else part.shape[-2] == columns
@@ -140,8 +141,8 @@ class Finder:
         """The matrices that an activation reaches, None if it reaches anything else, or nothing."""
         found: list[Reached] = []
         for operation in self._readers.get(x, []):
-            if operation.verb in PRODUCTS and operation.inputs[0] is x:
-                found.append(Reached(operation.given["weight"], operation, heads, times))
+            if isinstance(operation, Product) and operation.inputs[0] is x:
+                found.append(Reached(operation.weight, operation, heads, times))
                 continue
             shape = self._passed(x, operation, heads, times)
             more = self._reads(operation.output, *shape) if shape else None
@@ -154,20 +155,20 @@ class Finder:
         """How an operation's output has the proportions of x: heads and times; None if it has not."""
         verb, inputs = operation.verb, operation.inputs
         places = [place for place, each in enumerate(inputs) if each is x]
-        if verb == "attend":
+        if isinstance(operation, Attend):
             return self._attended(operation) if places == [2] and times == 1 else None
         return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
 
-    def _attended(self, operation: Operation) -> tuple[int, int] | None:
+    def _attended(self, operation: Attend) -> tuple[int, int] | None:
         """Values: query heads in groups see those of the same head, which no other layer reads."""
-        state, given = operation.given["state"], operation.given
-        has_values = len(operation.inputs) - bool(given["choices"]) == 3
-        if not has_values or self._states[state] > 1 or given["heads"] % state.kv_heads:
+        state, heads = operation.state, operation.heads
+        has_values = len(operation.inputs) - bool(operation.choices) == 3
+        if not has_values or self._states[state] > 1 or heads % state.kv_heads:
             return None
-        return state.kv_heads, given["heads"] // state.kv_heads
+        return state.kv_heads, heads // state.kv_heads
 
 
 def weights_of(operation: Operation) -> list[Weight]:
     """The tensors that an operation says it uses, as far as they can be folded into."""
-    weight = operation.given.get("norm") or operation.given.get("weight")
-    return [part for part in (weight, weight.bias) if part] if isinstance(weight, Weight) else []
+    weight = operation.weight if isinstance(operation, Norm | MatrixOperation) else None
+    return [part for part in (weight, weight.bias) if part] if weight else []

@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
-from localllm.arch.weights import Weight
-from localllm.engine.trace.operations import ALL, Activation, Operation, RoutedActivation
+from localllm.engine.operations.activation import ALL, Activation, RoutedActivation
+from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.errors import UnsupportedError
 
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -32,10 +32,9 @@ def split(operations: list[Operation], layer: int) -> Halves:
 
 def layer_of(operation: Operation) -> int | None:
     """The layer that an operation's weights or states belong to, None if it has none."""
-    weight, state = operation.given.get("weight"), operation.given.get("state")
-    if state is not None:
-        return state.layer
-    found = LAYER.match(weight.name) if isinstance(weight, Weight) else None
+    if isinstance(operation, StateOperation):
+        return operation.state.layer
+    found = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
     return int(found[1]) if found else None
 
 

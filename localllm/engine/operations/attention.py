@@ -1,0 +1,221 @@
+"""Attention, and the cache that it fills: what all targets have in common, who do the scores in their own way."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.verbs import EVERY_TOKEN, RowwiseVerbs, Scores
+from localllm.engine.lower.cache_steps import cache_arguments, rotate, store_all
+from localllm.engine.lower.steps import Steps, Target
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.memory.cache import Streams
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.key_selection import unpacked
+from localllm.engine.operations.operation import StateOperation, operation
+from localllm.engine.operations.recording import Recording
+from localllm.errors import ModelError
+
+
+class AttentionSteps(NamedTuple):
+    """What a target's own steps are made of: from queries, and what is in the cache, to results y."""
+
+    state: Paged | Latent
+    sides: tuple[Streams, Streams]
+    arguments: dict[str, Any]
+    reads: list[Buffer]
+    y: Buffer
+
+
+@operation
+class Attend(StateOperation):
+    """softmax(q k^T * scale) v; inputs: queries, new keys and values where there are some, then what is chosen.
+
+    Attributes:
+        sinks: float32 [heads].  choices: how many choices of keys there are, for all heads or for each group.
+        The others are those of localllm.arch.verbs.Scores.
+    """
+
+    VERB = "attend"
+
+    state: Paged | Latent
+    heads: int
+    scale: float
+    softcap: float
+    slopes: Sequence[float]
+    sinks: np.ndarray | None
+    ahead: int
+    biases: np.ndarray | None
+    crosses: bool
+    windowed: bool
+    logs: bool
+    choices: int
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether new keys go to the cache; else an earlier layer has filled it."""
+        return len(self.inputs) > 1 + bool(self.choices)
+
+    def prepare(self, steps: Steps) -> AttentionSteps:
+        """Append the steps that store new keys and values, and rotate them and the queries as the cache wants them."""
+        inputs, state = list(self.inputs), self.state
+        chosen = steps.buffers[inputs.pop()] if self.choices else None
+        q, *new = inputs
+        sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]
+        if new:
+            store_all(steps, new, state)
+        source, y = rotate(steps, q, of_keys), steps.new(self.output)
+        arguments = cache_arguments(steps.cache, sides) | {"heads": self.heads, "scale": self.scale}
+        arguments |= {"softcap": self.softcap, "ahead": self.ahead, "crosses": self.crosses, "logs": self.logs}
+        arguments |= {"kv_heads": state.kv_heads}
+        arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
+        arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
+        arguments["slopes"] = np.array(self.slopes, np.float32) if self.slopes else 0
+        arguments |= {
+            "biases": 0 if self.biases is None else padded_biases(self.biases),
+            "reach": reach_of(self.biases),
+        }
+        arguments["sinks"] = 0 if self.sinks is None else self.sinks
+        arguments |= {"chosen": chosen or 0, "chosen_stride": chosen.stride if chosen else 0}
+        arguments["choice_stride"] = 4 * self.inputs[-1].columns // self.choices if self.choices > 1 else 0
+        # The encoder's are of another run.
+        in_cache = steps.in_cache.get(state, []) if self.crosses else steps.in_cache[state]
+        reads = [source, *in_cache, *([chosen] if chosen else [])]
+        return AttentionSteps(state, sides, arguments, reads, y)
+
+    def finish(self, steps: Steps, attention: AttentionSteps) -> None:
+        """Append the steps that rotate results back."""
+        state, rows = attention.state, self.output.rows
+        results = Activation(rows, self.heads * state.value_dim)
+        rotate(steps, results, state.rotations(steps.cache.kv_type)[1], attention.y, attention.y)
+
+
+class WriteKV(StateOperation):
+    """Keys and values go to the cache, for attention elsewhere."""
+
+    VERB = "keep"
+
+    state: Paged
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        store_all(steps, self.inputs, self.state)
+
+
+def reach_of(biases: np.ndarray | None) -> int:
+    """Return how many places behind and before a query have biases of their own."""
+    return 0 if biases is None else biases.shape[1] // 2
+
+
+def padded_biases(biases: np.ndarray) -> np.ndarray:
+    """Repeat the first and the last one 16 times, so that any 16 numbers in a row can be read."""
+    return np.ascontiguousarray(np.pad(biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge"))
+
+
+class AttentionVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def attend(
+        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
+    ) -> Activation:
+        heads, biases = scores.heads, scores.biases
+        expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
+        for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
+            if x is not None and x.columns != columns:
+                raise ModelError(f"layer {state.layer}: {name} should have {columns} columns, has {x.columns}")
+        sinks = self._vector(scores.sinks, heads) if scores.sinks else None
+        if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
+            raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")
+        inputs, choices = tuple(x for x in (q, k, v, scores.chosen) if x is not None), 0
+        if scores.chosen:
+            choices = scores.chosen.columns // self._words
+            if choices not in (1, state.kv_heads):
+                raise ModelError(f"layer {state.layer}: {choices} choices of keys for {state.kv_heads} groups")
+        output = Activation(q.rows, heads * (state.value_dim + scores.logs))
+        return self._add(
+            Attend(
+                inputs, output, state, heads, scores.scale, scores.softcap, scores.slopes, sinks, scores.ahead, biases,
+                scores.crosses, scores.windowed, scores.logs, choices,
+            )
+        )  # fmt: skip
+
+    def keep(self, k: Activation, v: Activation, state: Paged) -> None:
+        if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
+            raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
+        self._add(WriteKV((k, v), Activation(k.rows, 0), state))
+
+
+class AttentionReference(Computing, RowwiseVerbs):
+    """The verbs in NumPy."""
+
+    def attend(self, q: Array, k: Array | None, v: Array | None, state: Paged | Latent, scores: Scores) -> Array:
+        results = []
+        for span, rows in self._rows():
+            if k is not None:
+                new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
+                span.store.keep(state, span.position, *new)
+            keys, *others = span.store.kept(state)
+            values = others[0] if others else keys[:, :, : state.value_dim]
+            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
+            s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
+            s, sees = self._masked(self._biased(s, rows, state, scores), span, rows, state, scores)
+            weights, logs = normalized(s, sees, state, scores)
+            made = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
+            results.append(made.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
+            if scores.logs:
+                results[-1] = np.hstack((results[-1], logs.reshape(len(span.ids), -1)))
+        return np.concatenate(results).astype(np.float32)
+
+    def _biased(self, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
+        """Scale products, and add what depends on distances."""
+        s *= np.float32(scores.scale)
+        s = self.softcap(s, scores.softcap) if scores.softcap else s
+        distance = self.positions[rows, None] - np.arange(s.shape[3])
+        if scores.slopes:
+            slopes = np.array(scores.slopes, np.float32).reshape(state.kv_heads, -1, 1)
+            s = s - slopes * np.abs(distance)[:, None, None]
+        if scores.biases is not None:
+            reach = scores.biases.shape[1] // 2
+            numbers = np.clip(-distance, -reach, reach) + reach
+            s = s + scores.biases[:, numbers].reshape(state.kv_heads, -1, *numbers.shape).transpose(2, 0, 1, 3)
+        return s
+
+    def _masked(
+        self, s: Array, span: Any, rows: slice, state: Paged | Latent, scores: Scores
+    ) -> tuple[Array, Array | np.bool]:
+        """Hide the keys that tokens do not see; and whether they see any, where keys were chosen."""
+        keys, positions = s.shape[3], self.positions[rows, None]
+        distance = positions - np.arange(keys)
+        window = positions % state.window + 1 if state.chunked and state.window else state.window
+        ahead = EVERY_TOKEN if span.seen is not None and span.seen.is_whole else scores.ahead
+        hidden = (distance < -ahead) | (distance >= (np.inf if window is None else window))
+        hidden |= (np.arange(keys) < span.encoded) != scores.crosses
+        hidden |= np.arange(1, keys + 1) % state.period != 0
+        if scores.windowed:
+            assert self.windows is not None
+            hidden |= self.windows[:, None] != self.windows
+        sees: Array | np.bool = np.True_
+        hidden = hidden[:, None, None]
+        if scores.chosen is not None:  # of all heads alike, or of each group of them
+            bits = unpacked(scores.chosen[rows].reshape(-1, -(-self._context // 32)), keys)
+            bits = bits.reshape(len(span.ids), -1, 1, keys)
+            hidden, sees = hidden | ~bits, bits.any(axis=-1, keepdims=True)
+        np.copyto(s, -np.inf, where=hidden)
+        return s, sees
+
+    def keep(self, k: Array, v: Array, state: Paged) -> None:
+        for span, rows in self._rows():
+            span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
+
+
+def normalized(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
+    """Make weights of scores, and the logarithms of what they were divided by."""
+    nothing = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
+    top = np.maximum(s.max(axis=-1, keepdims=True), nothing)
+    s -= top
+    weights = np.exp(s, out=s)
+    total = weights.sum(axis=-1, keepdims=True) + np.exp(nothing - top)
+    total = np.where(sees, total, np.float32(np.nan))  # where scores of choices were no numbers
+    weights /= total
+    return weights, np.log(total) + top if scores.logs else total

@@ -1,0 +1,131 @@
+"""Operations that move or combine the columns of rows: parts of heads, streams side by side."""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.operation import Operation, operation
+from localllm.engine.operations.recording import MISFIT, Recording, same_columns
+from localllm.errors import ModelError
+
+
+@operation
+class SliceColumns(Operation):
+    """Columns from `first` on of each of the groups that a row consists of."""
+
+    VERB = "columns"
+
+    first: int
+    groups: int
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x,) = self.inputs
+        source, y = steps.buffers[x], steps.new(self.output)
+        arguments = {"x": source, "x_stride": source.stride, "first": self.first, "groups": self.groups}
+        arguments |= {"period": x.columns // self.groups} | shape(self.output, y)
+        steps.row_step("columns", x.rows, arguments, [source], [y])
+
+
+@operation
+class ConcatHeads(Operation):
+    """Head by head the columns of two activations; shared: all heads get the same of the second."""
+
+    VERB = "join"
+
+    heads: int
+    shared: bool
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x, z), heads = self.inputs, self.heads
+        first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
+        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "x_columns": x.columns // heads}
+        arguments |= {"z": second, "z_stride": second.stride, "z_columns": z.columns // (1 if self.shared else heads)}
+        arguments |= {"heads": heads, "shared": self.shared, "y": y, "stride": y.stride}
+        steps.row_step("join", x.rows, arguments, [first, second], [y])
+
+
+@operation
+class HeadDots(Operation):
+    """The sum of x * z over the columns of each head."""
+
+    VERB = "head_dots"
+
+    heads: int
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, z = self.inputs
+        first, second, y = steps.buffers[x], steps.buffers[z], steps.new(self.output)
+        arguments: dict[str, Any] = {"x": first, "x_stride": first.stride, "z": second, "y": y, "stride": y.stride}
+        arguments |= {"heads": self.heads, "head_dim": x.columns // self.heads}
+        steps.row_step("head_dots", x.rows, arguments, [first, second], [y])
+
+
+@operation
+class MixStreams(Operation):
+    """Weighted sums of streams that stand side by side."""
+
+    VERB = "mix"
+
+    streams: int
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, weights = self.inputs
+        source, by, y = steps.buffers[x], steps.buffers[weights], steps.new(self.output)
+        arguments = {"x": source, "x_stride": source.stride, "streams": self.streams}
+        arguments |= {"width": x.columns // self.streams}
+        arguments |= {"weights": by, "weights_stride": by.stride} | shape(self.output, y)
+        steps.row_step("mix", x.rows, arguments, [source, by], [y])
+
+
+class ColumnVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        period = period or x.columns
+        if not 0 <= first < end <= period or x.columns % period:
+            raise ModelError(f"{MISFIT}: columns {first} to {end} of {x.columns}")
+        groups = x.columns // period
+        return self._add(SliceColumns((x,), Activation(x.rows, groups * (end - first)), first, groups))
+
+    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        if x.columns % heads or (y.columns % heads and not shared):
+            raise ModelError(f"{MISFIT}: {x.columns}, {y.columns} columns, {heads} heads")
+        columns = x.columns + y.columns * (heads if shared else 1)
+        return self._add(ConcatHeads((x, y), Activation(x.rows, columns), heads, shared))
+
+    def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
+        if same_columns(x, z) % heads:
+            raise ModelError(f"{MISFIT}: {x.columns} columns, {heads} heads")
+        return self._add(HeadDots((x, z), Activation(x.rows, heads), heads))
+
+    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        if x.columns % streams or weights.columns % streams:
+            raise ModelError(f"{MISFIT}: {x.columns} columns, {weights.columns} weights, {streams} streams")
+        columns = x.columns // streams * (weights.columns // streams)
+        return self._add(MixStreams((x, weights), Activation(x.rows, columns), streams))
+
+
+class ColumnReference(Computing):
+    """The verbs in NumPy."""
+
+    def columns(self, x: Array, first: int, end: int, period: int | None = None) -> Array:
+        period = period or x.shape[1]
+        groups = x.shape[1] // period
+        return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
+
+    def join(self, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
+        rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
+        of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
+        return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
+
+    def head_dots(self, x: Array, z: Array, heads: int) -> Array:
+        products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
+        return products.sum(axis=2, dtype=np.float64).astype(np.float32)
+
+    def mix(self, x: Array, weights: Array, streams: int) -> Array:
+        rows, made, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
+        of_made = weights.reshape(rows, made, streams)
+        return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, made * width)

@@ -1,0 +1,82 @@
+"""What the verbs of all families need to be computed at once, in NumPy: the spans of a run, and matrices in float32."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.weights import Weight
+from localllm.kernels.reference import dequantize
+
+Array = np.ndarray
+
+
+class Observer(Protocol):
+    """Whoever watches what matrices meet."""
+
+    def add(self, name: str, x: np.ndarray) -> None: ...
+
+
+class Computing:
+    """A builder that computes, without verbs. One for each run. Activations are float32 [tokens, columns].
+
+    Attributes:
+        windows: of a run that is an image, the number of each row's window.
+    """
+
+    windows: np.ndarray | None = None
+
+    def __init__(
+        self, spans: Sequence[Any], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        observer: Observer | None = None,
+    ):  # fmt: skip
+        """spans: as Program.run takes them, their stores Remembered; context: the most tokens of a sequence.
+
+        matrices: those dequantized so far, by name and first row; observer: gets what each matrix meets.
+        """
+        self.ids = np.concatenate([span.ids for span in spans])
+        self.positions = np.concatenate([span.position + np.arange(len(span.ids)) for span in spans])
+        self.kinds = np.concatenate([np.resize(span.kinds, len(span.ids)) for span in spans])
+        self._ends = np.cumsum([len(span.ids) for span in spans])
+        wanted = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
+        self.wanted = np.concatenate(wanted)
+        self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
+
+    def matrix(self, weight: Weight) -> np.ndarray:
+        """Return a weight in float32, whatever its format."""
+        key = weight.name, weight.first_row
+        if key not in self._matrices:
+            self._matrices[key] = dequantize(weight.tensor)
+        return self._matrices[key]
+
+    def ignore(self, *weights: Weight | None) -> None:
+        """Do nothing: tensors are accounted for when a model is recorded."""
+
+    def _rows(self) -> Iterator[tuple[Any, slice]]:
+        """Yield each span with the rows of its tokens."""
+        for span, end in zip(self._spans, self._ends, strict=True):
+            yield span, slice(end - len(span.ids), end)
+
+    def _by_sequence(
+        self, state: Recurrent, number: int, of_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
+    ) -> Array:
+        """Return the outputs of of_sequence(state, *inputs) -> (state, outputs) for the rows of each sequence."""
+        results = []
+        for span, rows in self._rows():
+            old = span.store.state(state.layer, number, state.shapes[number])
+            new, outputs = of_sequence(old, *(x[rows] for x in inputs))
+            span.store.put_state(state.layer, number, new.astype(np.float32))
+            results.append(outputs)
+        return np.concatenate(results).astype(np.float32)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Compute the softmax of each row, float64."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Find the places of the largest values of each row, int64 [rows, count]; of equal ones the first."""
+    return np.argsort(-values, axis=1, kind="stable")[:, :count]

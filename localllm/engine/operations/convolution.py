@@ -1,0 +1,154 @@
+"""Operations over the last tokens of a sequence: convolutions and means, whose state are those tokens."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.verbs import RowwiseVerbs
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target, vector_of
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.operation import operation
+from localllm.engine.operations.recording import Recording, require_columns
+from localllm.engine.operations.recurrent import ScanOperation
+
+
+@operation
+class Convolve(ScanOperation):
+    """A convolution over time, column by column.
+
+    Attributes:
+        taps: float32 [columns, taps], the latest token's last.  bias: float32 [columns].
+        silu: whether the result is multiplied by its sigmoid.
+    """
+
+    VERB = "convolve"
+
+    taps: np.ndarray
+    bias: np.ndarray
+    silu: bool
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        weights = vector_of(self.taps.T)
+        arguments = {"taps": len(weights), "weights": weights, "bias": vector_of(self.bias), "silu": self.silu}
+        arguments["columns"] = self.output.columns
+        self.scan(steps, "convolve", ("x",), -(-self.inputs[0].columns // 16), arguments)
+
+
+@operation
+class GatedMean(ScanOperation):
+    """A mean over the last tokens, weighted by the softmax of their gates.
+
+    Attributes:
+        places: float32 [taps, columns], added to the gates.
+        stretches: of taps, with columns of their own.
+    """
+
+    VERB = "gated_mean"
+
+    places: np.ndarray
+    stretches: int
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, places = self.inputs[0], vector_of(self.places)
+        arguments = {"taps": len(places), "places": places, "columns": self.output.columns}
+        arguments |= {"x_stride": steps.buffers[x].stride, "stretches": self.stretches}
+        self.scan(steps, "gated_mean", ("x",), -(-self.output.columns // 16), arguments)
+
+
+class ConvolutionVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def convolve(
+        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
+    ) -> Activation:
+        before, columns = state.shapes[number]
+        require_columns(weight.name, x, columns)
+        taps = np.zeros((columns, before + 1), np.float32)
+        taps[:, ::dilation] = self._numbers(weight, (columns, before // dilation + 1))
+        bias = self._vector(weight.bias, columns) if weight.bias else None
+        return self._convolved(x, state, number, taps, bias, silu)
+
+    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Record a convolution with two taps, of which the last counts nothing."""
+        require_columns("x", x, state.shapes[number][1])
+        return self._convolved(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
+
+    def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
+        """Record a convolution with equal taps."""
+        before, columns = state.shapes[number]
+        require_columns("x", x, columns)
+        return self._convolved(x, state, number, np.full((columns, before + 1), 1 / (before + 1), np.float32))
+
+    def _convolved(
+        self, x: Activation, state: Recurrent, number: int, taps: np.ndarray, bias: np.ndarray | None = None,
+        silu: bool = False,
+    ) -> Activation:  # fmt: skip
+        bias = np.zeros(x.columns, np.float32) if bias is None else bias
+        return self._add(Convolve((x,), Activation(x.rows, x.columns), state, number, taps, bias, silu))
+
+    def gated_mean(
+        self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+    ) -> Activation:
+        before, columns = state.shapes[number]
+        require_columns(places.name, x, columns)
+        numbers = self._dequantized(places, ((before + 1) // stretches, columns // 2))
+        made = columns // (2 * stretches)
+        of_taps = numbers.reshape(-1, stretches, made).swapaxes(0, 1).reshape(before + 1, made)
+        return self._add(GatedMean((x,), Activation(x.rows, made), state, number, of_taps, stretches))
+
+
+class ConvolutionReference(Computing, RowwiseVerbs):
+    """The verbs in NumPy."""
+
+    def convolve(
+        self, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
+    ) -> Array:
+        taps = weight.flat().vector().reshape(x.shape[1], -1)
+
+        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+            seen = np.concatenate((window, x))
+            y = sum(taps[:, tap] * seen[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
+            return seen[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
+
+        y = self._by_sequence(state, number, of_sequence, x)
+        return y * self.sigmoid(y) if silu else y
+
+    def previous(self, x: Array, state: Recurrent, number: int) -> Array:
+        def of_sequence(last: Array, x: Array) -> tuple[Array, Array]:
+            return x[-1:], np.concatenate((last, x[:-1]))
+
+        return self._by_sequence(state, number, of_sequence, x)
+
+    def mean(self, x: Array, state: Recurrent, number: int) -> Array:
+        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+            seen, taps = np.concatenate((window, x)), len(window) + 1
+            total: Array = np.add.reduce([seen[tap : tap + len(x)] for tap in range(taps)])
+            return seen[len(x) :], total / np.float32(taps)
+
+        return self._by_sequence(state, number, of_sequence, x)
+
+    def gated_mean(self, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1) -> Array:
+        columns = x.shape[1] // (2 * stretches)
+        of_places = self.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
+        taps, begins = of_places.shape[0] * of_places.shape[1], self._begins()
+
+        def of_sequence(window: Array, x: Array) -> tuple[Array, Array]:
+            seen = np.concatenate((window, x)).reshape(-1, 2, stretches, columns)
+            rows = np.stack([seen[tap : tap + len(x), :, tap * stretches // taps] for tap in range(taps)])
+            gates = rows[:, :, 1] + of_places.reshape(taps, 1, columns)
+            is_there = np.arange(taps)[:, None] + next(begins) + np.arange(len(x)) >= taps - 1
+            with np.errstate(invalid="ignore"):
+                flaws = gates - gates
+                gates = np.where(is_there[:, :, None], gates, -np.inf)
+                powers = np.exp(gates - gates.max(axis=0)) + np.where(is_there[:, :, None], flaws, 0)
+                means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
+            return seen[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
+
+        return self._by_sequence(state, number, of_sequence, x)
+
+    def _begins(self) -> Iterator[int]:
+        """Yield how many tokens each sequence has before the run."""
+        return iter([span.position for span in self._spans])

@@ -1,0 +1,314 @@
+"""Operations that treat rows one by one and make as many columns as they read.
+
+The meaning of most is a formula in localllm.arch.verbs, and a row in localllm.kernels.verbs names their kernels: those
+need nothing here. Others have tensors of the file or sizes, which are checked and kept.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from localllm.arch.verbs import RowwiseVerbs, if_finite
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target, shape, vector_of
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing, softmax
+from localllm.engine.operations.operation import Operation, operation
+from localllm.engine.operations.recording import MISFIT, Recording, same_columns
+from localllm.errors import ModelError
+from localllm.kernels.verbs import ROWWISE
+
+
+class Rowwise(Operation):
+    """An operation with a row in localllm.kernels.verbs; it may write over what it reads."""
+
+    def argument(self, name: str) -> float | np.ndarray:
+        """Return what the kernel is given under a name of the row."""
+        value: float | np.ndarray = getattr(self, name)
+        return value
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        if self.verb not in ROWWISE:
+            super().lower(steps, target)
+        verb, x = ROWWISE[self.verb], self.inputs[0]
+        inputs = [steps.buffers[x] for x in self.inputs]
+        y = steps.alloc_or_reuse(self) if verb.in_place else steps.new(self.output)
+        arguments = dict(zip(verb.inputs, inputs, strict=True)) | shape(x, y)
+        for name, source in verb.given.items():
+            value = self.argument(source)
+            arguments[name] = vector_of(value) if isinstance(value, np.ndarray) else value
+        arguments |= {name: inputs[1].stride for name in verb.strides}
+        steps.row_step(self.verb, x.rows, arguments, inputs, [y])
+
+
+@operation
+class Elementwise(Rowwise):
+    """A verb that is a formula and a row, with its numbers by their names."""
+
+    function: str
+    numbers: Mapping[str, float]
+
+    @property
+    def verb(self) -> str:
+        return self.function
+
+    def argument(self, name: str) -> float:
+        return self.numbers[name]
+
+
+@operation
+class Norm(Rowwise):
+    """A norm of each `group` columns.
+
+    Attributes:
+        vector: float32 [columns], which it multiplies with.  weight: the tensor of these numbers, if there is one.
+    """
+
+    vector: np.ndarray
+    group: int
+    epsilon: float
+    weight: Weight | None
+
+
+class RMSNorm(Norm):
+    """x / sqrt(mean(x^2) + epsilon) * vector."""
+
+    VERB = "rms_norm"
+
+
+@operation
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(variance + epsilon) * vector + bias."""
+
+    VERB = "layer_norm"
+
+    bias: np.ndarray
+
+
+class SigmoidGate(Rowwise):
+    """x * sigmoid of the row's gate."""
+
+    VERB = "sigmoid_gate"
+
+
+@operation
+class Scale(Rowwise):
+    """x * factor."""
+
+    VERB = "scale"
+
+    factor: float
+
+
+@operation
+class ScaleColumns(Rowwise):
+    """x * vector, float32 [columns]."""
+
+    VERB = "scale_columns"
+
+    vector: np.ndarray
+
+
+class Lerp(ScaleColumns):
+    """x + (z - x) * vector."""
+
+    VERB = "lerp"
+
+
+@operation
+class MultiplyHeads(Rowwise):
+    """Each head's columns times its gate."""
+
+    VERB = "multiply_heads"
+
+    heads: int
+
+
+class Softmax(Rowwise):
+    """The softmax of each row."""
+
+    VERB = "softmax"
+
+
+@operation
+class Sinkhorn(Rowwise):
+    """A matrix of `size` rows whose rows and columns add up to about 1."""
+
+    VERB = "sinkhorn"
+
+    size: int
+    iterations: int
+    epsilon: float
+
+
+@operation
+class Softplus(Rowwise):
+    """log(1 + e^(x + bias)), bias float32 [columns]."""
+
+    VERB = "softplus"
+
+    bias: np.ndarray
+
+
+@operation
+class AddVector(Operation):
+    """x + vector, float32 [columns]: the kernel that adds activations, with one row for all tokens."""
+
+    VERB = "add_vector"
+
+    vector: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x,) = self.inputs
+        source, y = steps.buffers[x], steps.alloc_or_reuse(self)
+        arguments = {"x": source, "z": vector_of(self.vector), "z_stride": 0} | shape(x, y)
+        steps.row_step("add", x.rows, arguments, [source], [y])
+
+
+class ElementwiseVerbs(Recording, RowwiseVerbs):
+    """The verbs as a recorder has them."""
+
+    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **given: float) -> Activation:
+        for x in inputs[1:]:
+            same_columns(inputs[0], x)
+        numbers = {name: float(number) for name, number in given.items()}  # kernels get the bits of a float
+        return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, numbers))
+
+    def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        factors = self._factors(weight, x.columns, group)
+        return self._add(RMSNorm((x,), like(x), factors, group or x.columns, epsilon, weight))
+
+    def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
+        factors = self._factors(weight, x.columns, group)
+        bias = self._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
+        return self._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
+
+    def _factors(self, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
+        """Return what a norm multiplies with, float32 [columns]; the weight has the numbers of a row or of a group."""
+        if columns % (group or columns):
+            raise ModelError(f"{columns} columns are no whole number of groups of {group}")
+        if weight is None:
+            return np.ones(columns, np.float32)
+        wanted = columns if group is None or weight.shape == (columns,) else group
+        return np.tile(self._vector(weight, wanted), columns // wanted)
+
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
+        if gate.columns != 1:
+            raise ModelError(f"{MISFIT}: a gate of {gate.columns} columns")
+        return self._add(SigmoidGate((x, gate), like(x)))
+
+    def scale(self, x: Activation, factor: float | Weight) -> Activation:
+        if isinstance(factor, Weight):
+            self._used.add(factor.name)
+            factor = factor.number()
+        return self._add(Scale((x,), like(x), float(factor)))
+
+    def scale_columns(self, x: Activation, weight: Weight) -> Activation:
+        return self._add(ScaleColumns((x,), like(x), self._vector(weight.flat(), x.columns)))
+
+    def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
+        return self._add(Lerp((x, z), like(x), self._vector(weight.flat(), same_columns(x, z))))
+
+    def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
+        if x.columns % gates.columns:
+            raise ModelError(f"{MISFIT}: {gates.columns} gates of {x.columns} columns")
+        return self._add(MultiplyHeads((x, gates), like(x), gates.columns))
+
+    def softmax(self, x: Activation) -> Activation:
+        return self._add(Softmax((x,), like(x)))
+
+    def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
+        if x.columns != size * size:
+            raise ModelError(f"{MISFIT}: {x.columns} columns, {size} streams")
+        return self._add(Sinkhorn((x,), like(x), size, iterations, epsilon))
+
+    def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
+        numbers = self._vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
+        return self._add(Softplus((x,), like(x), numbers))
+
+    def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        numbers = self._vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
+        if numbers.shape != (x.columns,):
+            raise ModelError(f"{MISFIT}: {numbers.size} numbers for {x.columns} columns")
+        return self._add(AddVector((x,), like(x), numbers))
+
+
+def like(x: Activation) -> Activation:
+    """Make an activation of the same shape."""
+    return Activation(x.rows, x.columns)
+
+
+class ElementwiseReference(Computing, RowwiseVerbs):
+    """The verbs in NumPy."""
+
+    def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **given: float) -> Array:
+        return formula(*inputs, **given)
+
+    def rms_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+        groups = in_groups(x, group)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        return y.astype(np.float32).reshape(x.shape)
+
+    def layer_norm(self, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+        groups = in_groups(x, group)
+        groups = groups - groups.mean(axis=2, keepdims=True)
+        y = weighted(divided(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
+        y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
+        return y.astype(np.float32)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        return x * self.sigmoid(gate)
+
+    def scale(self, x: Array, factor: float | Weight) -> Array:
+        return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+
+    def scale_columns(self, x: Array, weight: Weight) -> Array:
+        return x * weight.flat().vector()
+
+    def lerp(self, x: Array, z: Array, weight: Weight) -> Array:
+        return x + (z - x) * weight.flat().vector()
+
+    def multiply_heads(self, x: Array, gates: Array) -> Array:
+        return (x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * gates[:, :, None]).reshape(x.shape)
+
+    def softmax(self, x: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            return softmax(x + (x - x)).astype(np.float32)
+
+    def sinkhorn(self, x: Array, size: int, iterations: int, epsilon: float) -> Array:
+        with np.errstate(invalid="ignore"):
+            y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
+        y = y.reshape(len(x), size, size)
+        y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        for _ in range(iterations - 1):
+            y = y / (y.sum(axis=2, keepdims=True) + epsilon)
+            y = y / (y.sum(axis=1, keepdims=True) + epsilon)
+        return y.swapaxes(1, 2).reshape(x.shape).astype(np.float32)
+
+    def softplus(self, x: Array, bias: Weight | None = None) -> Array:
+        x = x + (bias.vector() if bias else 0)
+        with np.errstate(invalid="ignore"):
+            return if_finite(np.logaddexp(0, x).astype(np.float32), x)
+
+    def add_vector(self, x: Array, vector: Weight | np.ndarray) -> Array:
+        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
+
+
+def in_groups(x: np.ndarray, group: int | None) -> np.ndarray:
+    """Cut rows into groups, float64 [tokens, groups, columns of a group]; None: a row is one."""
+    columns = group or x.shape[1]
+    return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
+
+
+def divided(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """Divide by the roots of the squares."""
+    with np.errstate(invalid="ignore"):
+        return groups / np.sqrt(squares)
+
+
+def weighted(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
+    """Multiply groups [tokens, groups, columns] with the numbers of a row, or those of a group, or nothing."""
+    if weight is None:
+        return groups
+    vector = weight.vector()
+    return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])

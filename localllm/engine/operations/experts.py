@@ -1,0 +1,282 @@
+"""Operations of mixtures of experts, and of heads that are treated like experts, each with its own matrix."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.routing import Routing
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.operations.activation import Activation, Routed, RoutedActivation, Rows
+from localllm.engine.operations.computing import Array, Computing, largest, softmax
+from localllm.engine.operations.operation import Operation, Product, operation
+from localllm.engine.operations.recording import Recording, require_format
+from localllm.errors import ModelError, UnsupportedError
+from localllm.kernels.arguments import EXPERT, PLAN_EXPERTS
+
+OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
+
+
+class Planned(Operation):
+    """An operation whose output says which experts tokens go to, with the steps that give experts their rows."""
+
+    output: RoutedActivation
+
+    def plan_experts(self, steps: Steps, chosen: Buffer | np.ndarray, weights: Buffer) -> None:
+        """Give experts their rows."""
+        choice = self.output
+        routing = choice.routed.routing
+        most, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
+        active = Buffer(min(routing.matrices, most), 8 * len(EXPERT))
+        row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        experts = Experts(chosen, weights, Buffer(most, 8), Buffer(rows, 8), active, active_count, row_count)
+        steps.experts[choice.routed], steps.counts[choice.routed] = experts, row_count
+        next_rows, count = Buffer(routing.matrices, 8), steps.counts[choice.rows]
+        plan = {name: getattr(experts, name) for name in PLAN_EXPERTS._fields if hasattr(experts, name)}
+        plan |= {"count": count, "next_rows": next_rows, "used": routing.used, "experts": routing.matrices}
+        reads = [chosen] if isinstance(chosen, Buffer) else []
+        steps.append("plan_experts", plan, 1, reads, [experts.rows, experts.pairs, active, next_rows])
+
+
+@operation
+class Route(Planned):
+    """The choice of experts.
+
+    Attributes:
+        bias: float32 [experts], counts in the choice only.
+        table: int64 [vocab, used], where tokens go by their ids.
+    """
+
+    VERB = "route"
+
+    output: RoutedActivation
+    routing: Routing
+    bias: np.ndarray | None
+    table: np.ndarray | None
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (logits,), routing = self.inputs, self.routing
+        source = steps.buffers[logits]
+        chosen, weights = Buffer(target.tokens, 8 * routing.used), Buffer(target.tokens, 4 * routing.used)
+        arguments = {"logits": source, "stride": source.stride, "ids": steps.header.ids}
+        arguments |= {"bias": 0 if self.bias is None else self.bias, "table": 0 if self.table is None else self.table}
+        arguments |= {name: getattr(routing, name) for name in OF_ROUTING} | {"chosen": chosen, "weights": weights}
+        arguments |= target.scratch(4 * (2 * routing.experts + routing.groups))
+        steps.row_step("route", logits.rows, arguments, [source], [chosen, weights])
+        self.plan_experts(steps, chosen, weights)
+
+
+class EveryHead(Planned):
+    """Heads as experts, to all of which every token goes."""
+
+    VERB = "every_head"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        heads = self.output.columns
+        self.plan_experts(steps, np.tile(np.arange(heads), (target.tokens, 1)), Buffer(0, 0))
+
+
+class ChoiceOperation(Operation):
+    """An operation on an activation and the choice of experts, its second input."""
+
+    @property
+    def choice(self) -> RoutedActivation:
+        choice = self.inputs[1]
+        assert isinstance(choice, RoutedActivation)
+        return choice
+
+
+class Gather(ChoiceOperation):
+    """A row for each expert of a token."""
+
+    VERB = "gather"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, choice, output = self.inputs[0], self.choice, self.output
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
+        arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": experts.weights if choice.routed.routing.weighs_inputs else 0, "part_bytes": 0}
+        reads = [source, experts.pairs, experts.weights]
+        steps.row_step("gather", output.rows, arguments | shape(output, y), reads, [y])
+
+
+class ToHeads(ChoiceOperation):
+    """A row for each head: other columns of a token."""
+
+    VERB = "deal"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, choice, output = self.inputs[0], self.choice, self.output
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
+        arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": 0, "part_bytes": 4 * output.columns}
+        steps.row_step("gather", output.rows, arguments | shape(output, y), [source, experts.pairs], [y])
+
+
+class FromHeads(ChoiceOperation):
+    """The rows of a token's heads side by side."""
+
+    VERB = "collect"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, choice = self.inputs[0], self.choice
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
+        arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
+        steps.row_step("collect", choice.rows, arguments | shape(x, y), [source, experts.rows], [y])
+
+
+class Scatter(ChoiceOperation):
+    """The weighted sum of a token's rows."""
+
+    VERB = "scatter"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        x, choice = self.inputs[0], self.choice
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
+        weights = 0 if choice.routed.routing.weighs_inputs else experts.weights
+        arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
+        arguments |= {"weights": weights} | shape(x, y)
+        reads = [source, experts.rows, experts.weights]
+        steps.row_step("scatter", self.output.rows, arguments, reads, [y])
+
+
+class ExpertLinear(Product, ChoiceOperation):
+    """The product of each row with the matrix of its expert; each target has its own steps."""
+
+    VERB = "expert_linear"
+
+    def add_bias(self, steps: Steps) -> None:
+        """Add to every row of the output the bias of its expert, if there is one."""
+        if self.bias is None:
+            return
+        x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)
+        y = steps.buffers[x]
+        arguments: dict[str, Any] = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": vectors}
+        arguments["z_stride"] = vectors.strides[0]
+        reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
+        steps.row_step("add_by_expert", x.rows, arguments | shape(x, y), reads, [y])
+
+
+class ExpertVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def __init__(self, vocab_size: int, width: int, context: int):
+        super().__init__(vocab_size, width, context)
+        self._heads: dict[tuple[int, Rows], RoutedActivation] = {}
+
+    def route(
+        self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> RoutedActivation:
+        if logits.columns != routing.experts:
+            raise ModelError(f"a router for {logits.columns} of {routing.experts} experts")
+        vector = self._vector(bias, routing.experts) if bias else None
+        choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
+        self._add(Route((logits,), choice, routing, vector, self._experts(table, routing) if table else None))
+        return choice
+
+    def _experts(self, table: Weight, routing: Routing) -> np.ndarray:
+        """Return where tokens go by their ids, int64 [vocab, used]; the table is used now."""
+        self._used.add(table.name)
+        experts = table.shaped(self._vocab_size, routing.used).whole()
+        if experts.min() < 0 or experts.max() >= routing.experts:
+            raise ModelError(f"tensor {table.name} should have numbers of {routing.experts} experts")
+        return experts
+
+    def gather(self, x: Activation, choice: RoutedActivation) -> Activation:
+        return self._add(Gather((x, choice), Activation(choice.routed, x.columns)))
+
+    def expert_linear(self, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
+        self._used.add(weight.name)
+        expected = choice.routed.routing.matrices, x.columns
+        if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
+            raise ModelError(
+                f"tensor {weight.name} should have matrices of {expected[1]} columns for {expected[0]} experts,"
+                f" has the shape {list(weight.shape)}"
+            )
+        require_format(weight)
+        bias = self._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
+        if weight.scale:
+            raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
+        return self._add(ExpertLinear((x, choice), Activation(x.rows, weight.shape[1]), weight, bias))
+
+    def scatter(self, x: Activation, choice: RoutedActivation) -> Activation:
+        return self._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
+
+    def head_linear(self, x: Activation, weight: Weight) -> Activation:
+        """Record the product of each head's columns as one of experts."""
+        heads = weight.shape[0]
+        if x.columns % heads or weight.bias or weight.scale:
+            raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
+        every = self._every_head(heads, x.rows)
+        rows = self._add(ToHeads((x, every), Activation(every.routed, x.columns // heads)))
+        y = self.expert_linear(rows, weight, every)
+        return self._add(FromHeads((y, every), Activation(x.rows, heads * y.columns)))
+
+    def _every_head(self, heads: int, rows: Rows) -> RoutedActivation:
+        """Return heads as experts, to all of which every token goes: planned once."""
+        if (heads, rows) not in self._heads:
+            choice = RoutedActivation(rows, heads, Routed("heads", Routing(heads, heads), rows))
+            self._add(EveryHead((), choice))
+            self._heads[heads, rows] = choice
+        return self._heads[heads, rows]
+
+
+class ChosenExperts(NamedTuple):
+    """The experts that tokens go to, int64 [tokens, used], with weights float32 [tokens, used]."""
+
+    experts: np.ndarray
+    weights: np.ndarray
+    routing: Routing
+
+
+class ExpertReference(Computing):
+    """The verbs in NumPy; rows for experts are in the order of the tokens."""
+
+    def route(
+        self, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> ChosenExperts:
+        scores = scores_of(logits, routing)
+        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
+        size = routing.experts // routing.groups
+        if routing.groups > 1:
+            best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
+            is_kept = np.zeros(best_two.shape, bool)
+            np.put_along_axis(is_kept, largest(best_two, routing.groups_used), True, axis=1)
+            ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
+        chosen = largest(ranks, routing.used) // routing.together if table is None else table.whole()[self.ids]
+        weights = np.take_along_axis(scores, chosen, axis=1)
+        if routing.normalized:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
+        weights[~np.isfinite(logits).all(axis=1)] = np.nan
+        return ChosenExperts(chosen, (weights * routing.scale).astype(np.float32), routing)
+
+    def gather(self, x: Array, choice: ChosenExperts) -> Array:
+        rows = np.repeat(x, choice.routing.used, axis=0)
+        return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
+
+    def expert_linear(self, x: Array, weight: Weight, choice: ChosenExperts) -> Array:
+        matrices, experts = self.matrix(weight), choice.experts.reshape(-1)
+        y = np.empty((len(x), matrices.shape[1]), np.float32)
+        for expert in np.unique(experts):
+            y[experts == expert] = x[experts == expert] @ matrices[expert].T
+        return y + self.matrix(weight.bias)[experts] if weight.bias else y
+
+    def scatter(self, x: Array, choice: ChosenExperts) -> Array:
+        rows = x.reshape(*choice.weights.shape, -1)
+        weighted: Array = rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]
+        return weighted.sum(axis=1)
+
+    def head_linear(self, x: Array, weight: Weight) -> Array:
+        matrices = self.matrix(weight)
+        count, rows, columns = matrices.shape
+        heads = x.reshape(len(x), count, columns)
+        return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), count * rows)
+
+
+def scores_of(logits: np.ndarray, routing: Routing) -> np.ndarray:
+    """Compute a router's scores, float64."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if routing.rooted:
+            return np.sqrt(np.logaddexp(0, logits.astype(np.float64)))
+        return 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)

@@ -1,0 +1,122 @@
+"""Operations that exchange rows with whoever runs a model: images' rows that stand for tokens, draft heads."""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.operations.activation import ALL, Activation
+from localllm.engine.operations.columns import ColumnVerbs
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.operation import Operation, operation
+
+
+class HiddenStateTap(NamedTuple):
+    """Hidden states exported to a draft head, and the buffer they are written to: float32 [BATCH, columns or more].
+
+    Attributes:
+        layers: whose inputs these are, side by side; if there are none, the model's last hidden state.
+    """
+
+    memory: np.ndarray
+    layers: tuple[int, ...] = ()
+
+
+@operation
+class ExternalInput(Operation):
+    """Rows that whoever runs this has laid down before, float32 [BATCH, columns or more]."""
+
+    VERB = "given"
+
+    memory: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        rows, x, y = self.memory, self.output, steps.new(self.output)
+        arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
+        steps.row_step("columns", x.rows, arguments | shape(x, y), [], [y])
+
+
+@operation
+class ExportHidden(Operation):
+    """Rows that are laid down for whoever runs this."""
+
+    VERB = "show"
+
+    memory: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        steps.export_activation(self.inputs[0], self.memory)
+
+
+class HiddenStateVerbs(ColumnVerbs):
+    """The verbs as a recorder has them.
+
+    Attributes:
+        begins: whether an image's rows can stand for tokens.
+        reveals: whether the model's last hidden state is exported.
+    """
+
+    _shown: HiddenStateTap | None = None
+    begins = reveals = False
+
+    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
+        self.begins = True
+        return embedded()
+
+    def deepen(self, x: Activation, part: int) -> Activation:
+        return x
+
+    def reveal(self, x: Activation) -> Activation:
+        assert self._shown
+        self._add(ExportHidden((x,), Activation(ALL, x.columns), self._shown.memory))
+        return x
+
+    def enter(self, x: Activation, layer: int) -> Activation:
+        if self._shown and layer in self._shown.layers:
+            self._entered[layer] = x
+            if len(self._entered) == len(set(self._shown.layers)):
+                first, *others = (self._entered[layer] for layer in self._shown.layers)
+                self.reveal(reduce(lambda some, more: self.join(some, more, 1), others, first))
+        return x
+
+    def tap(self, shown: HiddenStateTap | None) -> None:
+        """Export hidden states from now on."""
+        self._shown, self._entered = shown, dict[int, Activation]()
+        self.reveals = shown is not None and not shown.layers
+
+    def given(self, rows: np.ndarray, columns: int) -> Activation:
+        """Record rows that whoever runs this has laid down before: float32 [BATCH, columns or more]."""
+        return self._add(ExternalInput((), Activation(ALL, columns), rows))
+
+
+class HiddenStateReference(Computing):
+    """The verbs in NumPy.
+
+    Attributes:
+        entered: what goes into the layers that are keys there already.  revealed: the last hidden state.
+    """
+
+    reveals = False
+    revealed: Array
+    entered: dict[int, Array]
+    _parts: list[Array] | None
+
+    def begin(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
+        """Of a run that is one image, return its rows."""
+        (seen,) = {span.seen for span in self._spans}
+        self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
+        return embedded() if self._parts is None else self._parts[0]
+
+    def deepen(self, x: Array, part: int) -> Array:
+        return x if self._parts is None else x + self._parts[part]
+
+    def reveal(self, x: Array) -> Array:
+        self.revealed = x
+        return x
+
+    def enter(self, x: Array, layer: int) -> Array:
+        if layer in self.entered:
+            self.entered[layer] = x
+        return x

@@ -1,0 +1,163 @@
+"""Operations that select which keys tokens see, by the scores of an indexer."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.arch.layer_state import Latent
+from localllm.engine.lower.cache_steps import rotate, store
+from localllm.engine.lower.steps import Steps
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing, largest
+from localllm.engine.operations.operation import StateOperation, operation
+from localllm.engine.operations.recording import Recording
+from localllm.errors import ModelError
+
+Score = Callable[[Array, Array, slice], Array]
+
+
+@operation
+class SelectKeys(StateOperation):
+    """The keys that tokens see, alike for all heads; inputs: queries, keys, and weights of heads if there are some.
+
+    Attributes:
+        most: keys, or blocks of them.  block: positions of a block.  heads: of the indexer, or groups of heads.
+    """
+
+    VERB = "choose"
+
+    state: Latent
+    most: int
+    block: int
+    heads: int
+
+    def prepare(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer], Buffer, str]:
+        """Append the steps that store the index's new keys.
+
+        Returns arguments of the kernel that selects, what it reads and writes, and the kernel.
+        """
+        (q, k, *_), index = self.inputs, self.state
+        side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
+        steps.in_cache[index] = [store(steps, k, rotate(steps, k, block), side)]
+        source, y = rotate(steps, q, block), steps.new(self.output)
+        arguments: dict[str, Any] = {"positions": steps.header.positions, "owners": steps.header.owners}
+        arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
+        arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
+        more, reads = self.own_arguments(steps)
+        arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | more
+        return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.verb}-{side.kind.upper()}"
+
+    def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
+        """Return what this kernel is given besides, and what it reads of that."""
+        arguments: dict[str, Any] = {"heads": self.heads}
+        if weights := [steps.buffers[x] for x in self.inputs[2:]]:
+            return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
+        return arguments | {"weights": np.ones(self.heads, np.float32), "weights_stride": 0}, []
+
+
+@operation
+class SelectKeyBlocks(SelectKeys):
+    """The keys that each group of heads sees, in blocks; local: the last ones, always among them."""
+
+    VERB = "choose_blocks"
+
+    local: int
+
+    def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
+        arguments = {"local": self.local, "heads": self.heads}
+        return arguments | {"choice_stride": 4 * self.output.columns // self.heads}, []
+
+
+class KeySelectionVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def choose(
+        self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
+    ) -> Activation:
+        heads = indexer_heads(q, k, index)
+        if weights and weights.columns != heads:
+            raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+        inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, self._words)
+        return self._add(SelectKeys(inputs, output, index, count, block, heads))
+
+    def choose_blocks(
+        self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+    ) -> Activation:
+        groups = indexer_heads(q, k, index)
+        output = Activation(q.rows, groups * self._words)
+        return self._add(SelectKeyBlocks((q, k), output, index, count, block, groups, local))
+
+
+def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
+    """Return how many heads queries have. Raises ModelError for what does not fit the index."""
+    heads, rest = divmod(q.columns, index.key_dim)
+    if k.columns != index.key_dim or rest:
+        raise ModelError(f"layer {index.layer}: an indexer of {q.columns} and {k.columns} columns")
+    return heads
+
+
+class Selection(NamedTuple):
+    """How many blocks of keys are selected, see localllm.arch.verbs."""
+
+    most: int
+    block: int
+    groups: int = 1  # of heads
+    local: int = 0
+
+
+class KeySelectionReference(Computing):
+    """The verbs in NumPy."""
+
+    def choose(self, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1) -> Array:
+        def scores(q: Array, keys: Array, rows: slice) -> Array:
+            products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
+            return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
+
+        def of_blocks(scores: Array) -> Array:
+            return scores[:, block - 1 :: block]
+
+        return self._selected(q, k, index, scores, of_blocks, Selection(count, block))
+
+    def choose_blocks(self, q: Array, k: Array, index: Latent, count: int, block: int, local: int) -> Array:
+        def scores(q: Array, keys: Array, rows: slice) -> Array:
+            return np.einsum("thd,kd->thk", q, keys, optimize=True)
+
+        def of_blocks(scores: Array) -> Array:
+            numbers = np.where(np.isfinite(scores), scores, np.nan)
+            padded = np.pad(numbers, ((0, 0), (0, -scores.shape[1] % block)), constant_values=-np.inf)
+            return padded.reshape(len(scores), -1, block).max(axis=2)
+
+        selection = Selection(count, block, q.shape[1] // index.key_dim, local)
+        return self._selected(q, k, index, scores, of_blocks, selection)
+
+    def _selected(
+        self, q: Array, k: Array, index: Latent, scores: Score, of_blocks: Callable[[Array], Array],
+        selection: Selection,
+    ) -> Array:  # fmt: skip
+        """Return bits of each group.
+
+        scores: of (queries, keys, rows of the run), [tokens, groups, keys]; of_blocks: those of blocks made of them.
+        """
+        count, block, groups, local = selection
+        selected = np.zeros((len(q), groups, -(-self._context // 32) * 32), bool)
+        for span, rows in self._rows():
+            (keys,) = span.store.keep(index, span.position, k[rows, None])
+            made = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
+            for token, position in enumerate(self.positions[rows]):
+                seen = made[token, :, : position + 1]
+                for group, best in enumerate(of_blocks(seen).copy()):
+                    if len(best) <= count:
+                        selected[rows][token, group, : position + 1] = True
+                    elif np.isfinite(best).all():
+                        best[len(best) - local :] = np.inf
+                        blocks = np.isin(np.arange(position + 1) // block, largest(best[None], count)[0])
+                        blocks |= np.arange(position + 1) // block >= len(best)
+                        selected[rows][token, group, : position + 1] = blocks
+        return np.packbits(selected.reshape(len(q), -1), axis=1, bitorder="little").view(np.uint32)
+
+
+def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+    """Return the first bits of rows of numbers, bool [rows, count]."""
+    return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :count].astype(bool)

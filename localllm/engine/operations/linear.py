@@ -1,0 +1,60 @@
+"""The product with one matrix; each target has its own steps (localllm.engine.cpu.matmul, .cuda.matmul)."""
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.elementwise import ElementwiseVerbs
+from localllm.engine.operations.operation import Operation, Product, operation
+from localllm.errors import ModelError, UnsupportedError
+
+
+class Linear(Product):
+    """x W^T + bias."""
+
+    VERB = "linear"
+
+
+@operation
+class AddSquares(Operation):
+    """Add the squares of what a matrix meets to `sums`, float32 [columns padded to 16]."""
+
+    VERB = "add_squares"
+
+    sums: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x,) = self.inputs
+        parts = min(-(-x.columns // 64), 4 * target.threads)
+        steps.split_step("add_squares", x, {"sums": self.sums}, parts)
+
+
+class LinearVerbs(ElementwiseVerbs):
+    """The verb as a recorder has it."""
+
+    def linear(self, x: Activation, weight: Weight) -> Activation:
+        rows, columns = self._matrix(weight)
+        if columns != x.columns:
+            raise ModelError(f"tensor {weight.name} should have {x.columns} columns, has {columns}")
+        bias = self._vector(weight.bias, rows) if weight.bias else None
+        if weight.scale and weight.bias:
+            raise UnsupportedError(f"tensor {weight.name}: a scale and a bias together are not supported")
+        y = self._add(Linear((x,), Activation(x.rows, rows), weight, bias))
+        return self.scale(y, weight.scale) if weight.scale else y
+
+
+class LinearReference(Computing):
+    """The verb in NumPy."""
+
+    def linear(self, x: Array, weight: Weight) -> Array:
+        if self._observer and not weight.first_row:  # other rows of the matrix meet the same
+            self._observer.add(weight.name, x)
+        return with_bias(x @ self.matrix(weight).T, weight)
+
+
+def with_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
+    """Apply a matrix's scale and its bias, if it has them, to the rows that it makes."""
+    y = y * np.float32(weight.scale.number()) if weight.scale else y
+    return y + weight.bias.vector() if weight.bias else y

@@ -1,0 +1,96 @@
+"""The base of all operations: a frozen record of what one verb was given, which knows how it becomes steps.
+
+A family of operations has a file here: the records, the verbs that write them down (their shape rules), what they mean
+in NumPy, and their lowering. localllm.engine.operations.registry lists them all.
+"""
+
+from dataclasses import field
+from typing import ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+
+from localllm.arch.layer_state import State
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target
+from localllm.engine.operations.activation import Activation
+from localllm.frozen import frozen
+from localllm.kernels.verbs import where
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def operation(kind: type[T]) -> type[T]:
+    """Make a frozen class whose instances are equal only to themselves: a program may do the same twice."""
+    kind.__eq__, kind.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign]
+    return frozen(kind)
+
+
+@operation
+class Operation:
+    """One verb, with everything that it was given.
+
+    Attributes:
+        inputs: activations that it reads, and forms of the first one that its target has put there.
+        output: the activation that it makes.
+    """
+
+    VERB: ClassVar[str] = ""
+
+    inputs: tuple[Activation, ...]
+    output: Activation
+
+    @property
+    def verb(self) -> str:
+        return self.VERB
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        """Append the steps. Targets do some verbs in their own way instead (`Target.verbs`).
+
+        Raises NotImplementedError, which says what is missing where.
+        """
+        raise NotImplementedError(where(self.verb))
+
+
+@operation
+class MatrixOperation(Operation):
+    """An operation with a matrix of the file."""
+
+    weight: Weight
+
+
+@operation
+class StateOperation(Operation):
+    """An operation that reads or changes what a layer keeps of a sequence."""
+
+    state: State
+
+
+@operation
+class Product(MatrixOperation):
+    """A product with a matrix, or with those of experts.
+
+    Attributes:
+        bias: float32, of each row that the product makes; None for none.
+        is_stored: whether keys and values are made of what it makes, which takes more precision.
+    """
+
+    bias: np.ndarray | None
+    is_stored: bool = False
+
+
+@operation
+class ActivationForm(Operation):
+    """Its input in another form for products, as integers say; a target puts it in front of those that need it.
+
+    Attributes:
+        form: the verb of the target that makes it.
+        exact: whether some product needs both planes of panels.
+    """
+
+    form: str
+    exact: bool = False
+
+    @property
+    def verb(self) -> str:
+        return self.form

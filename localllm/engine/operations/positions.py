@@ -1,0 +1,148 @@
+"""Operations that depend on tokens' positions: rotary embeddings, and scales that grow with the distance."""
+
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.rope import Rope
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.lower.tape import Buffer
+from localllm.engine.operations.activation import ALL, Activation, Rows
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.operation import Operation, operation
+from localllm.engine.operations.recording import Recording
+from localllm.errors import ModelError
+
+LEAST_DIVISOR = 1e-3  # of a rotation's speeds; known ones are from 0.9 up
+
+
+@operation
+class Rotate(Operation):
+    """Each head's pairs of numbers rotated by position * frequency.
+
+    Attributes:
+        factors: the tensor of the divisors of the speeds, if there is one.  divisors: its numbers.
+        table: where cosines and sines lie that whoever runs this lays down, float32 [tokens, 2, pairs]; None: a run's
+            positions say them.
+    """
+
+    VERB = "rope"
+
+    rope: Rope
+    factors: Weight | None
+    divisors: np.ndarray | None
+    table: np.ndarray | None
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x,), rope = self.inputs, self.rope
+        source, y, pairs = steps.buffers[x], steps.alloc_or_reuse(self), rope.dims // 2
+        table = self._angle_table(steps) if self.table is None else self.table
+        arguments = {"x": source, "y": y, "stride": y.stride, "heads": x.columns // rope.head_dim}
+        arguments |= {"head_dim": rope.head_dim, "table": table, "pairs": pairs}
+        step, apart = (2, 1) if rope.interleaved else (1, pairs)
+        reads = [source, table] if isinstance(table, Buffer) else [source]
+        steps.row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
+
+    def _angle_table(self, steps: Steps) -> Buffer:
+        """Return cosines and sines of the run's positions, made once for all layers that turn alike."""
+        rope, divisors = self.rope, self.divisors
+
+        def make() -> Buffer:
+            pairs = rope.dims // 2
+            frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
+            table = Buffer(steps.target.tokens, pairs * 8)
+            arguments: dict[str, Any] = {"positions": steps.header.turns, "before": rope.before}
+            arguments |= {"frequencies": frequencies, "pairs": pairs}
+            steps.row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
+            return table
+
+        return steps.memoize(("angles", rope, self.factors.name if self.factors else ""), make)
+
+
+@operation
+class ScaleByPosition(Operation):
+    """x * (1 + slope * log(floor((position + offset) / length) + 1))."""
+
+    VERB = "temper"
+
+    slope: float
+    length: int
+    offset: int
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        (x,) = self.inputs
+        source, y = steps.buffers[x], steps.new(self.output)
+        arguments = {"x": source, "positions": steps.header.positions, "slope": self.slope, "length": self.length}
+        steps.row_step("temper", x.rows, arguments | {"offset": self.offset} | shape(x, y), [source], [y])
+
+
+class PositionVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def rope(self, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None) -> Activation:
+        if x.columns % rope.head_dim:
+            raise ModelError(f"{x.columns} columns are no whole number of heads of {rope.head_dim}")
+        divisors = None if factors is None else self._vector(factors, rope.dims // 2)
+        if factors and divisors is not None:
+            require_divisors(factors.name, divisors)
+        table = self._angles(rope, divisors)
+        return self._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
+
+    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
+        """Return the table of a Rotate."""
+        return None
+
+    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+        self.ignore(short, long)
+        for weight in (short, long):
+            require_divisors(weight.name, weight.vector())
+        return long if self._context > original else short
+
+    def temper(self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0) -> Activation:
+        return self._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
+
+
+def require_divisors(name: str, divisors: np.ndarray) -> None:
+    """Raise ModelError for factors of a rotation's speeds that no model has."""
+    if divisors.min() < LEAST_DIVISOR:
+        raise ModelError(f"tensor {name} should have positive numbers, has {divisors.min()}")
+
+
+class PositionReference(Computing):
+    """The verbs in NumPy."""
+
+    def rope(self, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
+        frequencies = rope.frequencies(factors.vector() if factors else None)
+        angles = (self._turns(rope, positions) - rope.before)[:, None] * frequencies
+        cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+        y = x.reshape(len(x), -1, rope.head_dim).copy()
+        rotated, half = y[:, :, : rope.dims], rope.dims // 2
+        first, second = (
+            (np.s_[..., 0::2], np.s_[..., 1::2]) if rope.interleaved else (np.s_[..., :half], np.s_[..., half:])
+        )
+        u, v = rotated[first].copy(), rotated[second].copy()
+        rotated[first], rotated[second] = u * cos - v * sin, u * sin + v * cos
+        return y.reshape(x.shape)
+
+    def _turns(self, rope: Rope, positions: Array) -> Array:
+        """Return the positions by which pairs turn, [tokens, pairs or 1]."""
+        if positions is not self.positions:
+            return positions[:, None]
+        turns = [positions_of(span) for span in self._spans]
+        return np.concatenate(turns)[:, list(rope.axes) or [0]]
+
+    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+        return long if self._context > original else short
+
+    def temper(self, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
+        return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
+
+
+def positions_of(span: Any) -> np.ndarray:
+    """Return positions by time, height and width, of its tokens: int64 [tokens, 3]."""
+    place = span.position - span.ahead
+    if span.seen is not None:
+        turns: np.ndarray = span.seen.turns_of(span.ids, place)
+        return turns
+    return np.repeat(np.arange(place, place + len(span.ids))[:, None], 3, axis=1)

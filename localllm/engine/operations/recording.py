@@ -1,0 +1,102 @@
+"""What the verbs of all families need to write operations down: a list of them, and checks of tensors."""
+
+from math import prod
+
+import numpy as np
+
+from localllm.arch.weights import Weight
+from localllm.engine.operations.activation import ALL, WANTED, Activation
+from localllm.engine.operations.operation import Operation
+from localllm.errors import ModelError
+
+NO_MATRICES = ("I8", "I16", "I32", "I64", "F64")
+MISFIT = "the model's tensors do not fit together"
+
+
+class Recording:
+    """A builder that writes down, without verbs.
+
+    Attributes:
+        operations: in the order in which they were recorded.
+    """
+
+    ids = positions = kinds = ALL
+    wanted = WANTED
+
+    def __init__(self, vocab_size: int, width: int, context: int):
+        """width: of the model's embeddings; context: the most tokens of a sequence."""
+        self.operations = list[Operation]()
+        self._vocab_size, self._width, self._context = vocab_size, width, context
+        self._used: set[str] = set()
+
+    @property
+    def _words(self) -> int:
+        """The numbers of 32 bits that have one for each position."""
+        return -(-self._context // 32)
+
+    def _add(self, operation: Operation) -> Activation:
+        self.operations.append(operation)
+        return operation.output
+
+    def ignore(self, *weights: Weight | None) -> None:
+        self._used |= {weight.name for weight in weights if weight}
+
+    def _matrix(self, weight: Weight) -> tuple[int, int]:
+        """Return rows and columns of a matrix, which is used now."""
+        self._used.add(weight.name)
+        if len(weight.shape) != 2:
+            raise ModelError(f"tensor {weight.name} should be a matrix, has the shape {list(weight.shape)}")
+        require_format(weight)
+        return weight.shape[0], weight.shape[1]
+
+    def _vector(self, weight: Weight, columns: int) -> np.ndarray:
+        """Return a norm's or bias's numbers, float32 [columns]; it is used now."""
+        self._used.add(weight.name)
+        vector = weight.vector()
+        if len(vector) != columns:
+            raise ModelError(f"tensor {weight.name} should have {columns} weights, has {len(vector)}")
+        return vector
+
+    def _vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
+        """Return a bias for each expert, float32 [experts, columns]; it is used now."""
+        if weight.shape != (experts, columns):
+            raise ModelError(f"tensor {weight.name} should have the shape {[experts, columns]}")
+        return self._vector(weight.flat(), experts * columns).reshape(experts, columns)
+
+    def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
+        """Return a small tensor's numbers, float32, which is used now. Dimensions of 1 do not count."""
+        self._used.add(weight.name)
+        if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
+            raise ModelError(f"tensor {weight.name} should have the shape {list(shape)}, has {list(weight.shape)}")
+        return weight.flat().vector().reshape(shape)
+
+    def _dequantized(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the numbers of a matrix, which files may have in any format; it is used now."""
+        if weight.tensor.format.block == 1:
+            return self._numbers(weight, shape)
+        from localllm.kernels.reference import dequantize  # seldom needed
+
+        self._used.add(weight.name)
+        numbers = dequantize(weight.tensor)
+        if weight.shape != shape or not np.isfinite(numbers).all():
+            raise ModelError(f"tensor {weight.name} should be numbers of the shape {list(shape)}")
+        return numbers
+
+
+def require_format(weight: Weight) -> None:
+    """Raise ModelError for a matrix in a format of numbers that no matrix has."""
+    if weight.tensor.format.name in NO_MATRICES:
+        raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
+
+
+def require_columns(name: str, x: Activation, columns: int) -> None:
+    """Raise ModelError for an input of another width."""
+    if x.columns != columns:
+        raise ModelError(f"{MISFIT}: {name} for {x.columns} of {columns} columns")
+
+
+def same_columns(x: Activation, y: Activation) -> int:
+    """Return the width of both activations. Raises ModelError for different ones."""
+    if x.columns != y.columns:
+        raise ModelError(f"{MISFIT}: {x.columns} columns meet {y.columns}")
+    return x.columns

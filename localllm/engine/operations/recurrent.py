@@ -1,0 +1,336 @@
+"""Operations of recurrent layers, which keep a state of each sequence and change it token by token.
+
+The sequences of a run are treated by every part of a step, one after the other; parts share columns or heads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from localllm.arch.layer_state import Recurrent
+from localllm.arch.recurrent_verbs import HeadState
+from localllm.arch.weights import Weight
+from localllm.engine.lower.steps import Steps, Target, vector_of
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.computing import Array, Computing
+from localllm.engine.operations.operation import StateOperation, operation
+from localllm.engine.operations.recording import Recording, require_columns
+
+
+@operation
+class ScanOperation(StateOperation):
+    """An operation on one of the states of a recurrent layer: `number` among those of the layer."""
+
+    state: Recurrent
+    number: int
+
+    def scan(self, steps: Steps, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, Any]) -> None:
+        """Append a step that reads and changes the state; names: of the inputs, as the kernel calls them."""
+        assert steps.layout is not None
+        inputs, y = [steps.buffers[x] for x in self.inputs], steps.new(self.output)
+        arguments |= dict(zip(names, inputs, strict=True)) | {"y": y, "stride": y.stride}
+        arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
+        arguments["offset"] = steps.layout.offset(self.state.layer, self.number)
+        steps.append(kernel, arguments, min(parts, 8 * steps.target.threads), inputs, [y])
+
+
+@operation
+class SelectiveScan(ScanOperation):
+    """Mamba's scan; rates: float32 [columns, state size].  skip: float32 [columns]."""
+
+    VERB = "selective_scan"
+
+    rates: np.ndarray
+    skip: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        blocks, rates = -(-self.inputs[0].columns // 16), self.rates
+        of_block = np.ascontiguousarray(vector_of(rates.T).reshape(-1, blocks, 16).swapaxes(0, 1))
+        arguments = {"rates": of_block, "skip": vector_of(self.skip), "state_size": rates.shape[1]}
+        arguments |= {"state_stride": steps.buffers[self.inputs[2]].stride, "columns": self.output.columns}
+        self.scan(steps, "selective_scan", ("x", "dt", "b", "c"), blocks, arguments)
+
+
+@operation
+class HeadScan(ScanOperation):
+    """A scan by heads, which fade at rates of their own.
+
+    Attributes:
+        rates: float32 [heads].
+        key_heads, repeat: head i has the keys of head i / repeat % key_heads.
+    """
+
+    rates: np.ndarray
+    key_heads: int
+    repeat: int
+
+    def scan_heads(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, Any]) -> None:
+        """Append the step of a rule, see HEAD_SCAN of localllm.kernels.arguments."""
+        heads, key_dim, value_dim = self.state.shapes[self.number]
+        inputs = dict(zip(names, self.inputs, strict=True))
+        if "dt" in inputs:
+            arguments["head_stride"] = steps.buffers[inputs["dt"]].stride
+        arguments["key_stride"] = steps.buffers[inputs["k"]].stride
+        arguments |= {"rates": self.rates, "key_heads": self.key_heads, "repeat": self.repeat}
+        arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+        self.scan(steps, f"head_scan-{rule}", names, heads * -(-value_dim // 16), arguments)
+
+
+@operation
+class StateSpace(HeadScan):
+    """Mamba 2's scan; skip: float32 [heads]."""
+
+    VERB = "state_space"
+
+    skip: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        arguments = {"strength": steps.buffers[self.inputs[1]], "skip": self.skip}
+        self.scan_heads(steps, "plain", ("v", "dt", "k", "q"), arguments)
+
+
+class DeltaRule(HeadScan):
+    """The gated delta rule."""
+
+    VERB = "delta_rule"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        self.scan_heads(steps, "delta", ("q", "k", "v", "dt", "strength"), {"skip": 0})
+
+
+class LightningAttention(HeadScan):
+    """Mamba's sums, with the same step and strength for all tokens: 1."""
+
+    VERB = "lightning_attention"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        heads = self.state.shapes[self.number][0]
+        ones = np.ones(heads, np.float32)
+        same = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
+        self.scan_heads(steps, "plain", ("q", "k", "v"), same)
+
+
+class RowScan(ScanOperation):
+    """A scan by heads with a decay for every row of the state."""
+
+    def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, Any]) -> None:
+        """Append the step of a rule, see WKV of localllm.kernels.arguments."""
+        heads, key_dim, value_dim = self.state.shapes[self.number]
+        arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+        arguments["key_stride"] = steps.buffers[self.inputs[0]].stride
+        self.scan(steps, f"wkv-{rule}", names, heads * -(-value_dim // 16), arguments)
+
+
+class GatedLinearAttention(RowScan):
+    """Linear attention whose state fades by gates."""
+
+    VERB = "gated_linear_attention"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        self.scan_rows(steps, "gated", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": 0})
+
+
+@operation
+class WKV6(RowScan):
+    """RWKV-6's recurrence; first: float32 [heads * key_dim], the weights of a token before it is kept."""
+
+    VERB = "wkv6"
+
+    first: np.ndarray
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        self.scan_rows(steps, "first", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": vector_of(self.first)})
+
+
+class WKV7(RowScan):
+    """RWKV-7's recurrence."""
+
+    VERB = "wkv7"
+
+    def lower(self, steps: Steps, target: Target) -> None:
+        self.scan_rows(steps, "delta", ("r", "w", "k", "v", "a", "b"), {"first": 0})
+
+
+class RecurrentVerbs(Recording):
+    """The verbs as a recorder has them."""
+
+    def selective_scan(
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight, skip: Weight,
+        state: Recurrent,
+    ) -> Activation:  # fmt: skip
+        state_size, columns = state.shapes[1]
+        require_inputs(columns, x=x, dt=dt)
+        require_inputs(state_size, b=b, c=c)
+        numbers = self._numbers(rates, (columns, state_size)), self._numbers(skip, (columns,))
+        return self._add(SelectiveScan((x, dt, b, c), Activation(x.rows, columns), state, 1, *numbers))
+
+    def state_space(
+        self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
+    ) -> Activation:
+        rates = self._rates(heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
+        skips = self._numbers(skip, rates.shape)
+        output = Activation(x.rows, x.columns)
+        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
+        return self._add(StateSpace((x, dt, b, c), output, *shared, skips))
+
+    def delta_rule(
+        self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
+    ) -> Activation:
+        rates = self._rates(heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
+        shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
+        return self._add(DeltaRule((q, k, v, dt, strength), Activation(v.rows, v.columns), *shared))
+
+    def _rates(
+        self, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation], single: dict[str, Activation]
+    ) -> np.ndarray:
+        """Return how heads fade; single: inputs that have a number for each head. Raises ModelError."""
+        heads, key_dim, value_dim = scan.state.shapes[scan.number]
+        require_inputs(scan.key_heads * key_dim, **keys)
+        require_inputs(heads * value_dim, **values)
+        require_inputs(heads, **single)
+        return self._numbers(scan.rates, (heads,))
+
+    def lightning_attention(
+        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k)
+        heads, output = state.shapes[number][0], Activation(v.rows, v.columns)
+        return self._add(LightningAttention((q, k, v), output, state, number, -np.array(slopes, np.float32), heads, 1))
+
+    def gated_linear_attention(
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, q=q, k=k, w=w)
+        return self._add(GatedLinearAttention((q, k, v, w), Activation(v.rows, v.columns), state, number))
+
+    def wkv6(
+        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+    ) -> Activation:
+        require_heads(state.shapes[number], v, r=r, k=k, w=w)
+        numbers = self._numbers(first, state.shapes[number][:2]).reshape(-1)
+        return self._add(WKV6((r, k, v, w), Activation(v.rows, v.columns), state, number, numbers))
+
+    def wkv7(
+        self, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation, b: Activation,
+        state: Recurrent, number: int,
+    ) -> Activation:  # fmt: skip
+        require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
+        return self._add(WKV7((r, w, k, v, a, b), Activation(v.rows, v.columns), state, number))
+
+
+def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
+    """Raise ModelError for values or keys that do not fit a state [heads, key_dim, value_dim]."""
+    heads, key_dim, value_dim = shape
+    require_columns("v", v, heads * value_dim)
+    require_inputs(heads * key_dim, **keys)
+
+
+def require_inputs(columns: int, **inputs: Activation) -> None:
+    """Raise ModelError, which names it, for an input of another width."""
+    for name, x in inputs.items():
+        require_columns(name, x, columns)
+
+
+class RecurrentReference(Computing):
+    """The verbs in NumPy, token by token."""
+
+    def selective_scan(
+        self, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
+    ) -> Array:
+        of_columns, skips = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
+
+        def token(h: Array, x: Array, dt: Array, b: Array, c: Array) -> tuple[Array, Array]:
+            h = np.exp(dt * of_columns) * h + b[:, None] * (dt * x)
+            return h, c @ h + skips * x
+
+        return self._by_token(state, 1, token, x, dt, b, c)
+
+    def state_space(self, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
+        skips = skip.flat().vector()[:, None]
+
+        def token(h: Array, c: Array, b: Array, x: Array, dt: Array) -> tuple[Array, Array]:
+            return h + b[:, :, None] * (dt[:, None] * x)[:, None], skips * x
+
+        return self._by_head(heads, token, c, b, x, dt)
+
+    def delta_rule(self, q: Array, k: Array, v: Array, dt: Array, strength: Array, heads: HeadState) -> Array:
+        def token(h: Array, q: Array, k: Array, v: Array, dt: Array, strength: Array) -> tuple[Array, Array | int]:
+            change = strength[:, None] * (v - np.einsum("hk,hkv->hv", k, h))
+            return h + k[:, :, None] * change[:, None], 0
+
+        return self._by_head(heads, token, q, k, v, dt, strength)
+
+    def _by_head(self, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array) -> Array:
+        """Return q h + more, with token(h, q, k, v, dt, ...) -> (h, more) of heads, where h has faded by dt."""
+        heads, _, value_dim = scan.state.shapes[scan.number]
+        keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
+
+        def of_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
+            q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
+            faded = np.exp(dt * rates)[:, None, None] * h
+            h, more = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
+            return h, (np.einsum("hk,hkv->hv", q, h) + more).reshape(-1)
+
+        return self._by_token(scan.state, scan.number, of_heads, *inputs)
+
+    def lightning_attention(
+        self, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
+    ) -> Array:
+        decays = np.exp(-np.array(slopes, np.float32))[:, None, None]
+
+        def token(h: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+            h = decays * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v)
+
+    def gated_linear_attention(self, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
+        def token(h: Array, q: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
+            h = w[:, :, None] * h + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", q, h)
+
+        return self._by_row(state, number, token, q, k, v, w)
+
+    def wkv6(self, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int) -> Array:
+        weights = first.flat().vector().reshape(*state.shapes[number][:2], 1)
+
+        def token(h: Array, r: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
+            new = k[:, :, None] * v[:, None]
+            return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + weights * new)
+
+        return self._by_row(state, number, token, r, k, v, w)
+
+    def wkv7(self, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int) -> Array:
+        def token(h: Array, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array]:
+            read = np.einsum("hk,hkv->hv", a, h)
+            h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
+            return h, np.einsum("hk,hkv->hv", r, h)
+
+        return self._by_row(state, number, token, r, w, k, v, a, b)
+
+    def _by_row(
+        self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+    ) -> Array:
+        """Do as _by_token, with inputs and outputs in heads."""
+        heads = state.shapes[number][0]
+
+        def of_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
+            h, y = token(h, *(row.reshape(heads, -1) for row in rows))
+            return h, y.reshape(-1)
+
+        return self._by_token(state, number, of_heads, *inputs)
+
+    def _by_token(
+        self, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+    ) -> Array:
+        """Return the outputs of token(h, *rows) -> (h, output), one after the other."""
+
+        def of_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
+            outputs = []
+            for rows in zip(*inputs, strict=True):
+                h, y = token(h, *rows)
+                outputs.append(y)
+            return h, np.stack(outputs)
+
+        return self._by_sequence(state, number, of_sequence, *inputs)
