@@ -165,9 +165,9 @@ def test_chat_completions(told: Served):
     ask(user("User1"), add_generation_prompt=False, max_tokens=1)
     assert prompt_of_latest(told, "chatml").startswith(ASKED.removesuffix("<|im_start|>assistant\n"))
     for messages, more, said in [
-        (begun, {"continue_final_message": True, "add_generation_prompt": True}, "only one can be true"),
+        (begun, {"continue_final_message": True, "add_generation_prompt": True}, "set only one to true"),
         ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message should be"),
-        (begun, {"continue_final_message": "yes"}, "continue_final_message should be true or false"),
+        (begun, {"continue_final_message": "yes"}, "continue_final_message should be a boolean"),
         ([user("User1"), answer(None, tool_calls=CALLS)], {"continue_final_message": True}, "without calls of tools"),
     ]:
         reply = ask(*messages, **more)

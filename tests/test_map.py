@@ -159,7 +159,7 @@ def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes")
     code, _, err = cli("map", GUIDE, questions, "-o", notes)
-    assert code == 2 and "line 1 is no record" in err
+    assert code == 2 and "line 1 is not a record" in err
     output = tmp_path / "answers.jsonl"
     output.write_text(json.dumps({"id": 1, "output": "", "input": "another question"}) + "\n")
     code, _, err = cli("map", GUIDE, questions, "-o", output)

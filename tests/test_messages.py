@@ -242,14 +242,17 @@ def test_images_of_others_than_users(strict: Served):
         reply = strict.post("/v1/chat/completions", asked)
         said = reply.json["error"]["message"]
         assert reply.status == 400
-        assert ("a system message has no images" if role == "system" else "sees no images") in said
+        assert ("a system message can only contain text" if role == "system" else "sees no images") in said
 
 
 def test_what_is_no_message_is_refused(strict: Served):
     for messages, said in [
         ([], "messages should not be empty"),
         ([{"role": "critic", "content": "x"}], "messages[0].role should be one of system, developer, user,"),
-        ([{"role": "user", "content": 5}], "messages[0].content should be a text or a list of parts, not a number"),
+        (
+            [{"role": "user", "content": 5}],
+            "messages[0].content should be a string or an array of parts, not an integer",
+        ),
     ]:
         reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
         assert (reply.status, said in reply.json["error"]["message"]) == (400, True)

@@ -483,8 +483,8 @@ def test_rows_stand_for_tokens(is_whole):
 def model_with(**parts: Any) -> Model:
     made = Model.__new__(Model)
     made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
-    made.__dict__.update(parts)
     made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
+    made.__dict__.update(parts)
     return made
 
 

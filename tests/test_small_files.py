@@ -219,7 +219,7 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(line_file, "sync", synced.append)
     one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
-    for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is no record")):
+    for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is not a record")):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=told), line_file.JsonlFile(path):
             pass

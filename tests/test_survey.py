@@ -57,7 +57,7 @@ def job_of(name: str, *shape: int, format: str = "Q4_K", before: str = "F32") ->
     """A tensor of an array."""
     data = np.random.default_rng(5).normal(size=shape).astype(np.float32).reshape(-1, shape[-1])
     tensor: Any = SimpleNamespace(
-        name=name, shape=shape, data=data, format=BY_NAME[before], forget=lambda first, end: None
+        name=name, shape=shape, data=data, format=BY_NAME[before], release_rows=lambda first, end: None
     )
     return TensorJob(tensor, BY_NAME[format], format)
 

@@ -295,4 +295,4 @@ def test_the_first_merge_that_is_none(merges: list[str], problem: str | None):
 def test_merges_of_strangers(merges: list[str], noted: list[str]):
     keys = Checked({}, "", oddities=Oddities())
     note_odd_merges(keys, merges, {"a": 0, "b": 1, "ab": 2})
-    assert noted == [line.split("means: ")[1] for line in keys.oddities.lines()]
+    assert noted == [line.split("meaning: ")[1] for line in keys.oddities.lines()]
