@@ -369,9 +369,9 @@ def open_model(
     prefault(file)
     tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
     if chat_template is not None and require_text("chat_template", chat_template) not in tokenizer.chat_templates:
-        from localllm.text.builtin_templates import chosen_template  # seldom needed
+        from localllm.text.builtin_templates import choose_template  # seldom needed
 
-        chosen_template(chat_template)
+        choose_template(chat_template)
     options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.embedding_only import EmbeddingOnlyEngine  # seldom needed

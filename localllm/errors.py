@@ -1,14 +1,14 @@
-"""Every error that localllm raises on purpose; the command line prints the message as one line and exits with the code.
+"""Errors that localllm raises on purpose; the command line prints the message and exits with the code.
 
     LocalllmError        1    anything below
-    ├── UsageError       2    arguments that make no sense together
+    ├── UsageError       2    invalid arguments or combinations of them
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     │   └── UnsupportedError  a file that may well be valid
-    ├── ConstraintError  1    an answer got where no token may come, or into more alternatives than can be followed
+    ├── ConstraintError  1    an answer reached a point with no valid token, or too many alternatives
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    the computer has not enough memory
     ├── RecordsError     6    some of many records could not be answered
-    └── CutError         7    an answer was cut, and is not what its schema, grammar or regular expression promises
+    └── CutError         7    an answer was cut, and does not match its schema, grammar or regular expression
 
 An interrupted command exits with 130.
 """
@@ -23,9 +23,9 @@ class LocalllmError(Exception):
 
 
 class UsageError(LocalllmError):
-    """The arguments make no sense, alone or together.
+    """The arguments are invalid, alone or together.
 
-    A message about one begins with its name in Python, top_p say, in whose place the command line puts --top-p.
+    A message about one begins with its name in Python, such as top_p, which the command line replaces by --top-p.
     """
 
     exit_code = 2
@@ -38,11 +38,11 @@ class ModelError(LocalllmError):
 
 
 class UnsupportedError(ModelError):
-    """The model file needs something that localllm does not do; other programs may."""
+    """The model file needs something that localllm does not support; other programs may."""
 
 
 class ConstraintError(LocalllmError):
-    """An answer has got where its grammar is too complex to go on, or where no token is allowed."""
+    """The answer's grammar became too complex to follow, or allows no token."""
 
 
 class ContextError(LocalllmError):
@@ -58,7 +58,7 @@ class MemoryLimitError(LocalllmError):
 
 
 class CutError(LocalllmError):
-    """An answer was cut, and is not what its schema, grammar or regular expression promises."""
+    """An answer was cut, and does not match its schema, grammar or regular expression."""
 
     exit_code = 7
 

@@ -1,4 +1,4 @@
-"""Classes of values that do not change."""
+"""A lighter replacement for frozen dataclasses."""
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(kind: type[T]) -> type[T]:
-    """What dataclass(frozen=True) makes of a class, in 0.1 ms of a start instead of 0.5.
+    """Make a frozen dataclass, at 0.1 ms of a start instead of 0.5 for dataclass(frozen=True).
 
-    That one writes and compiles six methods for each class; here __init__, and all classes have the others together.
+    That one writes and compiles six methods for each class; here __init__, and all classes share the others.
     """
     for name, method in SHARED.items():
         if name not in kind.__dict__:
@@ -36,7 +36,7 @@ def shown(one: Any) -> str:
 
 
 def set_once(one: Any, name: str, value: Any) -> None:
-    """As __init__ does it. Raises FrozenInstanceError for all else."""
+    """Set a field during __init__. Raises FrozenInstanceError otherwise."""
     if name in one.__dict__ or name not in one.__dataclass_fields__:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(one, name, value)

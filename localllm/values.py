@@ -1,4 +1,4 @@
-"""What programs give as arguments, as plain values: NumPy's numbers are as good as Python's, and bytes are no text."""
+"""Converts arguments to plain values: NumPy's numbers are as good as Python's, and bytes are no text."""
 
 from collections.abc import Iterable
 from operator import index
@@ -8,13 +8,13 @@ from localllm.errors import UsageError
 
 
 def plain(value: Any) -> Any:
-    """A scalar of NumPy as the number of Python that it is, anything else as it is."""
+    """Convert a NumPy scalar to Python's number; return anything else as it is."""
     kind = type(value)
     return value.item() if kind.__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """A whole number of at least so much. Raises UsageError, which begins with `name`."""
+    """Return an integer of at least `least`. Raises UsageError, which begins with `name`."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} should be a whole number, not {value!r}")
@@ -24,7 +24,7 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
 
 
 def require_text(name: str, value: Any) -> str:
-    """A str. Raises UsageError, which begins with `name`."""
+    """Return a str. Raises UsageError, which begins with `name`."""
     if not isinstance(value, str):
         advice = ": decode it first" if isinstance(value, bytes | bytearray | memoryview) else ""
         raise UsageError(f"{name} should be a str, not {type(value).__name__}{advice}")
@@ -32,7 +32,7 @@ def require_text(name: str, value: Any) -> str:
 
 
 def token_ids(ids: Iterable[Any]) -> list[int]:
-    """Whole numbers, of whatever kind. Raises UsageError."""
+    """Convert token ids to ints. Raises UsageError."""
     if isinstance(ids, str | bytes | bytearray | memoryview):
         raise UsageError(f"token ids should be a list of numbers, not {type(ids).__name__}")
     try:

@@ -1,12 +1,13 @@
-"""What matrices meet in 8 bits: how other programs have it where weights are in blocks."""
+"""Rounding of activations to 8 bits, as other programs do it for weights in blocks."""
 
 import numpy as np
 
 
-def rounded(x: np.ndarray, block: int) -> np.ndarray:
-    """x [rows, columns] in 8 bits with a scale for so many numbers of a row: 256 for matrices in super-blocks, else 32.
+def round_activations(x: np.ndarray, block: int) -> np.ndarray:
+    """Round x [rows, columns] to 8 bits with a scale per `block` numbers of a row.
 
-    As of llama.cpp's kernels for CPUs (Q8_K, Q8_0), but for the scale's own rounding.
+    256 for matrices in super-blocks, else 32. As llama.cpp's kernels for CPUs (Q8_K, Q8_0), but for the scale's own
+    rounding.
     """
     blocks = x.reshape(len(x), -1, block)
     step = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)

@@ -1,4 +1,4 @@
-"""The search for blocks whose weights are `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
+"""Search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
 
 All errors are weighted: sum of w * (x - decoded) ** 2. For given codes the best scale and low solve two linear
 equations in five sums over the block, and the error follows from the sums: no second pass over the weights.
@@ -34,7 +34,7 @@ ROUNDS = 4
 
 
 class AffineSuperBlock(NamedTuple):
-    """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+    """The state of a search: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
 
     x: NDArray
     weight: NDArray
@@ -78,7 +78,7 @@ def inverse_of(scale):
 
 @inlined
 def code_sums(x, weight, b, scale, low, top):
-    """Sums of w l, w l l and w l x over sub-block b with the nearest codes l."""
+    """Sum w l, w l l and w l x over sub-block b with the nearest codes l."""
     inverse = inverse_of(scale)
     wl, wll, wlx = ZERO, ZERO, ZERO
     for i in range(x.shape[1]):
@@ -92,7 +92,7 @@ def code_sums(x, weight, b, scale, low, top):
 
 @inlined
 def block_error(x, weight, b, scale, low, top):
-    """The error of sub-block b with the nearest codes."""
+    """Compute the error of sub-block b with the nearest codes."""
     inverse, error = inverse_of(scale), ZERO
     for i in range(x.shape[1]):
         distance = x[b, i] - low - scale * nearest_code(x[b, i], low, inverse, top)
@@ -102,7 +102,7 @@ def block_error(x, weight, b, scale, low, top):
 
 @inlined
 def fit(w, wx, wl, wll, wlx, highest):
-    """Scale and low of least error for the codes of the sums, low at most `highest`."""
+    """Compute scale and low of least error from the sums, low at most `highest`."""
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
     low = (wx - scale * wl) / w
@@ -114,19 +114,19 @@ def fit(w, wx, wl, wll, wlx, highest):
 
 @inlined
 def predicted_error(w, wx, wxx, wl, wll, wlx, scale, low):
-    """The error with the codes of the sums."""
+    """Compute the error from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
 
 @inlined
 def half_of(value, unit):
-    """The nearest to `value` that is a float16 after multiplication with `unit`, a power of two; not 0 if value > 0."""
+    """Round `value` so that value * `unit`, a power of two, is a float16; not to 0 if value > 0."""
     return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
 @inlined
 def search_block(s, b, top, highest):
-    """Stage 1: scale and low of sub-block b, and the sums of its codes."""
+    """Find scale and low of sub-block b, and the sums of its codes (stage 1)."""
     x, weight = s.x, s.weight
     lowest, largest = min(x[b, 0], highest), x[b, 0]
     w, wx, wxx = ZERO, ZERO, ZERO
@@ -155,7 +155,10 @@ def search_block(s, b, top, highest):
 
 @inlined
 def best_factor(s, target, curvature, steps, unit):
-    """Stage 2: the factor whose multiples 0..steps come nearest to `target` >= 0 [blocks], squares times curvature."""
+    """Find the factor whose multiples 0..steps come nearest to `target` >= 0 [blocks] (stage 2).
+
+    Squared differences are weighted by curvature.
+    """
     largest = ZERO
     for b in range(target.size):
         largest = max(largest, target[b])
@@ -172,7 +175,7 @@ def best_factor(s, target, curvature, steps, unit):
 
 @inlined
 def first_factors(s, steps, unit):
-    """Stage 2: the factors, and the integers to start from."""
+    """Find the factors, and the integers to start from (stage 2)."""
     curvature, depth = s.best_k, s.best_m  # not in use yet
     for b in range(s.k.size):  # what a change of scale costs, the low going along where it can
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
@@ -189,7 +192,7 @@ def first_factors(s, steps, unit):
 
 @inlined
 def round_block(s, b, top, steps, factor, low_factor):
-    """Stage 3: the integers of sub-block b near those it has, and the sums of their codes. Returns the error."""
+    """Choose the integers of sub-block b near those it has; update its sums, return the error (stage 3)."""
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
     low_inverse = inverse_of(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
@@ -213,7 +216,7 @@ def round_block(s, b, top, steps, factor, low_factor):
 
 @inlined
 def refit_factors(s, unit, factor, low_factor):
-    """Stage 3: the factors of least error for the integers and codes."""
+    """Compute the factors of least error for the integers and codes (stage 3)."""
     kk, km, mm, kx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
     for b in range(s.k.size):
         k, m = s.k[b], s.m[b]
@@ -234,7 +237,7 @@ def refit_factors(s, unit, factor, low_factor):
 
 @compiled
 def search_super_block(s, top, steps, unit):
-    """All stages. Returns the factors, with the integers in best_k and best_m."""
+    """Run all stages; return the factors, with the integers in best_k and best_m."""
     for b in range(s.k.size):
         search_block(s, b, top, ZERO)
     factor, low_factor = first_factors(s, steps, unit)
@@ -254,7 +257,7 @@ def search_super_block(s, top, steps, unit):
 
 @compiled
 def search_plain_block(s, top, unit):
-    """Scale and low of a block that has float16 of its own for both, low of any sign: sub-block 0 of s."""
+    """Find scale and low, both float16, low of any sign, of a block: sub-block 0 of s."""
     search_block(s, 0, top, HUGE)
     w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
@@ -273,8 +276,9 @@ def search_plain_block(s, top, unit):
 
 @inlined
 def best_shift(s, scale, low, top, unit):
-    """`low` with all codes one less, the same or one more, whichever float16 rounds best; measured without the sums'
-    rounding, so that weights that can be represented exactly are.
+    """Choose `low` with all codes one less, the same or one more, whichever float16 rounds best.
+
+    Measured without the sums' rounding, so that weights that can be represented exactly are.
     """
     wl, _, _ = code_sums(s.x, s.weight, 0, scale, low, top)
     free_low = (s.sum_wx[0] - scale * wl) / s.sum_w[0]
@@ -288,7 +292,7 @@ def best_shift(s, scale, low, top, unit):
 
 
 def super_blocks(name):
-    """The encoder of a format with float16 factors for the scales and minimums of its sub-blocks."""
+    """Make the encoder of a format with float16 factors for its sub-blocks' scales and minimums."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
     steps = f32((1 << sum(field.bits for field in layout.scales)) - 1)
@@ -296,7 +300,7 @@ def super_blocks(name):
     d, d_low = layout.d, layout.low
 
     def encode(weights, importance, out):
-        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(blocks, size)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 256):
@@ -319,12 +323,12 @@ def super_blocks(name):
 
 
 def plain_blocks(name):
-    """The encoder of a format of 32 weights with a scale and a low, float16 both."""
+    """Make the encoder of a format of 32 weights with a scale and a low, both float16."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 
     def encode(weights, importance, out):
-        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(1, 32)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 32):

@@ -1,4 +1,4 @@
-"""Numbers into the bytes of a block, where its layout says: parts of the compiled searches."""
+"""Compiled functions that pack numbers into the bytes of a block by its layout."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from localllm.quant.numba_cache import inlined
 
 
 def putter(fields: Fields, together: int = 1) -> Callable:
-    """A function (out, first, i, number): adds number `first` + i, an integer, to the bytes of a block, zeros so far.
+    """Make a function (out, first, i, number) that adds number `first` + i to a block's zeroed bytes.
 
     `first` is a multiple of `together` and i is less: so that loops over i become vectors. The lowest bits of a number
     are in the first field.
@@ -55,6 +55,6 @@ def put_places(field: Places) -> Callable:
 
 
 def put_group(fields: Fields) -> Callable:
-    """The same as a function (out, group, number)."""
+    """Make the same function with arguments (out, group, number)."""
     put = putter(fields)
     return inlined(lambda out, group, number: put(out, group, 0, number))

@@ -1,4 +1,4 @@
-"""Blocks taken apart and put together again: what scales they have, and other codes for the same scales.
+"""Access to the scales and codes in blocks: read scales, replace codes.
 
 For formats whose weights have codes of their own: weight = scale * level(code) + offset. A level is the code itself,
 counted from the format's centre, or one of its 16 values.
@@ -18,7 +18,7 @@ OPENABLE = (
 
 
 class Codes(NamedTuple):
-    """The codes of a format.
+    """The possible codes of a format.
 
     levels: float32 [codes in use], ascending; stored: uint8, what stands in a block for each; is_even: whether levels
     are whole numbers one behind the other; group: weights that share a scale.
@@ -31,8 +31,8 @@ class Codes(NamedTuple):
 
 
 @cache
-def codes_of(name: str) -> Codes:
-    """Of a format of OPENABLE."""
+def format_codes(name: str) -> Codes:
+    """Return the codes of a format of OPENABLE."""
     layout = LAYOUTS[name]
     if layout.values:
         stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
@@ -46,11 +46,11 @@ def codes_of(name: str) -> Codes:
     return Codes(stored.astype(np.float32) - np.float32(layout.centre), stored, True, layout.group)
 
 
-def scales_of(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
+def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Read scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
     layout = LAYOUTS[name]
     groups = BY_NAME[name].block // layout.group
-    d = np.ones((len(blocks), 1), np.float32) if layout.d is None else half_at(blocks, layout.d)
+    d = np.ones((len(blocks), 1), np.float32) if layout.d is None else read_half(blocks, layout.d)
     scales = np.ones((len(blocks), groups), np.float32)
     if layout.scale_type == "e8m0":
         scales = halved_e8m0().astype(np.float32)[numbers(blocks, layout.scales, groups)]
@@ -60,19 +60,19 @@ def scales_of(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scales = found.astype(np.float32)
     if layout.low is None:
         return d * scales, np.zeros_like(scales)
-    low = half_at(blocks, layout.low)
+    low = read_half(blocks, layout.low)
     if layout.minimums:
         return d * scales, -low * numbers(blocks, layout.minimums, groups).astype(np.float32)
     return d * scales, low
 
 
-def half_at(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The float16 at a byte of each block, float32 [blocks, 1]."""
+def read_half(blocks: np.ndarray, at: int) -> np.ndarray:
+    """Read the float16 at a byte of each block: float32 [blocks, 1]."""
     return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
 
 
 def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Put codes as they are stored, uint8 [blocks, weights of a block], in the place of those that blocks have."""
+    """Replace the codes in blocks by stored codes, uint8 [blocks, weights of a block]."""
     above = 0
     for field in LAYOUTS[name].codes:
         put_field(field, blocks, codes >> above & (1 << field.bits) - 1)
@@ -80,16 +80,16 @@ def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
 
 
 def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
-    """Put numbers, uint8 [blocks, numbers], in a field."""
+    """Write numbers, uint8 [blocks, numbers], to a field."""
     byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
     blocks[:, np.unique(byte)] = 0  # a field of codes has its bytes for itself
     for lowest in np.unique(bit):
-        chosen = bit == lowest
-        blocks[:, byte[chosen]] |= values[:, chosen] << np.uint8(lowest)
+        selected = bit == lowest
+        blocks[:, byte[selected]] |= values[:, selected] << np.uint8(lowest)
 
 
-def decoded(name: str, rows: np.ndarray) -> np.ndarray:
-    """What rows of blocks mean, uint8 [rows, bytes]: float32 [rows, columns]."""
+def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
+    """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
     import gguf
 
     return gguf.dequantize(rows, gguf.GGMLQuantizationType(BY_NAME[name].id)).astype(np.float32, copy=False)

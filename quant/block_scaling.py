@@ -1,4 +1,4 @@
-"""Reading weights for a search: blocks in units of a power of two, so that no sum overflows or vanishes."""
+"""Reads weights for a search in units of a power of two, so that no sum overflows or underflows."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ f32 = np.float32
 
 @inlined
 def largest_of(weights, row, start, count):
-    """The largest size of some weights of a row."""
+    """Return the largest absolute value of some weights of a row."""
     largest = f32(0)
     for i in range(start, start + count):
         largest = max(largest, abs(weights[row, i]))
@@ -18,7 +18,7 @@ def largest_of(weights, row, start, count):
 
 @inlined
 def unit_of(largest):
-    """The power of two at or below `largest`; 0 if a float16 times any code would round such weights to 0."""
+    """Return the power of two at or below `largest`; 0 if a float16 times any code would be 0."""
     if largest < f32(2.0**-25):
         return f32(0)
     return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
@@ -26,7 +26,10 @@ def unit_of(largest):
 
 @inlined
 def normalize(weights, row, start, count, x):
-    """Copy weights of a row to x in units of unit_of the largest of them, which is returned. Zeros where that is 0."""
+    """Copy weights of a row to x in units of unit_of the largest, and return the unit.
+
+    Zeros where that is 0.
+    """
     unit = unit_of(largest_of(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
     for i in range(count):
@@ -36,7 +39,7 @@ def normalize(weights, row, start, count, x):
 
 @inlined
 def load_block(weights, importance, row, start, count, s):
-    """Copy weights of a row in units, which is returned, and their importance to a search's s.x and s.weight."""
+    """Copy weights of a row to s.x in units, and their importance to s.weight; return the unit."""
     flat = s.weight.reshape(-1)
     for i in range(count):
         flat[i] = importance[start + i]

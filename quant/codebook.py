@@ -1,4 +1,4 @@
-"""The search that the i-quants share: a code names a vector of 4 or 8 weights in a codebook ("grid").
+"""The codebook search of the i-quants: a code names a vector of 4 or 8 weights in a grid.
 
 256 weights have one d; groups of 16 or 32 have an odd integer as their scale:
 
@@ -30,7 +30,7 @@ SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.8
 
 
 class Codebook(NamedTuple):
-    """A grid, and the vectors of it that are near each point."""
+    """A grid, and its vectors near each point."""
 
     grid: np.ndarray  # float32 [codes, dimensions]
     nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
@@ -43,7 +43,7 @@ class Codebook(NamedTuple):
 
 @cache
 def codebook(name: str) -> Codebook:
-    """The codebook of a format."""
+    """Load the codebook of a format."""
     format: Any = getattr(quants, name)
     format.init_grid()
     grid = format.grid.reshape(format.grid_shape).astype(np.float32)
@@ -58,7 +58,7 @@ def codebook(name: str) -> Codebook:
 
 
 class Group(NamedTuple):
-    """What a fit finds for the vectors of a group, and its workspace."""
+    """The result of a fit for the vectors of a group, and its workspace."""
 
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
 @inlined
 def round_to_levels(x, w, inverse, shift, book, group):
-    """The levels nearest to the values x * inverse - shift, and 2 w value."""
+    """Round x * inverse - shift to the levels; also compute 2 w value."""
     for i in range(group.levels.size):
         value = x[i] * inverse - shift
         group.doubled[i] = np.float32(2) * w[i] * value
@@ -81,9 +81,9 @@ def round_to_levels(x, w, inverse, shift, book, group):
 
 @inlined
 def best_neighbour(size, w, start, doubled, book, point):
-    """Which of a point's neighbours v has the greatest Σ v (2 w value - w v): the least error.
+    """Return the point's neighbour v with the greatest Σ v (2 w value - w v): the least error.
 
-    The place of a vector takes the lowest 4 bits of its score, so that the maximum of integers is all it takes.
+    The index of a vector takes the lowest 4 bits of its score, so that a maximum of integers is all it takes.
     """
     most = np.int32(-0x80000000)
     for k in range(NEIGHBOURS):
@@ -98,7 +98,7 @@ def best_neighbour(size, w, start, doubled, book, point):
 
 @inlined
 def fit_vectors(size, x, w, inverse, shifts, book, group):
-    """`fit` for vectors of a constant size.
+    """Fit vectors of a constant size, as `fit`.
 
     Short loops one after the other take 5 ns a weight, one long loop 8: the CPU overlaps the turns of short ones.
     """
@@ -132,9 +132,9 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
 
 @compiled
 def fit(x, w, inverse, shifts, book, group):
-    """(Σwxv, Σwv²) of a group, v being the nearest vectors plus the better of `shifts`, for the scale 1 / inverse.
+    """Return (Σwxv, Σwv²) of a group for the scale 1 / inverse.
 
-    Their codes and the index of their shift go to `group`.
+    v are the nearest vectors plus the better of `shifts`. Their codes and the index of their shift go to `group`.
     """
     if book.vectors.shape[1] == 4:
         return fit_vectors(4, x, w, inverse, shifts, book, group)
@@ -143,7 +143,10 @@ def fit(x, w, inverse, shifts, book, group):
 
 @compiled
 def best_scale(x, w, targets, shifts, book, group):
-    """(scale, gain): the scale that takes most off the error of a group, and how much; (0, 0) for zeros."""
+    """Return (scale, gain): the scale that reduces a group's error most, and by how much.
+
+    (0, 0) for zeros.
+    """
     largest = np.float32(0)
     for i in range(x.size):
         largest = max(largest, abs(x[i]) if w[i] > 0 else np.float32(0))
@@ -164,16 +167,17 @@ def best_scale(x, w, targets, shifts, book, group):
 
 @inlined
 def nearest_multiple(ratio, largest):
-    """The odd integer, 1 to `largest`, nearest a ratio."""
+    """Return the odd integer, 1 to `largest`, nearest a ratio."""
     half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
     return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
 
 
 @compiled
 def choose_d(scales, gains, largest, shares):
-    """The d whose multiples suit all groups best, if the greatest of their scales is one of `shares` of the largest.
+    """Choose the d whose multiples suit all groups best.
 
-    What a group gains with a multiple is about gain * (1 - (1 - multiple * d / scale)²).
+    The greatest of the groups' scales is one of `shares` of the largest multiple. What a group gains with a multiple is
+    about gain * (1 - (1 - multiple * d / scale)²).
     """
     extreme = np.float32(0)
     for scale in scales:
@@ -192,7 +196,7 @@ def choose_d(scales, gains, largest, shares):
 
 
 class Plan(NamedTuple):
-    """What a search fills in for a block of 256."""
+    """The multiples and codes of a block of 256."""
 
     multiples: np.ndarray  # int32 [groups]
     codes: np.ndarray  # uint16 [vectors]
@@ -201,7 +205,7 @@ class Plan(NamedTuple):
 
 @compiled
 def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan):
-    """Fits all groups to d: each takes the multiple above or below its scale, and the best codes for it.
+    """Fit all groups to d: each takes the multiple above or below its scale, and the best codes.
 
     Returns the error (less Σwx²), and the best d for these multiples and codes.
     """
@@ -236,7 +240,7 @@ def copy_plan(source, target):
 
 @compiled
 def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
-    """The d of 256 weights in units of `unit`; the rest goes to `best_plan`."""
+    """Return the d of 256 weights in units of `unit`; the rest goes to `best_plan`."""
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
     for shares in SHARES:
         d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
@@ -258,7 +262,7 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
 
 @inlined
 def split_signs(x, w, even, signs):
-    """Takes the signs off 256 weights: bits to `signs`, one octet a byte.
+    """Remove the signs of 256 weights; write their bits to `signs`, one octet a byte.
 
     If the number of minus signs of an octet must be even and is not, that of the least important weight is wrong, and
     the weight stays negative.
@@ -280,7 +284,7 @@ def split_signs(x, w, even, signs):
 
 
 class Found(NamedTuple):
-    """What a search has found for all blocks; where d is 0, the rest means nothing."""
+    """The results of a search for all blocks; where d is 0, the rest means nothing."""
 
     d: np.ndarray  # float32 [blocks, 1], a float16
     scales: np.ndarray  # uint8 [blocks, groups]: multiple = 1 + 2 * scale
@@ -292,7 +296,7 @@ class Found(NamedTuple):
 
 @compiled
 def new_group(vectors, size):
-    """A Group for `vectors` that are `size` weights together."""
+    """Make a Group for `vectors` of `size` weights in all."""
     return Group(
         np.zeros(vectors, np.uint16),
         np.zeros(vectors, np.uint8),
@@ -306,7 +310,7 @@ def new_group(vectors, size):
 
 @compiled
 def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, found):
-    """Fills `found` for weights float32 [rows, columns]."""
+    """Fill `found` for weights float32 [rows, columns]."""
     groups, vectors, blocks = found.scales.shape[1], found.codes.shape[1], weights.shape[1] // 256
     size = 256 // groups
     x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
@@ -337,7 +341,7 @@ def search_rows(weights, importance, book, targets, shifts, signed, even, larges
 
 @compiled
 def best_shift(x, w, targets, shifts, book, group):
-    """(row of `shifts`, scale, gain) that suit a group best."""
+    """Return the best (row of `shifts`, scale, gain) for a group."""
     best, scale, gain = 0, np.float32(0), np.float32(0)
     for s in range(shifts.shape[0]):
         this_scale, this_gain = best_scale(x, w, targets, shifts[s], book, group)
@@ -361,7 +365,7 @@ def search(
     signed: bool = True,
     even: bool = False,
 ) -> Found:
-    """Searches all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
+    """Search all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
 
     grid: the format whose codebook is used
     targets: what the largest weight of a group may be divided by its scale, float32
@@ -369,7 +373,7 @@ def search(
     scale_bits: of a group's scale; its multiple is 1 + 2 * scale
     factor: weight = d / factor * multiple * (grid[code] + shift) * sign
     shifts: float32 [rows, shifts]; a group has one of the rows, a vector one of its shifts
-    signed: the grid has sizes, signs are apart
+    signed: the grid has absolute values, signs are apart
     even: the number of minus signs of every 8 weights must be even
     """
     book = codebook(grid)

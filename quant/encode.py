@@ -1,4 +1,4 @@
-"""Weights into the blocks of a format."""
+"""The entry point for encoding weights to the blocks of a format."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ LEAST_IMPORTANCE = 1e-6  # of the mean: where nothing else counts, all columns c
 
 
 def column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """What an error in each column counts, float32 [columns], on average about 1."""
+    """Compute the weight of errors in each column, float32 [columns], on average about 1."""
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
@@ -26,7 +26,7 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
 
 
 def weighted(search: Callable) -> Encoder:
-    """The encoder of a search that always wants weights for the columns."""
+    """Make an encoder from a search that always needs column weights."""
 
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
         search(weights, column_weights(importance, weights.shape[1]), out)
@@ -59,11 +59,11 @@ ENCODERS: dict[str, Encoder] = {
 
 
 def encode(name: str, weights: NDArray, importance: NDArray | None = None, threads: int = 1) -> NDArray:
-    """Finite weights, float32 [rows, columns] -> blocks of format `name`, uint8 [rows, bytes of a row].
+    """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row].
 
-    importance, float32 [columns], tells what a squared error in each column counts: the mean square of what the column
-    is multiplied with. None: all alike. The bytes are the same for any number of threads. Raises ValueError if rows
-    are not whole blocks or the importance does not fit, KeyError if there is no encoder for the format.
+    importance, float32 [columns], weights a squared error in each column: the mean square of what the column is
+    multiplied with. None: all alike. The bytes are the same for any number of threads. Raises ValueError if rows are
+    not whole blocks or the importance does not fit, KeyError if there is no encoder for the format.
     """
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape

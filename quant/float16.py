@@ -1,4 +1,4 @@
-"""Floats of 16 bits, as the bits that a file holds: narrowing rounds to nearest, ties to even, and never to infinity.
+"""16-bit floats as bits: narrowing rounds to nearest, ties to even, and never to infinity.
 
 What is too large for the type becomes its largest number: a weight that is somewhat wrong harms a model less than an
 infinite one. Written without branches, so that loops over it become vectors.
@@ -14,7 +14,7 @@ LARGEST_BF16 = np.uint32(0x7F7F)
 
 @inlined
 def to_half(value):
-    """float32 -> the bits of the nearest float16, uint16.
+    """Convert float32 to the bits of the nearest float16, uint16.
 
     Half of what is cut off is added as an integer, which may carry into the exponent. Subnormal results are multiples
     of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
@@ -31,7 +31,7 @@ def to_half(value):
 
 @inlined
 def from_half(bits):
-    """The bits of a finite float16 -> float32.
+    """Convert the bits of a finite float16 to float32.
 
     With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
     """
@@ -41,7 +41,7 @@ def from_half(bits):
 
 @inlined
 def nearest_half(value):
-    """float32 -> the nearest float32 that a float16 can hold."""
+    """Round a float32 to the nearest value of a float16."""
     return from_half(to_half(value))
 
 
@@ -55,14 +55,14 @@ def put_half(out, position, value):
 
 @compiled
 def narrow_to_half(weights, out):
-    """float32 [n] -> float16 bits, uint16 [n]."""
+    """Convert float32 [n] to float16 bits, uint16 [n]."""
     for i in range(weights.size):
         out[i] = to_half(weights[i])
 
 
 @compiled
 def narrow_to_bf16(weights, out):
-    """float32 [n] -> bfloat16 bits, uint16 [n]: the upper half of a float32."""
+    """Convert float32 [n] to bfloat16 bits, uint16 [n]: the upper half of a float32."""
     for i in range(weights.size):
         bits = np.float32(weights[i]).view(np.uint32)
         odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))

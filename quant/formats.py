@@ -1,4 +1,4 @@
-"""The formats that a tensor's weights can have in a GGUF file: one row each.
+"""The tensor formats of GGUF files: one row each.
 
 A quantized format stores a row of weights as blocks; a block is `block` weights in `bytes` bytes and is decoded on its
 own. Plain number types are blocks of one. Source: the GGUF specification and ggml's type list.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Format(NamedTuple):
-    """One way to store weights."""
+    """A way to store weights."""
 
     id: int  # ggml_type in the file
     name: str
@@ -16,7 +16,7 @@ class Format(NamedTuple):
     bytes: int  # bytes per block
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
+        """Return the bytes of a row of `columns` weights, a multiple of the block."""
         return columns // self.block * self.bytes
 
 

@@ -1,14 +1,15 @@
-"""Blocks by error feedback: what a weight loses by rounding, the weights behind it in its row make good.
+"""Encoding with error feedback: later weights of a row compensate for a weight's rounding error.
 
 Known as GPTQ (Frantar et al. 2022, arXiv 2210.17323) and LDLQ (Chee et al. 2023, arXiv 2307.13304). A matrix meets
-inputs x with second moments H = mean of x x^T, so that a row w that becomes q costs (w - q) H (w - q)^T. With
-H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target
-t[j] = w[j] + sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
+inputs x with second moments H = mean of x x^T (the Hessian), so that a row w that becomes q costs (w - q) H (w - q)^T.
+With H = M M^T, M upper triangular, that is the sum over columns j of M[j, j]^2 (t[j] - q[j])^2, where the target t[j] =
+w[j] + sum over k < j of (w[k] - q[k]) M[k, j] / M[j, j] is known when column j is reached.
 
 Columns are taken 256 at a time. Their scales are searched as always, for the targets as they are by then, and stay;
-then code after code is chosen, those of columns that meet most first (act-order in the program of GPTQ's authors): what
-they lose, many others can still make good. Afterwards codes change wherever that lowers the cost, all others given
-(coordinate descent). Where a code names several weights, in the codebook formats, only the next 256 columns make good.
+then code after code is chosen, those of columns with the largest inputs first (act-order in the program of GPTQ's
+authors): many others can still compensate for their errors. Afterwards codes change wherever that lowers the cost, all
+others given (coordinate descent). Where a code names several weights, in the codebook formats, only the next 256
+columns compensate.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, scales_of
+from localllm.quant.block_codes import OPENABLE, dequantize, format_codes, put_codes, read_scales
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import compiled, inlined
@@ -28,11 +29,10 @@ TINY = np.finfo(np.float32).tiny
 LEAST = 1e-6  # of the mean diagonal, added to all of it: columns that meet nothing must not make M singular
 
 
-def shrunk(moments: np.ndarray, damping: float) -> np.ndarray:
-    """Moments, [n, n], of which `damping` (0 to 1) has gone from what columns have in common; a new array, float32.
+def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
+    """Shrink moments, [n, n], towards uncorrelated columns by `damping` (0 to 1); a new array, float32.
 
-    Between what a text says of pairs of columns, and columns that have nothing to do with each other. Their mean
-    square becomes 1, if there is one.
+    0 leaves the correlations as measured on the text, 1 removes them. The mean square becomes 1, unless it is 0.
     """
     diagonal = np.diagonal(moments).astype(np.float64)
     mean = float(diagonal.mean())
@@ -43,24 +43,24 @@ def shrunk(moments: np.ndarray, damping: float) -> np.ndarray:
 
 
 def cost(lost: np.ndarray, moments: np.ndarray) -> float:
-    """What errors in a matrix, float32 [rows, columns], cost: mean squares of errors in its output, over all rows."""
+    """Compute the mean squared output error of errors in a matrix, float32 [rows, columns], over all rows."""
     return float(np.einsum("ij,ij->", lost @ moments.astype(np.float32, copy=False), lost, dtype=np.float64))
 
 
 def spans(columns: int) -> list[slice]:
-    """Columns that are taken together."""
+    """Divide the columns into spans that are processed together."""
     return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
 
 
 def by_size(importance: np.ndarray) -> np.ndarray:
-    """The order of columns, int [columns]: span after span, in each the most important one first."""
+    """Order the columns, int [columns]: span after span, in each the most important one first."""
     return np.concatenate(
         [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
     )
 
 
 def factor(m: np.ndarray, threads: int) -> None:
-    """Replace a positive definite matrix, float32 [n, n], by the upper triangular M for which it is M M^T.
+    """Factor a positive definite matrix, float32 [n, n], in place: upper triangular M of M M^T.
 
     Span after span, the last one first: a copy less than LAPACK's takes, on all threads, and the same for any number.
     """
@@ -79,12 +79,12 @@ def factor(m: np.ndarray, threads: int) -> None:
 
 
 class Feedback:
-    """Encodes matrices that meet the same inputs. The bytes are the same for any number of threads."""
+    """A GPTQ encoder for matrices with the same inputs; the number of threads does not change the bytes."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
-        """moments: float32 or 64 [columns, columns]; damping: see `shrunk`. At 1 there is no feedback."""
+        """Prepare moments, float32 or 64 [columns, columns]; damping: see `shrink`. At 1 there is no feedback."""
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
-        hessian = shrunk(moments, damping)
+        hessian = shrink(moments, damping)
         self._importance = np.diagonal(hessian).copy()
         if self._is_plain:
             return
@@ -102,7 +102,7 @@ class Feedback:
         self._hessian = hessian
 
     def encode(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """Finite weights, float32 [rows, columns], as blocks of a format, uint8 [rows, bytes of a row]."""
+        """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row]."""
         if self._is_plain:
             importance = self._importance if self._is_known else None
             return encode(name, weights, importance, self._threads)
@@ -116,7 +116,7 @@ class Feedback:
         return out
 
     def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
-        """Some rows, to `out`."""
+        """Encode some rows to `out`."""
         format, lost = BY_NAME[name], np.empty_like(weights)
         parts, codes = spans(weights.shape[1]), []
         for part in parts:
@@ -128,7 +128,7 @@ class Feedback:
                 codes.append(self._chosen(name, blocks, targets, weights[:, part], part))
                 lost[:, part] = codes[-1].lost
             else:
-                lost[:, part] = weights[:, part] - decoded(name, blocks)
+                lost[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
             for part, chosen in zip(parts, codes, strict=False):  # of codebook formats there are none
                 chosen.improve(lost @ self._hessian[:, part], self._hessian[part, part])
@@ -137,9 +137,9 @@ class Feedback:
             chosen.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
 
     def _importance_of(self, name: str, part: slice) -> np.ndarray:
-        """What errors in a span cost: in targets that errors before them move, or in weights that stay where they are.
+        """Return the weights of errors in a span: in targets moved by earlier errors, or in fixed weights.
 
-        Either way what comes behind makes good as much as it can.
+        Either way later columns compensate as much as they can.
         """
         return (self._alone if name in OPENABLE else self._together)[part]
 
@@ -155,28 +155,28 @@ class CodedSpan:
     """Some columns of a matrix: their scales, and codes for them.
 
     Attributes:
-        lost: of the weights, float32 [rows, columns].
+        lost: the errors of the weights, float32 [rows, columns].
     """
 
     def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
-        """blocks: uint8 [rows, bytes], which say the scales; weights: float32 [rows, columns]."""
-        self._name, self._table = name, codes_of(name)
+        """Read the scales of blocks, uint8 [rows, bytes]; weights: float32 [rows, columns]."""
+        self._name, self._table = name, format_codes(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
-        scales, offsets = scales_of(name, blocks.reshape(-1, BY_NAME[name].bytes))
+        scales, offsets = read_scales(name, blocks.reshape(-1, BY_NAME[name].bytes))
         self._scales, self._offsets = scales.reshape(rows, -1), offsets.reshape(rows, -1)
         self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
 
     def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
-        """Codes one by one, feeding errors back; unit: float32 [columns, columns]; order: of the columns."""
+        """Choose codes one by one with error feedback; unit: float32 [columns, columns]; order: of columns."""
         choose_codes(np.ascontiguousarray(unit), order, *self._grid_and_rows(targets))
 
     def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
-        """Change codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
+        """Improve codes; slopes: float32 [rows, columns], the errors of all columns times the moments."""
         improve_codes(np.ascontiguousarray(hessian), *self._grid_and_rows(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
-        """Put the codes in blocks, uint8 [rows, bytes]."""
+        """Write the codes to blocks, uint8 [rows, bytes]."""
         whole = np.ascontiguousarray(blocks).reshape(-1, BY_NAME[self._name].bytes)
         put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
@@ -187,7 +187,7 @@ class CodedSpan:
 
 
 class CodeGrid(NamedTuple):
-    """What codes can be: see localllm.quant.block_codes.Codes."""
+    """The possible codes: see localllm.quant.block_codes.Codes."""
 
     levels: np.ndarray
     is_even: bool
@@ -195,7 +195,7 @@ class CodeGrid(NamedTuple):
 
 
 class RowsOfSpan(NamedTuple):
-    """What kernels read and write, [rows, columns], of scales and offsets [rows, groups]; moved: targets or slopes."""
+    """The kernels' arguments, [rows, columns]; scales, offsets [rows, groups]; moved: targets or slopes."""
 
     moved: np.ndarray
     weights: np.ndarray
@@ -207,7 +207,7 @@ class RowsOfSpan(NamedTuple):
 
 @inlined
 def nearest(grid, x):
-    """The index of the level nearest x."""
+    """Return the index of the level nearest x."""
     last = grid.levels.size - 1
     if grid.is_even:
         return int(min(max(np.rint(x - grid.levels[0]), np.float32(0)), np.float32(last)))
@@ -219,7 +219,7 @@ def nearest(grid, x):
 
 @compiled
 def choose_codes(unit, order, grid, of):
-    """Of each row code after code: the nearest to its target, which those before it have moved."""
+    """Choose each row's codes in order: the nearest to its target, which earlier errors have moved."""
     columns = of.weights.shape[1]
     target = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
@@ -236,7 +236,7 @@ def choose_codes(unit, order, grid, of):
 
 @compiled
 def improve_codes(hessian, grid, of):
-    """Of each row code after code: the one of least cost while all others are as they are."""
+    """Replace each row's codes in order by the one of least cost, all others fixed."""
     columns = of.weights.shape[1]
     slope = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
@@ -245,8 +245,8 @@ def improve_codes(hessian, grid, of):
             scale, offset = of.scales[row, j // grid.group], of.offsets[row, j // grid.group]
             if scale == 0 or hessian[j, j] <= 0:
                 continue
-            wanted = of.weights[row, j] - of.lost[row, j] + slope[j] / hessian[j, j]
-            code = nearest(grid, (wanted - offset) / scale)
+            best = of.weights[row, j] - of.lost[row, j] + slope[j] / hessian[j, j]
+            code = nearest(grid, (best - offset) / scale)
             if code == of.codes[row, j]:
                 continue
             error = of.weights[row, j] - (grid.levels[code] * scale + offset)

@@ -1,8 +1,8 @@
-"""The i-quants: a code names 4 or 8 weights in a codebook; what a search has found goes to the fields of blocks.
+"""Encoders of the i-quants: the codebook search's results in the fields of blocks.
 
-IQ2 and IQ3 have signs beside the codes, in IQ2_XXS, IQ2_XS and IQ3_XXS an even number of minus signs in every 8
-weights: the eighth is the parity of the others. In IQ1_S and IQ1_M codes name weights of -1, 0 or 1, and a shift of all
-of them takes the place of a minimum.
+A code names 4 or 8 weights in a codebook. IQ2 and IQ3 have signs beside the codes, in IQ2_XXS, IQ2_XS and IQ3_XXS an
+even number of minus signs in every 8 weights: the eighth is the parity of the others. In IQ1_S and IQ1_M codes name
+weights of -1, 0 or 1, and a shift of all of them takes the place of a minimum.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,14 @@ SHIFT = np.float32(0.125)
 
 
 def encoder(name: str, fields: Callable[[Found], dict[str, np.ndarray]], *how, grid: str = "", **more) -> Callable:
-    """The encoder of a format. fields: what found becomes, uint8 [blocks, bytes of the field]; how: as `search`."""
+    """Make the encoder of a format.
+
+    fields: converts the search's results to uint8 [blocks, bytes of the field]; how: as `search`.
+    """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
 
     def encode(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
-        """float32 [rows, columns] to uint8 [rows, bytes]; importance float32 [columns]."""
+        """Encode float32 [rows, columns] to uint8 [rows, bytes]; importance float32 [columns]."""
         found, blocks = search(weights, importance, grid or name, *how, **more), out.reshape(-1, block_bytes)
         if layout.d is not None:
             blocks[:, layout.d : layout.d + 2] = found.d.astype("<f2").view(np.uint8)
@@ -77,23 +80,23 @@ def iq3_s(found: Found) -> dict[str, np.ndarray]:
 
 
 def low_bytes(codes: np.ndarray) -> np.ndarray:
-    """The low 8 bits of each."""
+    """Return the low 8 bits of each code."""
     return (codes & 255).astype(np.uint8)
 
 
 def as_bytes(words: np.ndarray) -> np.ndarray:
-    """Integers [blocks, words], little-endian: uint8 [blocks, bytes]."""
+    """Convert integers [blocks, words] to little-endian uint8 [blocks, bytes]."""
     return words.astype(words.dtype.newbyteorder("<")).view(np.uint8)
 
 
 def in_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """So many neighbours in an integer, so many bits each, the first lowest: [blocks, n] to [blocks, n / count]."""
+    """Pack `count` neighbours of `bits` bits each, the first lowest: [blocks, n] to [blocks, n / count]."""
     shifts = (np.arange(count) * bits).astype(numbers.dtype)
     return np.bitwise_or.reduce(numbers.reshape(len(numbers), -1, count) << shifts, axis=2)
 
 
 def signs_and_scales(found: Found) -> np.ndarray:
-    """For each group of 32, a 32-bit integer: 4 times 7 signs, the first lowest, and the scale: uint8 [blocks, 32]."""
+    """Pack 4 times 7 signs, the first lowest, and the scale of each 32 weights in 32 bits: uint8 [blocks, 32]."""
     return as_bytes(in_words((found.signs & 127).astype(np.uint32), 4, 7) | found.scales.astype(np.uint32) << 28)
 
 

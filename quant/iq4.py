@@ -1,4 +1,4 @@
-"""IQ4_NL and IQ4_XS: a code of 4 bits picks one of 16 values that are close near zero and far apart at the ends.
+"""IQ4_NL and IQ4_XS: a 4-bit code picks one of 16 values, close near zero and far apart at the ends.
 
 IQ4_NL ("non-linear") has a d for 32 weights: weight = d * VALUES[code]; IQ4_XS one for 256, and 8 groups with scales of
 6 bits: weight = d * (scale - 32) * VALUES[code].
@@ -40,7 +40,7 @@ GAIN = np.float32(1 + 1e-6)
 
 @inlined
 def fit(weights, importance, inverse):
-    """(Σwxv, Σwv²) over 32 weights, v being the nearest values for the scale 1 / inverse."""
+    """Return (Σwxv, Σwv²) over 32 weights, v being the nearest values for the scale 1 / inverse."""
     product, square = np.float32(0), np.float32(0)
     for i in range(32):
         x = weights[i] * inverse
@@ -55,9 +55,9 @@ def fit(weights, importance, inverse):
 
 @compiled
 def best_scale(weights, importance, sign):
-    """(scale, gain): the scale with this sign that takes most off the error of 32 weights, and how much it takes off.
+    """Return (scale, gain): the scale of this sign that reduces the error of 32 weights most.
 
-    For zeros, a scale of no consequence.
+    gain is by how much. For zeros, any scale.
     """
     largest = np.float32(0)
     for i in range(32):
@@ -79,7 +79,7 @@ def best_scale(weights, importance, sign):
 
 @compiled
 def storable(scale, unit):
-    """The float16 nearest scale * unit, as a float32; not zero unless the scale is."""
+    """Return the float16 nearest scale * unit, as a float32; not zero unless the scale is."""
     stored = nearest_half(scale * unit)
     if stored == 0 and scale != 0:
         return math.copysign(SMALLEST_HALF, scale)
@@ -88,7 +88,7 @@ def storable(scale, unit):
 
 @compiled
 def fit_block(weights, importance, unit):
-    """The d of 32 weights in units of `unit`: a float16 that fits its own codes best."""
+    """Return the d of 32 weights in units of `unit`: a float16 that fits its own codes best."""
     plus, plus_gain = best_scale(weights, importance, np.float32(1))
     minus, minus_gain = best_scale(weights, importance, np.float32(-1))
     d = storable(plus if plus_gain > minus_gain else minus, unit)
@@ -108,7 +108,7 @@ def fit_block(weights, importance, unit):
 
 @compiled
 def store_codes(weights, inverse, out):
-    """Writes the 16 bytes of the nearest codes of 32 weights."""
+    """Write the 16 bytes of the nearest codes of 32 weights."""
     for i in range(16):
         low, high = 0, 0
         for k in range(15):
@@ -119,7 +119,7 @@ def store_codes(weights, inverse, out):
 
 @compiled
 def encode_iq4_nl(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     x = np.empty(32, np.float32)
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
@@ -132,15 +132,16 @@ def encode_iq4_nl(weights, importance, out):
 
 @compiled
 def nearest_multiple(scale, d):
-    """The integer scale that comes nearest."""
+    """Return the nearest integer scale."""
     return min(max(np.rint(scale / d), np.float32(-32)), np.float32(31))
 
 
 @compiled
 def choose_d(scales, gains, levels):
-    """The d whose multiples suit the 8 groups best, if the extreme of their scales is one of `levels` times d.
+    """Choose the d whose multiples suit the 8 groups best.
 
-    What a group gains with a multiple is about gain * (1 - (1 - multiple * d / scale)²), with its better scale of two.
+    The extreme of their scales is one of `levels` times d. What a group gains with a multiple is about gain * (1 - (1 -
+    multiple * d / scale)²), with its better scale of two.
     """
     extreme = np.float32(0)
     for group in range(8):
@@ -163,7 +164,7 @@ def choose_d(scales, gains, levels):
 
 @compiled
 def choose_multiple(x, w, scales, gains, d):
-    """The integer scale of a group: the nearest to one of its scales, or a neighbour, whichever has the least error.
+    """Choose a group's integer scale: the nearest to one of its scales, or a neighbour, by error.
 
     Returns that error (less Σwx²), Σwxv and Σwv² with it.
     """
@@ -186,7 +187,7 @@ def choose_multiple(x, w, scales, gains, d):
 
 @compiled
 def choose_multiples(x, w, scales, gains, d, multiples):
-    """Fits the integer scales of the 8 groups to d; returns the error (less Σwx²) and the best d for these codes."""
+    """Fit the integer scales of the 8 groups to d; return the error (less Σwx²) and the best d."""
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
@@ -200,7 +201,7 @@ def choose_multiples(x, w, scales, gains, d, multiples):
 
 @compiled
 def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
-    """The d of 256 weights in units of `unit`; the integer scales of the groups go to `best_multiples`."""
+    """Return the d of 256 weights in units of `unit`; integer scales go to `best_multiples`."""
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
         scales[0, group], gains[0, group] = best_scale(x[part], w[part], np.float32(1))
@@ -224,7 +225,7 @@ def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
 
 @compiled
 def store_super_block(x, unit, d, multiples, out):
-    """Writes a block."""
+    """Write a block."""
     out[:XS_CODES] = 0
     put_half(out, XS_D, d)
     for group in range(8):
@@ -236,7 +237,7 @@ def store_super_block(x, unit, d, multiples, out):
 
 @compiled
 def encode_iq4_xs(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     x = np.empty(256, np.float32)
     scales, gains = np.empty((2, 8), np.float32), np.empty((2, 8), np.float32)
     multiples, best_multiples = np.zeros(8, np.int32), np.zeros(8, np.int32)

@@ -1,4 +1,4 @@
-"""What lies where in a block of each format, said once: unpacking, quantizing, cards, tests and random files read it.
+"""The layouts of blocks, shared by unpacking, quantizing, GPU kernels, tests and random files.
 
 A block is a few fields, one behind the other. Most weights are whole numbers, their *codes*, of 1 to 8 bits each, which
 lie in one field or in two (the low bits and the high ones) and belong to groups with a scale each:
@@ -33,21 +33,24 @@ import numpy as np
 
 
 class Field(NamedTuple):
-    """Numbers of `bits` bits in bytes: `run` bytes hold number 0, 1, 2 ... in their lowest bits, then the next `run`
-    numbers above, until the bytes are full; then come the next `run` bytes."""
+    """Numbers of `bits` bits packed in bytes.
+
+    `run` bytes hold number 0, 1, 2 ... in their lowest bits, then the next `run` numbers above, until the bytes are
+    full; then come the next `run` bytes.
+    """
 
     at: int  # its first byte in the block
     bits: int
     run: int = 1
 
     def place(self, i: int) -> tuple[int, int]:
-        """(byte, lowest bit) of number i."""
+        """Return (byte, lowest bit) of number i."""
         each = 8 // self.bits
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
 
 
 class Places(NamedTuple):
-    """Numbers of `bits` bits that lie without such an order."""
+    """Numbers of `bits` bits at listed positions."""
 
     bits: int
     places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each
@@ -60,7 +63,7 @@ Fields = tuple[Field | Places, ...]
 
 
 class Layout(NamedTuple):
-    """A format's block."""
+    """The layout of a format's block."""
 
     d: int | None  # the first byte of its float16, None if it has none, or has it in pieces
     group: int  # weights that share a scale
@@ -78,7 +81,7 @@ class Layout(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """The bits of a code."""
         return sum(field.bits for field in self.codes)
 
     @property
@@ -87,12 +90,12 @@ class Layout(NamedTuple):
         return min(self.group, 32)
 
     def part(self, name: str) -> int:
-        """The first byte of that field."""
+        """Return the first byte of that field."""
         return dict(self.parts)[name]
 
 
 def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """A number in each of `count` bytes."""
+    """Place a number in each of `count` bytes."""
     return tuple((at + i, shift) for i in range(count))
 
 
@@ -154,13 +157,13 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def floats_at(name: str) -> tuple[int, ...]:
-    """Where a block has its float16 numbers."""
+    """Return the positions of a block's float16 numbers."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)
 
 
 def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
-    """The first `count` numbers of blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
+    """Read the first `count` numbers of blocks, uint8 [blocks, bytes]: int64 [blocks, count]."""
     total, above = np.zeros((len(blocks), count), np.int64), 0
     for field in fields:
         byte, bit = np.array([field.place(i) for i in range(count)]).T
@@ -170,14 +173,14 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
 
 
 def halved_e8m0() -> np.ndarray:
-    """Half of the 8-bit exponent (E8M0) 2 ** (e - 127): float32 [256]."""
+    """Tabulate half of each 8-bit exponent (E8M0) 2 ** (e - 127): float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def halved_ue4m3() -> np.ndarray:
-    """Half the value of each byte as an unsigned float with 4 bits exponent (bias 7), 3 bits mantissa: float32 [256].
+    """Tabulate half of each byte as an unsigned float of 4 bits exponent (bias 7), 3 bits mantissa.
 
-    The topmost bit is ignored, and 0x7f (not a number) counts as zero, as in ggml.
+    float32 [256]. The topmost bit is ignored, and 0x7f (not a number) counts as zero, as in ggml.
     """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7

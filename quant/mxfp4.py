@@ -1,4 +1,4 @@
-"""MXFP4: a weight is a float of 4 bits (sign, 2 bits exponent, 1 bit fraction), a block of 32 shares a power of two.
+"""MXFP4: 4-bit floats (sign, 2 bits exponent, 1 bit fraction); a block of 32 shares a power of two.
 
 The highest bit of a code is the sign: weight = 2 ** (e - 127) * SIZES[code & 7] * sign.
 
@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 252  # with one more, 6 times the scale would be infinite
 
 @compiled
 def block_error(weights, importance, scale):
-    """Σ importance (weight * scale - nearest value)² of 32 weights."""
+    """Sum importance (weight * scale - nearest value)² over 32 weights."""
     error = np.float32(0)
     for i in range(32):
         size = abs(weights[i] * scale)
@@ -39,19 +39,19 @@ def block_error(weights, importance, scale):
 
 @compiled
 def power_of_two(exponent):
-    """2 ** exponent as a float32, -126 <= exponent <= 127."""
+    """Return 2 ** exponent as a float32, -126 <= exponent <= 127."""
     return np.int32((exponent + 127) << 23).view(np.float32)
 
 
 @compiled
 def exponent_of(number):
-    """The 8 bits of a float32's exponent: 127 for 1 .. 2, 0 for zero and subnormal numbers."""
+    """Return the 8 bits of a float32's exponent: 127 for 1 .. 2, 0 for zero and subnormal numbers."""
     return np.float32(number).view(np.int32) >> 23 & 255
 
 
 @compiled
 def best_exponent(weights, importance):
-    """The e of 32 weights whose weighted error is least, the larger of equals."""
+    """Return the e of 32 weights with the least weighted error, the larger of equals."""
     largest = np.float32(0)
     for i in range(32):
         largest = max(largest, abs(weights[i]))
@@ -66,7 +66,7 @@ def best_exponent(weights, importance):
 
 @compiled
 def encode_block(weights, importance, out):
-    """32 weights to a block."""
+    """Encode 32 weights."""
     e = best_exponent(weights, importance)
     scale = power_of_two(127 - e)
     out[SCALE] = e
@@ -76,7 +76,7 @@ def encode_block(weights, importance, out):
 
 @compiled
 def code(weight):
-    """The code of the value nearest a scaled weight; zero has no sign."""
+    """Return the code of the value nearest a scaled weight; zero has no sign."""
     index = 0
     for k in range(7):
         index += abs(weight) > BORDERS[k]
@@ -85,7 +85,7 @@ def code(weight):
 
 @compiled
 def encode_mxfp4(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             part = slice(32 * block, 32 * block + 32)

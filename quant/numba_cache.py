@@ -1,4 +1,4 @@
-"""The searches are compiled by Numba, once per computer: later processes load the machine code.
+"""An on-disk cache for the searches that Numba compiles, once per computer.
 
 Numba's own cache does not see an edit in a file that a function's callees come from. Ours lies in a folder named by a
 key of everything that the machine code depends on: all sources of this package, compiler versions, CPU.
@@ -27,10 +27,10 @@ FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Callable, name: str = "") -> Any:
-    """Decorator: a function that Numba compiles at its first call, that runs without Python's lock, kept on disk.
+    """Decorate a function that Numba compiles at its first call, without the GIL, cached on disk.
 
-    A folder that cannot be written costs compiling in every process, nothing else. name: of one of several functions
-    that are made alike, by which it is found again.
+    A folder that cannot be written costs compiling in every process, nothing else. name: distinguishes functions made
+    from the same source.
     """
     function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
@@ -44,7 +44,7 @@ problems: list[str] = []  # why machine code could not be kept, in one line, onc
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """What the system refuses costs time, and is told to whoever asks for `problems`."""
+    """Catch OSError in the block and add it to `problems`; a failing cache only costs time."""
     try:
         yield
     except OSError as error:
@@ -52,20 +52,22 @@ def noting() -> Iterator[None]:
 
 
 def inlined(function: Callable) -> Any:
-    """Decorator: a part of compiled functions, compiled into each, so that loops see constant bounds."""
+    """Decorate a part of compiled functions that is compiled into each, so that loops see constant bounds."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
 
 
 def compiled_encoder(name: str, encode: Callable) -> Any:
-    """As `compiled`, of an encoder that is made for a format. Compiled into a function that does nothing else, its
-    searches see constant bounds: in 0.8 of the time."""
+    """Compile an encoder made for a format, as `compiled`.
+
+    Compiled into a function that does nothing else, its searches see constant bounds: in 0.8 of the time.
+    """
     rows = inlined(encode)
     return compiled(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
 
 
 @cache
 def code_folder() -> Path:
-    """The folder of this computer's machine code, named by the key."""
+    """Return the folder of this computer's machine code, named by the key."""
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -77,7 +79,7 @@ def code_folder() -> Path:
 
 
 class _Locator(UserProvidedCacheLocator):
-    """Tells Numba's cache our folder."""
+    """A locator that points Numba's cache at our folder."""
 
     def __init__(self, function: FunctionType, source: str):
         super().__init__(function, source)
@@ -96,13 +98,15 @@ class _Implementation(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Numba's cache in our folder. What cannot be read is compiled anew."""
+    """Numba's cache in our folder. Unreadable entries are compiled anew."""
 
     _impl_class = _Implementation
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
-        """The function's name and the folder's tell the rest; of what it encloses Numba would take a hash, which for
-        compiled functions is another one in each process."""
+        """Return a key without Numba's hash of a function's closure.
+
+        That differs between processes for compiled functions; the function's name and the folder's tell the rest.
+        """
         return signature, codegen.magic_tuple()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Q8_0: blocks of 32 weights, a weight is scale * code.
+"""The encoder of Q8_0: blocks of 32 weights, weight = scale * code.
 
 With this many codes the error hardly depends on the size of the scale, but on how the weights happen to fall between
 its multiples: of some scales a little above the least, the best takes a sixth off the error.
@@ -45,7 +45,7 @@ def best_scale(weights, importance, row, start, largest):
 
 @compiled
 def encode_q8_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * BYTES : (block + 1) * BYTES]

@@ -1,4 +1,4 @@
-"""Which tensor gets which format when a model is quantized to Q4_K_M and its kin: the rules of llama-quantize.
+"""Recipes such as Q4_K_M, which give each tensor its format by the rules of llama-quantize.
 
 A recipe names one format for most matrices. Some matrices matter more than others, and get more bits: attention's
 values and the last matrix of the feed-forward part, above all in the first and last layers, and the output matrix.
@@ -17,7 +17,7 @@ from localllm.quant.formats import BY_NAME
 
 
 class Recipe(NamedTuple):
-    """One type of file."""
+    """A file type."""
 
     number: int  # general.file_type
     name: str
@@ -65,16 +65,16 @@ RECIPES: dict[str, Recipe] = {
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
 
 
-def recipe_named(text: str) -> Recipe:
-    """The recipe with this name, in any case, or number. Raises KeyError."""
+def find_recipe(text: str) -> Recipe:
+    """Look up a recipe by name, in any case, or number. Raises KeyError."""
     if text.isascii() and text.isdigit():
         return {str(recipe.number): recipe for recipe in RECIPES.values()}[text]
     name = text.upper()
     return RECIPES[ALIASES.get(name, name)]
 
 
-class Facts(NamedTuple):
-    """What the rules look at of a model."""
+class ModelFacts(NamedTuple):
+    """The properties of a model that the rules use."""
 
     arch: str
     layers: int
@@ -84,8 +84,8 @@ class Facts(NamedTuple):
     importance: bool  # an importance matrix is used
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "Facts":
-        """From metadata; what is missing or no number counts as 0, heads_kv as heads."""
+    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelFacts":
+        """Read them from metadata; missing or non-numeric ones count as 0, heads_kv as heads."""
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
@@ -128,7 +128,10 @@ IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # and no l
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
-    """Whether a tensor takes part. Shape: the length of a row last; stacked matrices count, vectors do not."""
+    """Return whether a tensor is quantized: matrices and stacks are, vectors are not.
+
+    shape: the length of a row last.
+    """
     of_arch = KEPT_OF_ARCH.get(arch)
     is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
     return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
@@ -160,7 +163,7 @@ ROLES = [  # parts of names, the first that is found
 
 
 def role_of(name: str) -> str:
-    """What the tensor is for, as far as the rules care."""
+    """Return the role of a tensor, as far as the rules distinguish."""
     if name == "output.weight":
         return OUTPUT
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -172,9 +175,9 @@ def role_of(name: str) -> str:
 
 
 class MatrixPlace(NamedTuple):
-    """A matrix among those of its role."""
+    """A matrix's position among those of its role."""
 
-    model: Facts
+    model: ModelFacts
     layer: int
     layers: int
 
@@ -188,12 +191,15 @@ class MatrixPlace(NamedTuple):
 
     @property
     def favoured(self) -> bool:
-        """In the first or last eighth, or every third between."""
+        """Whether it is in the first or last eighth, or every third between."""
         return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shared(self) -> bool:
-        """At least 4 query heads use one key-value head: attention's values are small and count four times."""
+        """Whether at least 4 query heads share a key-value head.
+
+        Then attention's values are small and count four times.
+        """
         return self.model.grouping >= 4
 
 
@@ -203,7 +209,7 @@ SMALL = ("IQ2_S", "IQ2_M")
 
 
 def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """A table by recipe; a row may name several."""
+    """Make a table by recipe; a row may name several."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
@@ -269,7 +275,7 @@ EMBEDDING_FORMATS = {
 
 
 def value_format(recipe: str, at: MatrixPlace) -> str:
-    """Of attention's values."""
+    """Choose the format of attention's values."""
     if recipe in TINY or recipe in SMALL:
         return VALUE_RULES[recipe](at)
     if at.model.experts == 8:  # small beside the experts
@@ -279,14 +285,14 @@ def value_format(recipe: str, at: MatrixPlace) -> str:
 
 
 def key_format(recipe: str, at: MatrixPlace) -> str:
-    """Of attention's keys."""
+    """Choose the format of attention's keys."""
     if at.model.experts == 8:
         return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
     return QUERY_RULES.get(recipe, lambda at: "")(at)
 
 
 def attention_output_format(recipe: str, at: MatrixPlace) -> str:
-    """Of the matrix behind attention."""
+    """Choose the format of the matrix after attention."""
     falcon, eight = at.model.arch == "falcon", at.model.experts == 8
     if falcon and recipe not in TINY and recipe not in SMALL:
         table = FALCON_ATTENTION_OUTPUT_RULES
@@ -295,8 +301,8 @@ def attention_output_format(recipe: str, at: MatrixPlace) -> str:
     return table.get(recipe, lambda at: "")(at)
 
 
-def output_format(recipe: Recipe, model: Facts, columns: int) -> str:
-    """Of the output matrix, also if it is the embedding matrix."""
+def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
+    """Choose the format of the output matrix, also if it is the embedding matrix."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
     if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
@@ -315,8 +321,8 @@ FALLBACKS = {  # blocks of 256 -> blocks of 32
 }
 
 
-def fitting(name: str, columns: int) -> str:
-    """The format, or what takes its place if a row of `columns` weights is no multiple of its block."""
+def fit_format(name: str, columns: int) -> str:
+    """Return the format, or its fallback if a row of `columns` weights is not a multiple of its block."""
     if columns % BY_NAME[name].block == 0:
         return name
     name = FALLBACKS.get(name, "F16")
@@ -327,7 +333,7 @@ def fitting(name: str, columns: int) -> str:
 
 
 class Options(NamedTuple):
-    """What the user wants otherwise. Formats by name, "" for the recipe's choice."""
+    """The user's overrides. Formats by name, "" for the recipe's choice."""
 
     pure: bool = False  # the base format for every matrix
     output: str = ""
@@ -349,9 +355,9 @@ class TypeChoice(NamedTuple):
 
 
 class Planner:
-    """Chooses formats for the tensors of one model. The rules count, so ask in the file's order, see `ordered`."""
+    """A chooser of formats for one model's tensors; it counts, so ask in the order of `llama_order`."""
 
-    def __init__(self, recipe: Recipe, model: Facts, names: Iterable[str], options: Options):
+    def __init__(self, recipe: Recipe, model: ModelFacts, names: Iterable[str], options: Options):
         roles = [role_of(name) for name in names]
         self.recipe, self.model, self.options = recipe, model, options
         self.tied = OUTPUT not in roles
@@ -359,24 +365,24 @@ class Planner:
         self.seen: dict[str, int] = {}
 
     def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
-        """The format for a tensor; None if it stays as it is. Raises ValueError if no rule can place the name."""
+        """Choose a tensor's format; None if it stays as it is. Raises ValueError if no rule fits the name."""
         role = role_of(name)
         if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
-        given = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
+        override = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
         base = self.recipe.base
         if name in self.options.formats:
             wanted = self.options.formats[name]
-        elif given:
-            wanted = given
+        elif override:
+            wanted = override
         elif base in ("F32", "F16", "BF16"):
             return TypeChoice(base, base)
         else:
             wanted = self.by_pattern(name) or (base if self.options.pure else self.by_rule(name, shape, role) or base)
-        return TypeChoice(fitting(wanted, shape[-1]), wanted)
+        return TypeChoice(fit_format(wanted, shape[-1]), wanted)
 
     def makes_logits(self, name: str) -> bool:
-        """Whether the last hidden states are multiplied with this matrix."""
+        """Return whether the last hidden states are multiplied with this matrix."""
         return name == "output.weight" or (name == "token_embd.weight" and self.tied)
 
     def by_pattern(self, name: str) -> str:
@@ -404,7 +410,7 @@ class Planner:
         return table.get(recipe, lambda at: "")(at)
 
     def place(self, name: str, role: str) -> MatrixPlace:
-        """Where the matrix stands: counted, or in a model with experts, where counting goes wrong, by its name."""
+        """Return a matrix's position: counted, or with experts, where counting goes wrong, by its name."""
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
         by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)
@@ -416,8 +422,8 @@ class Planner:
         return MatrixPlace(self.model, index, count)
 
 
-def ordered(names: Iterable[str]) -> list[str]:
-    """Names in the order in which llama.cpp counts and writes: those of no layer first, then by layer, then by name."""
+def llama_order(names: Iterable[str]) -> list[str]:
+    """Sort names as llama.cpp counts and writes: those without a layer first, then by layer, then by name."""
 
     def key(name: str) -> tuple[int, bytes]:
         match = re.match(r"blk\.([0-9]+)\.", name)
@@ -427,7 +433,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
-    """Whether the format makes little sense for this tensor without an importance matrix."""
+    """Return whether the format is poor for this tensor without an importance matrix."""
     if role_of(name) in (OUTPUT, EMBEDDING):
         return False
     low = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")

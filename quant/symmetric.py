@@ -1,4 +1,4 @@
-"""The search for blocks whose weights are `scale * code` with codes bottom..top: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K.
+"""Search for blocks of `scale * code` with codes bottom..top: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K.
 
 The same as in affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may be
 negative, which turns the range of codes around. In a super-block scale = factor * k, with integers k in
@@ -24,8 +24,9 @@ FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 
 
 class Search(NamedTuple):
-    """The codes and how long to look for them. The grid puts the weight of largest size at bottom - start, top + start,
-    bottom - start - spacing, ...
+    """The codes and the extent of the search.
+
+    The grid puts the weight of largest size at bottom - start, top + start, bottom - start - spacing, ...
     """
 
     bottom: f32
@@ -40,7 +41,7 @@ class Search(NamedTuple):
 
 
 class SymmetricSuperBlock(NamedTuple):
-    """What the search keeps of a super-block: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
+    """The state of a search: x and weight float32 [sub-blocks, size], the others [sub-blocks]."""
 
     x: NDArray
     weight: NDArray
@@ -74,14 +75,14 @@ def inverse_of(scale):
 
 @inlined
 def half_of(value, unit):
-    """The nearest to `value` that is a float16 after multiplication with `unit`, a power of two; 0 only for 0."""
+    """Round `value` so that value * `unit`, a power of two, is a float16; to 0 only for 0."""
     size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
 
 @inlined
 def code_sums(x, weight, b, scale, bottom, top):
-    """Sums of w l l and w l x over sub-block b with the nearest codes l."""
+    """Sum w l l and w l x over sub-block b with the nearest codes l."""
     inverse = inverse_of(scale)
     wll, wlx = ZERO, ZERO
     for i in range(x.shape[1]):
@@ -94,13 +95,13 @@ def code_sums(x, weight, b, scale, bottom, top):
 
 @inlined
 def predicted_error(wxx, wll, wlx, scale):
-    """The error with the codes of the sums."""
+    """Compute the error from the sums."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
 
 @inlined
 def search_block(s, b, search):
-    """Stage 1: scale of sub-block b, and the sums of its codes."""
+    """Find the scale of sub-block b, and the sums of its codes (stage 1)."""
     x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
     lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
     for i in range(x.shape[1]):
@@ -125,7 +126,7 @@ def search_block(s, b, search):
 
 @compiled
 def search_plain_block(s, search, unit):
-    """Scale of a block that has a float16 of its own for it: sub-block 0 of s."""
+    """Find the float16 scale of a block: sub-block 0 of s."""
     search_block(s, 0, search)
     scale, best, least = s.scale[0], ZERO, HUGE
     for _ in range(search.rounds):
@@ -141,7 +142,10 @@ def search_plain_block(s, search, unit):
 
 @inlined
 def first_factor(s, steps, unit):
-    """Stage 2: the factor whose multiples come nearest to the scales, by predicted error, and the integers."""
+    """Find the factor whose multiples come nearest to the scales, and the integers (stage 2).
+
+    By predicted error.
+    """
     lowest, largest = s.scale[0], s.scale[0]
     for b in range(s.k.size):
         lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])
@@ -163,7 +167,7 @@ def first_factor(s, steps, unit):
 
 @inlined
 def round_block(s, b, search, factor):
-    """Stage 3: the integer of sub-block b near that it has, and the sums of its codes. Returns the error."""
+    """Choose the integer of sub-block b near its present one; update its sums, return the error (stage 3)."""
     start_k, least = s.k[b], HUGE
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
@@ -177,7 +181,7 @@ def round_block(s, b, search, factor):
 
 @compiled
 def search_super_block(s, search, unit):
-    """All stages. Returns the factor, with the integers in best_k."""
+    """Run all stages; return the factor, with the integers in best_k."""
     for b in range(s.k.size):
         search_block(s, b, search)
     factor = first_factor(s, search.steps, unit)
@@ -199,8 +203,10 @@ def search_super_block(s, search, unit):
 
 
 def super_blocks(name, *how, **more):
-    """The encoder of a format with a float16 factor for the scales of its sub-blocks; how: the fields of Search
-    between `top` and `steps`, and `reach`."""
+    """Make the encoder of a format with a float16 factor for its sub-blocks' scales.
+
+    how: the fields of Search between `top` and `steps`, and `reach`.
+    """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks = layout.group, 256 // layout.group
     bottom, top = codes_of(layout)
@@ -209,7 +215,7 @@ def super_blocks(name, *how, **more):
     put_code, put_scale, d, centre = putter(layout.codes, size), put_group(layout.scales), layout.d, layout.scale_centre
 
     def encode(weights, importance, out):
-        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(blocks, size, search)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 256):
@@ -229,14 +235,14 @@ def super_blocks(name, *how, **more):
 
 
 def plain_blocks(name):
-    """The encoder of a format of 32 weights with a float16 for their scale."""
+    """Make the encoder of a format of 32 weights with a float16 scale."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     bottom, top = codes_of(layout)
     search = Search(bottom, top, 12, f32(-0.6), f32(0.45), refits=2, rounds=4)
     put_code, d = putter(layout.codes, 32), layout.d
 
     def encode(weights, importance, out):
-        """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+        """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
         s = new_super_block(1, 32, search)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 32):
@@ -251,7 +257,7 @@ def plain_blocks(name):
 
 
 def codes_of(layout):
-    """The lowest code and the highest, as they are multiplied."""
+    """Return the lowest and the highest code, as they are multiplied."""
     return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
 
 

@@ -1,4 +1,4 @@
-"""TQ1_0 and TQ2_0: a weight is -1, 0 or 1 times the d of its block of 256, for models trained that way.
+"""TQ1_0 and TQ2_0: weights of -1, 0 or 1 times the d of a block of 256, for models trained that way.
 
 A byte of TQ1_0 holds 5 digits of base 3, each weight / d + 1, as a fraction: their number / 243 * 256, rounded up. So 3
 times the byte has the first digit above its lowest 8 bits, 3 times the rest the second, and so on. TQ2_0 has them as
@@ -34,7 +34,7 @@ TURNS = 16
 
 @compiled
 def above(x, w, border):
-    """(Σw|x|, Σw) over those of 256 weights that are larger than the border."""
+    """Return (Σw|x|, Σw) over those of 256 weights that are larger than the border."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         size = abs(x[i])
@@ -46,7 +46,7 @@ def above(x, w, border):
 
 @compiled
 def first_d(x, w):
-    """The best d for the codes that one of BORDERS gives, the one with the least error; 0 if all weights are 0."""
+    """Return the best d for the codes of the best of BORDERS; 0 if all weights are 0."""
     product, square = np.float32(0), np.float32(0)
     for i in range(256):
         product += w[i] * x[i] * x[i]
@@ -62,7 +62,7 @@ def first_d(x, w):
 
 @compiled
 def best_d(x, w, unit):
-    """The d that a float16 can hold and whose error is least; weights are in units of `unit`."""
+    """Return the float16 d with the least error; weights are in units of `unit`."""
     best, least = np.float32(0), np.float32(0)  # the error less Σwx²; with d = 0 all weights are 0
     d = first_d(x, w)
     for _ in range(TURNS):
@@ -79,7 +79,7 @@ def best_d(x, w, unit):
 
 @compiled
 def prepare(weights, importance, row, start, x, codes):
-    """Fills `codes` with 0, 1, 2 for the 256 weights from `start` on, and returns d."""
+    """Fill `codes` with 0, 1, 2 for the 256 weights from `start` on, and return d."""
     unit = normalize(weights, row, start, 256, x)
     d = best_d(x, importance[start : start + 256], unit) if unit > 0 else np.float32(0)
     border = d / unit * np.float32(0.5) if d > 0 else np.float32(2)
@@ -90,7 +90,7 @@ def prepare(weights, importance, row, start, x, codes):
 
 @inlined
 def pack_digits(codes, bytes, digits, out):
-    """Packs codes [digits, bytes] to one byte for each column."""
+    """Pack codes [digits, bytes] to one byte for each column."""
     for i in range(bytes):
         number = 0
         for n in range(digits):
@@ -127,11 +127,11 @@ def encode_rows(weights, importance, out, block_bytes, d_at, pack):
 
 @compiled
 def encode_tq1_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     encode_rows(weights, importance, out, TQ1_BYTES, TQ1_D, pack_tq1_0)
 
 
 @compiled
 def encode_tq2_0(weights, importance, out):
-    """float32 [rows, columns], float32 [columns] -> uint8 [rows, bytes]."""
+    """Encode float32 [rows, columns] with importance float32 [columns] to uint8 [rows, bytes]."""
     encode_rows(weights, importance, out, TQ2_BYTES, TQ2_D, pack_tq2_0)

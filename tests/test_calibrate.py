@@ -34,12 +34,13 @@ from localllm.files.gguf.tensor_source import find_map
 from localllm.kernels.dequantize_rows import Widener
 from localllm.kernels.reference import dequantize
 from localllm.kernels.reference_cache import Remembered
-from localllm.quant.activation_rounding import rounded
-from localllm.quant.block_codes import OPENABLE, codes_of, decoded, put_codes, scales_of
+from localllm.quant.activation_rounding import round_activations
+from localllm.quant.block_codes import OPENABLE, format_codes, put_codes, read_scales
+from localllm.quant.block_codes import dequantize as dequantize_blocks
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
-from localllm.quant.gptq import Feedback, cost, factor, shrunk
-from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, squares_that_count
+from localllm.quant.gptq import Feedback, cost, factor, shrink
+from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, outlier_shares
 from localllm.quant.layouts import floats_at
 from localllm.quant.recipes import RECIPES
 from localllm.quantizing import calibration_texts
@@ -76,17 +77,17 @@ def weights(rows: int, columns: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", OPENABLE)
 def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
-    generator, format, table = np.random.default_rng(3), BY_NAME[name], codes_of(name)
+    generator, format, table = np.random.default_rng(3), BY_NAME[name], format_codes(name)
     blocks = generator.integers(0, 256, (64, format.bytes), dtype=np.uint8)
     for at in floats_at(name):
         blocks[:, at : at + 2] = generator.normal(size=(64, 1)).astype("<f2").view(np.uint8)
     if name == "MXFP4":
         blocks[:, 0] %= 128
     chosen = generator.integers(0, len(table.levels), (64, format.block))
-    scales, offsets = scales_of(name, blocks)
+    scales, offsets = read_scales(name, blocks)
     put_codes(name, blocks, table.stored[chosen])
     group = np.arange(format.block) // table.group
-    for found, before in zip(scales_of(name, blocks), (scales, offsets), strict=True):
+    for found, before in zip(read_scales(name, blocks), (scales, offsets), strict=True):
         np.testing.assert_array_equal(found, before)
     expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType(format.id))
     np.testing.assert_allclose(table.levels[chosen] * scales[:, group] + offsets[:, group], expected, rtol=1e-5)
@@ -101,7 +102,9 @@ def test_feedback_costs_less_on_inputs_that_it_has_not_seen(name: str):
     columns = 512
     seen, unseen = (np.cov(inputs(4000, columns, seed), rowvar=False, bias=True) for seed in (1, 2))
     matrix = weights(48, columns)
-    plain, fed = (matrix - decoded(name, Feedback(seen, damping).encode(name, matrix)) for damping in (1, 0.05))
+    plain, fed = (
+        matrix - dequantize_blocks(name, Feedback(seen, damping).encode(name, matrix)) for damping in (1, 0.05)
+    )
     assert cost(fed, unseen) < cost(plain, unseen) * 0.9
 
 
@@ -125,15 +128,15 @@ def test_odd_matrices_and_inputs(name: str):
     x = inputs(300, 256)
     x[:, 5] = 0
     for met in (x, np.zeros_like(x), np.ones_like(x)):
-        found = decoded(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
+        found = dequantize_blocks(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
         assert np.isfinite(found).all() and not found[0].any()
 
 
 def test_shrunk_moments_lie_between_what_was_seen_and_its_diagonal():
     moments = np.cov(inputs(500, 32), rowvar=False)
     mean = np.diagonal(moments).mean()
-    np.testing.assert_allclose(shrunk(moments, 1) * mean, np.diag(np.diagonal(moments)), rtol=1e-4)
-    np.testing.assert_allclose(shrunk(moments, 0) * mean, moments, rtol=1e-4)
+    np.testing.assert_allclose(shrink(moments, 1) * mean, np.diag(np.diagonal(moments)), rtol=1e-4)
+    np.testing.assert_allclose(shrink(moments, 0) * mean, moments, rtol=1e-4)
 
 
 def test_feedback_is_off_where_it_does_not_help():
@@ -170,7 +173,7 @@ def test_a_few_inputs_do_not_decide_for_all(columns):
     found = mean_moments(pieces, columns)
     np.testing.assert_allclose(found, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(found, mean_moments(pieces, columns, 3))
-    assert squares_that_count([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
+    assert outlier_shares([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
 
 
 def test_without_inputs_there_are_no_moments():
@@ -185,12 +188,12 @@ import platform
 import re
 from pathlib import Path
 from localllm.quantizing.calibrate import LARGE
-from localllm.system.memory import give_back_from
+from localllm.system.memory import return_freed_from
 
 def held():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-give_back_from(LARGE)
+return_freed_from(LARGE)
 b"x" * 2 * LARGE  # what is freed once is large for glibc no more
 before, all = held(), []
 for n in range(8):
@@ -719,7 +722,7 @@ def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
     weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
     ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
     found = CoarseWeights({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
-    np.testing.assert_array_equal(found, decoded("Q3_K", encode("Q3_K", matrix))[ids])
+    np.testing.assert_array_equal(found, dequantize_blocks("Q3_K", encode("Q3_K", matrix))[ids])
 
 
 def test_coarse_matrices_are_coarse_for_what_meets_them():
@@ -727,7 +730,10 @@ def test_coarse_matrices_are_coarse_for_what_meets_them():
     stack, name = weights(8, 256), "blk.0.ffn_up_exps.weight"
     weight: Any = SimpleNamespace(name=name, first_row=1, shape=(2, 3, 256))
     jobs: Any = {name: SimpleNamespace(tensor=SimpleNamespace(name=name, shape=(2, 4, 256)))}
-    found, blocks = decoded("Q3_K", encode("Q3_K", stack)), {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))}
+    found, blocks = (
+        dequantize_blocks("Q3_K", encode("Q3_K", stack)),
+        {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))},
+    )
     coarse = CoarseWeights(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
     met = coarse.met(weight, None)  # type: ignore[arg-type]
     assert met.shape == (2, 3, 256)
@@ -738,7 +744,7 @@ def test_coarse_matrices_are_coarse_for_what_meets_them():
 
 def test_rounding_costs_what_it_changes_in_the_output():
     x, matrix = inputs(40, 256), weights(6, 256)
-    lost = ((rounded(x, 32) - x) @ matrix.T) ** 2
+    lost = ((round_activations(x, 32) - x) @ matrix.T) ** 2
     assert rounding_cost(matrix, x, 32) == pytest.approx(float(lost.sum(axis=1).mean()), rel=1e-4)
     assert rounding_cost(matrix, x, 256) > rounding_cost(matrix, x, 32) > 0
     assert {"IQ4_XS", "IQ4_NL", "Q5_K", "Q5_0"} <= {*candidates(256)} and "Q4_K" not in candidates(32)

@@ -16,8 +16,8 @@ from localllm.errors import ModelError, UsageError
 from localllm.text import sandbox as template_sandbox
 from localllm.text import template_limits as limits
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
-from localllm.text.messages import checked
-from localllm.text.templates import ChatTemplate, _as_read, _in_parts, _reason
+from localllm.text.messages import validate_messages
+from localllm.text.templates import ChatTemplate, _reason, _to_hugging_face, _to_parts
 from localllm.text.tokenizer import Tokenizer
 
 CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
@@ -364,14 +364,16 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 ])  # fmt: skip
 def test_what_is_no_conversation(messages, problem: str):
     with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):
-        checked(messages)
+        validate_messages(messages)
 
 
 def test_parts_of_a_content_become_a_text():
     calls = {"role": "assistant", "content": None}
-    assert checked([USER, calls]) == [USER, calls] and checked(()) == []
+    assert validate_messages([USER, calls]) == [USER, calls] and validate_messages(()) == []
     parts = {"role": "user", "content": ["a", {"type": "text", "text": "b"}], "name": "x"}
-    assert checked([parts]) == [{"role": "user", "content": "a\nb", "name": "x"}] and parts["content"][0] == "a"
+    assert (
+        validate_messages([parts]) == [{"role": "user", "content": "a\nb", "name": "x"}] and parts["content"][0] == "a"
+    )
 
 
 def test_a_template_that_refuses_a_text_gets_parts():
@@ -395,9 +397,9 @@ def test_reasons_are_short_lines(said: str, reason: str):
     ({"thinking": "a", "reasoning_content": "b"}, {"thinking": "a", "reasoning_content": "b"}),
 ])  # fmt: skip
 def test_what_templates_find_of_a_message(message: dict, read: dict):
-    assert _as_read(message) == read
+    assert _to_hugging_face(message) == read
 
 
 def test_contents_in_parts():
     parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
-    assert _in_parts(USER) == parts and _in_parts(parts) == parts and _in_parts({"role": "user"}) == {"role": "user"}
+    assert _to_parts(USER) == parts and _to_parts(parts) == parts and _to_parts({"role": "user"}) == {"role": "user"}

@@ -244,7 +244,7 @@ def test_a_keyboard(monkeypatch: pytest.MonkeyPatch):
             did.append("closed")
             raise OSError
 
-    monkeypatch.setattr(tool_calls, "forget_typed", lambda keys: did.append("forget"))
+    monkeypatch.setattr(tool_calls, "discard_input", lambda keys: did.append("forget"))
     keys, screen = Typed(" Yes \n\n^C\n"), Screen()
     keyboard = tool_calls.Keyboard(keys, screen)
     assert [keyboard.ask("\x1b[2Jrun? ") for _ in range(4)] == ["yes", "n", "n", "n"]

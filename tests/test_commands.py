@@ -265,7 +265,7 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep
     ],
 )  # fmt: skip
 def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
-    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
     monkeypatch.setattr("localllm.quantizing.quantize.require_sense", lambda source, overrides: None)
     told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
     recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
@@ -279,7 +279,7 @@ def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], t
     ("line", "threads", "force"), [("", None, False), ("5", 5, False), ("-t 3 --force", 3, True), ("5 -t 3", 3, False)]
 )
 def test_how_quantize_does_it(line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path):
-    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
     out = str(tmp_path / "out")
     told = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
     assert (told["target"], told["threads"]) == (out, threads)
@@ -439,7 +439,7 @@ def test_what_is_refused(line: str, tiny: str, monkeypatch, tmp_path):
     name, *words = line.split()
     above = context_of(name)
     monkeypatch.setattr(sys, "stdin", None)
-    monkeypatch.setattr("localllm.cli.terminal.output.on_end", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
     monkeypatch.setattr("localllm.server.run.run", lambda *told: None)
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     with pytest.raises(UsageError) as error:

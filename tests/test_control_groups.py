@@ -70,7 +70,7 @@ def test_quotas(linux, groups: str, mounts: str, files: dict[str, str], quota: f
     linux(groups, mounts, files)
     assert cgroup_quota() == quota
     monkeypatch.setattr(cpu, "physical_cores", lambda: 8)
-    monkeypatch.setattr(cpu, "allowed_processors", lambda: 16)
+    monkeypatch.setattr(cpu, "affinity_processors", lambda: 16)
     assert cpu.usable_cores() == max(1, min(8, int(quota)))
     assert cpu.logical_cores() == max(1, min(16, int(quota)))
 
@@ -110,7 +110,7 @@ def group() -> Iterator[list[tuple[Path, str]]]:
     made = []
     for controller, names in (("cpu", ["cpu"]), ("memory", ["memory"])):
         for kind in (controller, ""):
-            for folder in [*control_groups.folders(kind)][:1]:
+            for folder in [*control_groups.group_folders(kind)][:1]:
                 place = Path(folder) / f"localllm-{os.getpid()}-{controller}"
                 try:
                     place.mkdir()

@@ -22,7 +22,7 @@ from localllm.convert.sentencepiece import message, varint
 from localllm.convert.tensors import kept
 from localllm.errors import ModelError
 from localllm.quant.formats import BY_NAME
-from localllm.quant.recipes import recipe_named
+from localllm.quant.recipes import find_recipe
 
 KINDS = ("linear", "yarn", "llama3", "longrope")
 
@@ -368,7 +368,7 @@ def tensor(format: str, *shape: int) -> CheckpointTensor:
 ])  # fmt: skip
 def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, said: str):
     tensors = [*(tensor("F32", 4) for _ in range(vectors)), *(tensor(format, 4, 4) for format in formats)]
-    assert folder.file_type(tensors) == recipe_named(said).number
+    assert folder.file_type(tensors) == find_recipe(said).number
     found = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
     assert found.parts == [sorted({each.name for each in tensors})] and found.packed == {"a": 1}
 

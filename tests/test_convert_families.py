@@ -35,7 +35,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import has_head
 from localllm.generation.speculation import speculator
-from localllm.quant.recipes import recipe_named
+from localllm.quant.recipes import find_recipe
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run
 
@@ -478,7 +478,7 @@ def test_decay_is_minus_the_exponential(tmp_path: Path):
     [("gpt2", "COPY"), ("gpt2", "Q8_0"), ("mixtral", "Q8_0"), ("gpt-oss-mxfp4", "COPY"), ("deepseek3", "COPY")],
 )
 def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe: str):
-    request = QuantizeRequest(COPY if recipe == "COPY" else recipe_named(recipe))
+    request = QuantizeRequest(COPY if recipe == "COPY" else find_recipe(recipe))
     plan = make_plan(open_source(str(written(tmp_path / "model", variant))), request)
     run(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
     with localllm.open(tmp_path / "model.gguf", backend="reference", kv_type="f32") as model:
@@ -487,7 +487,7 @@ def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe:
 
 
 def test_blocks_are_kept(tmp_path: Path):
-    request = QuantizeRequest(recipe_named("MXFP4"))
+    request = QuantizeRequest(find_recipe("MXFP4"))
     plan = make_plan(open_source(str(written(tmp_path, "gpt-oss-mxfp4"))), request)
     assert {job.format.name for job in plan.jobs if "_exps.weight" in job.tensor.name} == {"MXFP4"}
     assert all(job.is_copied for job in plan.jobs if "_exps" in job.tensor.name)

@@ -14,8 +14,8 @@ Image = pytest.importorskip("PIL.Image", reason="needs the extra localllm[images
 
 from localllm.errors import UsageError  # noqa: E402
 from localllm.images.data_urls import decode_base64, decode_data_url, is_bare_base64, is_data_url  # noqa: E402
-from localllm.images.opened import opened_image  # noqa: E402
-from localllm.images.parts import marked  # noqa: E402
+from localllm.images.opened import load_image  # noqa: E402
+from localllm.images.parts import extract_images  # noqa: E402
 from localllm.server.images import image_part, resolve_images  # noqa: E402
 
 
@@ -66,9 +66,9 @@ FORMS: dict[str, Callable[[str], str]] = {
 def test_every_form_is_the_same_image(form: str, data: bytes):
     url = FORMS[form](base64.b64encode(data).decode())
     assert decode_data_url(url) == data
-    assert (np.asarray(opened_image(url)) == np.asarray(opened_image(data))).all()
+    assert (np.asarray(load_image(url)) == np.asarray(load_image(data))).all()
     part = {"type": "image_url", "image_url": {"url": url}}
-    assert marked([{"role": "user", "content": [part]}])[1] == [url]
+    assert extract_images([{"role": "user", "content": [part]}])[1] == [url]
     told = resolve_images([{"role": "user", "content": [image_part(part, "x")]}], [])
     assert decode_data_url(told[0]["content"][0]["image_url"]) == data
     source = {"type": "base64", "media_type": "image/png", "data": url}
@@ -103,4 +103,4 @@ def test_what_is_no_image_in_base64(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     name = base64.b64encode(FILES[0]).decode()[:24].replace("/", "_")
     Path(name).write_bytes(FILES[1])  # a file of that name goes before
-    assert os.path.exists(name) and opened_image(name).size == opened_image(FILES[1]).size
+    assert os.path.exists(name) and load_image(name).size == load_image(FILES[1]).size

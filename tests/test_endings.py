@@ -28,7 +28,7 @@ from localllm.files import text_file
 from localllm.files.safe_file import ExclusiveWriter
 from localllm.kernels.build import faults
 from localllm.services.records import read_records
-from localllm.text.messages import checked
+from localllm.text.messages import validate_messages
 
 PROGRAM = [sys.executable, "-m", "localllm"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -510,7 +510,7 @@ def test_contents_in_parts(model):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     whole = model.session.encode_chat([{"role": "user", "content": "one\ntwo"}])
     assert model.session.encode_chat([{"role": "user", "content": parts}]) == whole
-    assert checked([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
+    assert validate_messages([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
     for content, problem in (
         ([{"type": "image_url", "image_url": {"url": "x"}}], "images are not fetched"),
         ([{"type": "text"}], "should have a text"),

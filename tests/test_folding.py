@@ -20,7 +20,7 @@ from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.kernels.dequantize_rows import Widener
-from localllm.quant.activation_rounding import rounded
+from localllm.quant.activation_rounding import round_activations
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import RECIPES
 from localllm.quantizing import scale_folding as folding
@@ -129,7 +129,7 @@ def test_columns_that_meet_nothing_or_weigh_nothing_stay():
 
 def test_eight_bits_have_the_largest_number_of_a_block_and_zeros():
     x = np.array([[1, -3, 0.5, 0, 0, 0, 0, 0]], np.float32)
-    found = rounded(x, 4)
+    found = round_activations(x, 4)
     assert found[0, 1] == -3 and not found[0, 3:].any()
     assert 0 < np.abs(found - x).max() <= 3 / 127 / 2
 
@@ -170,7 +170,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """Encoding is rounding to whole numbers, of an array; the importance of columns is in the list."""
     heard = list[np.ndarray]()
     monkeypatch.setattr(folding, "encode", lambda format, weights, squares: heard.append(squares) or np.rint(weights))
-    monkeypatch.setattr(folding, "decoded", lambda format, blocks: blocks)
+    monkeypatch.setattr(folding, "dequantize", lambda format, blocks: blocks)
     return heard
 
 
@@ -182,7 +182,7 @@ def test_what_is_wrong_when_columns_are_scaled(format: str, rounding: list[np.nd
     scales, squares = np.exp2(generator.integers(-2, 3, 256)).astype(np.float32), np.arange(256, dtype=np.float32)
     found = FoldReader(format, matrix, squares, x).error(scales)
     made = x.astype(float) @ matrix.T
-    wrong = rounded(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
+    wrong = round_activations(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
     assert found == pytest.approx(((wrong - made) ** 2).sum() / (made**2).sum(), rel=1e-4) and found > 0
     np.testing.assert_allclose(rounding[0], squares / scales**2)
 

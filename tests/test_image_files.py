@@ -13,9 +13,9 @@ from PIL import Image
 from localllm.errors import UsageError
 from localllm.images import data_urls
 from localllm.images import opened as opening
-from localllm.images.opened import opened_image
-from localllm.images.parts import has_image, images_of, marked, texts_of
-from localllm.images.urls import data_url, with_urls
+from localllm.images.opened import load_image
+from localllm.images.parts import extract_images, has_image, images_of, texts_of
+from localllm.images.urls import data_url, to_data_urls
 from localllm.text.marker_escaping import IMAGE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -35,14 +35,14 @@ def test_formats_that_lose_nothing(tmp_path, format, options):
     path.write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     for source in (data, path, str(path), url, PICTURE, PIXELS):
-        assert np.array_equal(np.asarray(opened_image(source)), PIXELS)
+        assert np.array_equal(np.asarray(load_image(source)), PIXELS)
 
 
 def test_jpeg_and_the_first_frame_of_a_gif():
-    assert opened_image(saved(PICTURE, "JPEG")).size == (9, 6)
+    assert load_image(saved(PICTURE, "JPEG")).size == (9, 6)
     frames = [Image.new("RGB", (5, 4), colour) for colour in ("red", "blue")]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert opened_image(data).getpixel((1, 1)) == (255, 0, 0)
+    assert load_image(data).getpixel((1, 1)) == (255, 0, 0)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -52,30 +52,30 @@ def test_orientation(orientation):
     tags[0x0112] = orientation
     back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}.get(orientation)  # Pillow's operations that undo it
     turned = PICTURE if back is None else PICTURE.transpose(Image.Transpose(back))
-    assert np.array_equal(np.asarray(opened_image(saved(turned, "PNG", exif=tags))), PIXELS)
+    assert np.array_equal(np.asarray(load_image(saved(turned, "PNG", exif=tags))), PIXELS)
 
 
 def test_what_is_transparent_is_white():
     clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
     clear.putpixel((1, 0), (10, 20, 30, 255))
     for image in (clear, clear.convert("PA")):
-        found = opened_image(saved(image, "PNG" if image.mode == "RGBA" else "TIFF") if image is clear else image)
+        found = load_image(saved(image, "PNG" if image.mode == "RGBA" else "TIFF") if image is clear else image)
         assert found.getpixel((0, 0)) == (255, 255, 255)
     palette = clear.convert("P")
     palette.info["transparency"] = palette.getpixel((0, 0))
-    assert opened_image(saved(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+    assert load_image(saved(palette, "PNG")).getpixel((0, 0)) == (255, 255, 255)
     half = Image.new("LA", (1, 1), (0, 128))
-    assert opened_image(half).getpixel((0, 0)) == (127, 127, 127)
+    assert load_image(half).getpixel((0, 0)) == (127, 127, 127)
 
 
 def test_other_kinds_of_numbers():
     for image in (PICTURE.convert("L"), PICTURE.convert("CMYK"), PICTURE.convert("1"), PICTURE.convert("P")):
-        assert opened_image(image).mode == "RGB"
+        assert load_image(image).mode == "RGB"
     deep = Image.fromarray(np.array([[0, 32768, 65535]], np.uint16))
-    found = opened_image(saved(deep, "PNG"))
+    found = load_image(saved(deep, "PNG"))
     assert [found.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
     with pytest.raises(UsageError, match="no colours"):
-        opened_image(Image.fromarray(np.zeros((2, 2), np.float32)))
+        load_image(Image.fromarray(np.zeros((2, 2), np.float32)))
 
 
 @pytest.mark.parametrize(("levels", "dtype", "told"), [
@@ -84,7 +84,7 @@ def test_other_kinds_of_numbers():
 ])  # fmt: skip
 def test_levels_of_16_and_32_bits(levels: list[int], dtype: str, told: list[int]):
     """16 bits are 65535 of white; in 32 there may be 8 or 16, which the brightest one tells."""
-    found = np.asarray(opened_image(Image.fromarray(np.array([levels], dtype))))
+    found = np.asarray(load_image(Image.fromarray(np.array([levels], dtype))))
     assert found.tolist() == [[[level] * 3 for level in told]]
 
 
@@ -116,7 +116,7 @@ def png_of(columns: int, rows: int) -> bytes:
 )
 def test_what_is_refused(data, message):
     with pytest.raises(UsageError, match=message) as error:
-        opened_image(data)
+        load_image(data)
     assert "\n" not in str(error.value)
 
 
@@ -130,7 +130,7 @@ def test_random_damage(format):
             broken[place] = random.integers(256)
         broken = broken[: random.integers(1, len(broken))] if number % 3 == 0 else broken
         try:
-            assert opened_image(bytes(broken)).mode == "RGB"
+            assert load_image(bytes(broken)).mode == "RGB"
         except UsageError as error:
             assert "\n" not in str(error) and str(error).isprintable()
 
@@ -151,10 +151,10 @@ def test_sources_that_are_none(tmp_path, monkeypatch):
         (np.zeros((2, 2, 3), np.int8), "uint8"),
     ):
         with pytest.raises(UsageError, match=message):
-            opened_image(source)
+            load_image(source)
     monkeypatch.setattr(opening, "MOST_BYTES", 10)
     with pytest.raises(UsageError, match="MB"):
-        opened_image(saved(PICTURE, "PNG"))
+        load_image(saved(PICTURE, "PNG"))
 
 
 def test_parts_of_messages():
@@ -164,13 +164,13 @@ def test_parts_of_messages():
                {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"and {IMAGE}"},
                {"type": "text", "text": "there"}]  # fmt: skip
     given = [{"role": "system", "content": f"a{IMAGE}"}, {"role": "user", "content": content}]
-    messages, images = marked(given)
+    messages, images = extract_images(given)
     assert images == ["a.png", url]
     assert [message["content"] for message in messages] == ["a�", f"Look{IMAGE}here{IMAGE}and �\nthere"]
     assert given[1]["content"] is content and texts_of(content) == f"Look\nhere\nand {IMAGE}\nthere"
-    messages, images = marked([{"role": "user", "content": "What?", "images": [b"1", b"2"]}])
+    messages, images = extract_images([{"role": "user", "content": "What?", "images": [b"1", b"2"]}])
     assert messages == [{"role": "user", "content": f"{IMAGE * 2}What?"}] and images == [b"1", b"2"]
-    assert marked([{"role": "user", "content": "no"}]) == ([{"role": "user", "content": "no"}], [])
+    assert extract_images([{"role": "user", "content": "no"}]) == ([{"role": "user", "content": "no"}], [])
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_parts_of_messages():
 )
 def test_parts_that_are_none(part, message):
     with pytest.raises(UsageError, match=message):
-        marked([{"role": "user", "content": [{"type": "image", "image": b""}, part]}])
+        extract_images([{"role": "user", "content": [{"type": "image", "image": b""}, part]}])
     with pytest.raises(UsageError, match="a list"):
-        marked([{"role": "user", "content": "x", "images": "a.png"}])
+        extract_images([{"role": "user", "content": "x", "images": "a.png"}])
 
 
 def named(kind: str) -> tuple[str, bytes]:
@@ -226,7 +226,7 @@ KINDS = ["png", "jpeg", "upright", "grey png", "grey jpeg", "turned png", "turne
 def test_what_other_programs_are_shown(kind: str, tmp_path):
     """JPEG and PNG as they are, if all see the same in them; of all else a PNG of what we see."""
     format, data = named(kind)
-    path, seen = tmp_path / "x", np.asarray(opened_image(data))
+    path, seen = tmp_path / "x", np.asarray(load_image(data))
     path.write_bytes(data)
     for source in (data, path, str(path)):
         head, _, body = data_url(source).partition(",")
@@ -236,12 +236,12 @@ def test_what_other_programs_are_shown(kind: str, tmp_path):
             assert image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1
             np.testing.assert_array_equal(np.asarray(image.convert("RGB")), seen)
     for source in (PICTURE, PIXELS):
-        np.testing.assert_array_equal(np.asarray(opened_image(data_url(source))), PIXELS)
+        np.testing.assert_array_equal(np.asarray(load_image(data_url(source))), PIXELS)
         assert data_url(source).startswith("data:image/png;base64,")
 
 
 def test_messages_as_other_programs_have_them():
-    """Images that stand beside a text come before it, as `marked` has them, too."""
+    """Images that stand beside a text come before it, as `extract_images` has them, too."""
     url, other = data_url(PICTURE), data_url(PICTURE.transpose(Image.Transpose.ROTATE_90))
     part = {"type": "image_url", "image_url": {"url": url}}
     text = {"type": "text", "text": "What?"}
@@ -252,15 +252,15 @@ def test_messages_as_other_programs_have_them():
         {"role": "user", "content": ["a", {"type": "image", "image": PICTURE}, text], "images": (other,)},
         {"role": "user", "content": [part, text]},
     ]
-    assert with_urls(given) == [
+    assert to_data_urls(given) == [
         plain,
         {"role": "user", "content": [part, text], "name": "me"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": other}}, "a", part, text]},
         given[3],
     ]
-    assert with_urls(given)[0] is plain and "images" in given[1]
+    assert to_data_urls(given)[0] is plain and "images" in given[1]
     with pytest.raises(UsageError, match="not an image"):
-        with_urls([{"role": "user", "content": "?", "images": [b"no image"]}])
+        to_data_urls([{"role": "user", "content": "?", "images": [b"no image"]}])
 
 
 @pytest.mark.parametrize(
@@ -286,17 +286,17 @@ def test_what_stands_beside_images():
         (["a", image, image], f"a{IMAGE}{IMAGE}"), (["", image, ""], IMAGE), ([image], IMAGE),
     ):  # fmt: skip
         expected = text if image in content else ["a", "b"]
-        assert marked([{"role": "user", "content": content}, {"content": [image]}])[0][0]["content"] == expected
-    several = marked([{"content": "x", "images": ("1", "2")}, {"content": ["y"], "images": ["3"]}])
+        assert extract_images([{"role": "user", "content": content}, {"content": [image]}])[0][0]["content"] == expected
+    several = extract_images([{"content": "x", "images": ("1", "2")}, {"content": ["y"], "images": ["3"]}])
     assert several == ([{"content": f"{IMAGE * 2}x"}, {"content": f"{IMAGE}y"}], ["1", "2", "3"])
     for odd in (None, 7, {"a": 1}):
-        assert marked([{"content": odd}, {"content": [image]}])[0][0] == {"content": odd}
+        assert extract_images([{"content": odd}, {"content": [image]}])[0][0] == {"content": odd}
     parts = [{"type": "text", "text": f"a{IMAGE}"}, f"b{IMAGE}", {"type": "audio"}, 7]
-    found = marked([{"content": parts}, {"content": [image]}])[0][0]["content"]
+    found = extract_images([{"content": parts}, {"content": [image]}])[0][0]["content"]
     assert found == [{"type": "text", "text": "a�"}, "b�", {"type": "audio"}, 7]
     for wrong in (b"a", "a", {"a": 1}, 7):
         with pytest.raises(UsageError, match=f"a message's images should be a list, not {type(wrong).__name__}"):
-            marked([{"content": "x", "images": wrong}])
+            extract_images([{"content": "x", "images": wrong}])
 
 
 def test_messages_without_images_stay_as_they_are():
@@ -304,12 +304,12 @@ def test_messages_without_images_stay_as_they_are():
         {"role": "user", "content": f"a{IMAGE}"},
         {"role": "user", "content": ["b", {"type": "text", "text": "c"}]},
     ]
-    messages, images = marked(given)
+    messages, images = extract_images(given)
     assert messages == given and messages is not given and not images
     assert all(one is other for one, other in zip(messages, given, strict=True))
     assert [texts_of(content) for content in ("a", None, ["a", {"type": "text"}, "b"])] == ["a", None, "a\n\nb"]
     with pytest.raises(UsageError) as error:
-        marked([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
+        extract_images([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
     said = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
     assert str(error.value) == 'a part of a content should be {"type": "text", "text": ...}' + said
 
@@ -327,7 +327,7 @@ def test_formats_are_those_that_people_have(monkeypatch):
             raise ImportError
 
     monkeypatch.setattr(opening, "import_module", imported)
-    assert opened_image(saved(PICTURE, "PNG")).size == (9, 6)
+    assert load_image(saved(PICTURE, "PNG")).size == (9, 6)
     kinds = ["Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"]
     assert asked == [f"PIL.{kind}ImagePlugin" for kind in kinds]
     for format in ("PPM", "TGA", "PCX", "ICO"):
@@ -340,7 +340,7 @@ def test_what_pillow_says_of_large_images_is_not_shown(monkeypatch, recwarn):
     warnings.simplefilter("always")
     filters = list(warnings.filters)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
-    assert opened_image(saved(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
+    assert load_image(saved(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 26)
     assert refusal(saved(PICTURE, "PNG")) == "the image: an image of more than 100000000 pixels"
     assert warnings.filters == filters
@@ -368,20 +368,20 @@ def test_whatever_pillow_raises_is_a_line(monkeypatch, error: Exception, told: s
 
 def refusal(source) -> str:
     with pytest.raises(UsageError) as error:
-        opened_image(source)
+        load_image(source)
     return str(error.value)
 
 
 def test_the_largest_image(monkeypatch):
     for columns, rows in ((200, 1), (1, 200), (400, 2)):
-        assert opened_image(Image.new("L", (columns, rows))).size == (columns, rows)
+        assert load_image(Image.new("L", (columns, rows))).size == (columns, rows)
     for none in ((0, 5), (5, 0), (0, 0)):
         assert refusal(Image.new("L", none)) == "the image: an image without pixels"
     told = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
     assert refusal(Image.new("L", (201, 1))) == told
     assert "one side more than 200 times" in refusal(Image.new("L", (1, 201)))
     monkeypatch.setattr(opening, "MOST_PIXELS", 54)
-    assert opened_image(PICTURE).size == (9, 6)
+    assert load_image(PICTURE).size == (9, 6)
     monkeypatch.setattr(opening, "MOST_PIXELS", 53)
     for source in (PICTURE, saved(PICTURE, "PNG")):
         assert refusal(source) == "the image: an image of 9 x 6 pixels, more than 53"
@@ -392,7 +392,7 @@ def test_the_largest_file(tmp_path, monkeypatch):
     (tmp_path / "x.bmp").write_bytes(data)
     url = "data:image/bmp;base64," + base64.b64encode(data).decode()
     monkeypatch.setattr(opening, "MOST_BYTES", len(data))
-    assert [opened_image(source).size for source in (data, tmp_path / "x.bmp", url)] == [(9, 6)] * 3
+    assert [load_image(source).size for source in (data, tmp_path / "x.bmp", url)] == [(9, 6)] * 3
     monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 1)
     assert refusal(data) == "the image: an image of more than 0 MB"
     assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: an image of more than 0 MB"
@@ -423,11 +423,11 @@ def test_what_is_called_an_image(tmp_path):
 )
 def test_levels_of_grey(levels: list[int], expected: list[int]):
     """Of 8 bits, unless one is above them, or of 16."""
-    seen = opened_image(Image.fromarray(np.array([levels], np.int32)))
+    seen = load_image(Image.fromarray(np.array([levels], np.int32)))
     assert np.asarray(seen)[0].tolist() == [[level] * 3 for level in expected]
 
 
 def test_a_url_of_other_characters():
     head, comma, body = data_url(PICTURE).partition(",")
     with pytest.raises(UsageError, match=r"^the base64 of an image's URL is damaged$"):
-        opened_image(f"{head}{comma}{body[:8]}!{body[8:]}")
+        load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

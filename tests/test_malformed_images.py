@@ -15,7 +15,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.images.opened import opened_image
+from localllm.images.opened import load_image
 
 FORMATS = "PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"
 REFUSED = 250
@@ -50,7 +50,7 @@ def test_images():
     wholes = [saved(picture((40, 30)), format) for format in FORMATS]
 
     def read(data: bytes) -> None:
-        assert opened_image(data).mode == "RGB"
+        assert load_image(data).mode == "RGB"
 
     assert count_refused(read, [(whole, len(whole)) for whole in wholes], UsageError) < 2 * REFUSED
 

@@ -16,7 +16,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, take_turns
-from localllm.text.messages import checked, short_id
+from localllm.text.messages import short_id, validate_messages
 from localllm.text.templates import ChatTemplate
 
 TESTS = Path(__file__).parent
@@ -324,7 +324,7 @@ def test_what_a_template_takes_stays_as_it_is():
 
 def test_where_system_texts_go(tiny_path: str):
     def written(kind: str, shape: str) -> str:
-        return ChatTemplate(KINDS[kind]).render(checked(SHAPES[shape]))
+        return ChatTemplate(KINDS[kind]).render(validate_messages(SHAPES[shape]))
 
     taken, turns = "<user>User1<assistant>Answer1", "<user>User1\n\nSys2<assistant>"
     assert written("takes all", "a system later") == f"<system>Sys1{taken}<system>Sys2<user>User2<assistant>"

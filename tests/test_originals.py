@@ -131,7 +131,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = dict[str, np.ndarray]()
     monkeypatch.setattr(calibrate, "Hessian", Encoding)
     monkeypatch.setattr(calibrate, "encode", lambda format, rows: rows + 50)
-    monkeypatch.setattr(calibrate, "decoded", lambda format, blocks: blocks)
+    monkeypatch.setattr(calibrate, "dequantize", lambda format, blocks: blocks)
 
     class Done(dict[str, Any]):
         def add(self, name: str, rows: np.ndarray) -> None:
@@ -238,7 +238,7 @@ def test_a_folded_source_is_read_as_its_own_file_with_other_vectors():
 @pytest.fixture
 def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The key of what is done, by what may change of it."""
-    monkeypatch.setattr(calibrate, "give_back_from", lambda size: None)
+    monkeypatch.setattr(calibrate, "return_freed_from", lambda size: None)
     monkeypatch.setattr(calibrate, "as_file", lambda source: source)
     monkeypatch.setattr(calibrate, "architecture", lambda file: ("module", SimpleNamespace(context=77)))
     monkeypatch.setattr(calibrate, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata: metadata))

@@ -22,7 +22,7 @@ from localllm.generation.embedding import clip_embedder as pair_embedding
 from localllm.generation.embedding.clip_embedder import PairEmbedder
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
 from localllm.services.validate import validity
-from localllm.text.clip_words import END, START, ClipWords, merges_of
+from localllm.text.clip_words import END, START, ClipWords, derive_merges
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def test_vocabularies_without_merges(clip):
     """As clip.cpp's files have them: the order of tokens is that of merges."""
     metadata = dict(GGUFFile.open(str(clip)).metadata)
     pieces, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
-    assert [" ".join(pair) for pair in merges_of(list(pieces))] == list(merges)
+    assert [" ".join(pair) for pair in derive_merges(list(pieces))] == list(merges)
     whole = ClipWords(metadata)
     del metadata["tokenizer.ggml.merges"]
     without = ClipWords(metadata)
     assert all(without.encode(text) == whole.encode(text) for text in pairs.TEXTS)
     assert whole.encode("")[0] == whole.pieces.index(START) and whole.encode("")[1:] == [whole.pieces.index(END)]
     with pytest.raises(ModelError, match="no merge makes"):
-        merges_of(["a", "b", "abc"])
+        derive_merges(["a", "b", "abc"])
     with pytest.raises(ModelError, match="each piece once"):
         ClipWords(metadata | {"tokenizer.ggml.tokens": ["a", "a"]})
 

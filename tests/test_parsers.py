@@ -136,7 +136,7 @@ def test_templates(source: str):
         ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(templates, "require_harmless", lambda _: None)
+        patch.setattr(templates, "require_safe_template", lambda _: None)
         refused_or_read(render)
 
 

@@ -34,7 +34,7 @@ def test_fast_cores_of_windows():
 def test_cores_within_a_quota(quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu, "cgroup_quota", lambda: quota)
     monkeypatch.setattr(cpu, "physical_cores", lambda: 4)
-    monkeypatch.setattr(cpu, "allowed_processors", lambda: 8)
+    monkeypatch.setattr(cpu, "affinity_processors", lambda: 8)
     assert (cpu.usable_cores(), cpu.logical_cores()) == (cores, processors)
 
 
@@ -45,7 +45,7 @@ def test_cores_of_linux(monkeypatch: pytest.MonkeyPatch):
     }
     monkeypatch.setattr(cpu.os, "sched_getaffinity", {0: {0, 1, 3}}.__getitem__)  # 0: this process
     monkeypatch.setattr(cpu, "read_text", lambda path: siblings.get(path, ""))
-    assert (cpu.physical_cores(), cpu.allowed_processors()) == (2, 3)  # 0 and 3 are one core
+    assert (cpu.physical_cores(), cpu.affinity_processors()) == (2, 3)  # 0 and 3 are one core
     monkeypatch.setattr(cpu, "read_text", lambda path: "")
     assert cpu.physical_cores() == 3
 
@@ -58,9 +58,9 @@ def test_names(monkeypatch: pytest.MonkeyPatch):
         cpu.processor_name() == "A : B" and cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     )
     monkeypatch.setattr(cpu.sys, "platform", "win32")
-    monkeypatch.setattr(cpu, "registered", lambda name: f" {name} ")
+    monkeypatch.setattr(cpu, "read_registry", lambda name: f" {name} ")
     assert cpu.processor_name() == "ProcessorNameString"
-    monkeypatch.setattr(cpu, "registered", lambda name: "")
+    monkeypatch.setattr(cpu, "read_registry", lambda name: "")
     assert cpu.processor_name() == platform.machine()
     for triple in ("x86_64-pc-windows-msvc", "x86_64-pc-windows-msvc-elf"):
         assert cpu.object_triple(triple) == "x86_64-pc-windows-msvc-elf"
@@ -113,10 +113,10 @@ def test_cores_where_little_is_told(known: int | None, count: int, monkeypatch: 
         patch.setattr(cpu.sys, "platform", "win32")
         for affinity, processors in ((0b1011, 3), (0, count)):
             patch.setattr(cpu, "windows_affinity", lambda affinity=affinity: affinity)
-            assert (cpu.allowed_processors(), cpu.physical_cores()) == (processors, count)
+            assert (cpu.affinity_processors(), cpu.physical_cores()) == (processors, count)
         patch.setattr(cpu, "windows_cores", lambda: record(1, (0b1, 0)) + record(1, (0b10, 0)) + record(0, (0b1000, 0)))
         patch.setattr(cpu, "windows_affinity", lambda: 0b1011)
         assert cpu.physical_cores() == 2
     monkeypatch.setattr(cpu.sys, "platform", "linux")
     monkeypatch.delattr(cpu.os, "sched_getaffinity", raising=False)
-    assert (cpu.allowed_processors(), cpu.physical_cores()) == (count, count)
+    assert (cpu.affinity_processors(), cpu.physical_cores()) == (count, count)

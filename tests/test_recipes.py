@@ -16,14 +16,14 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import (
     ALIASES,
     RECIPES,
-    Facts,
+    ModelFacts,
     Options,
     Planner,
-    fitting,
+    find_recipe,
+    fit_format,
     is_quantized,
+    llama_order,
     needs_importance,
-    ordered,
-    recipe_named,
     role_of,
 )
 
@@ -57,13 +57,13 @@ def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **
         "expert_count": experts,
     }
     metadata = {f"{arch}.{key}": value for key, value in keys.items()}
-    return Facts.of({"general.architecture": arch, **metadata}, importance)
+    return ModelFacts.of({"general.architecture": arch, **metadata}, importance)
 
 
 def planned(recipe, model, tensors, options=Options()):  # noqa: B008
     """The format of every tensor that gets one."""
     planner = Planner(recipe, model, tensors, options)
-    choices = {name: planner.choose(name, tensors[name]) for name in ordered(tensors)}
+    choices = {name: planner.choose(name, tensors[name]) for name in llama_order(tensors)}
     return {name: choice.format for name, choice in choices.items() if choice}
 
 
@@ -131,10 +131,10 @@ def test_models_in_the_shape_of_llama_2_70b_have_better_values(model: dict, is_7
 
 
 def test_names_and_numbers():
-    assert recipe_named("q4_k_m") is recipe_named("15") is recipe_named("Q4_K") is RECIPES["Q4_K_M"]
+    assert find_recipe("q4_k_m") is find_recipe("15") is find_recipe("Q4_K") is RECIPES["Q4_K_M"]
     for text in ("Q4", "", "33", "-1", "²"):
         with pytest.raises(KeyError):
-            recipe_named(text)
+            find_recipe(text)
     assert len({recipe.number for recipe in RECIPES.values()}) == len(RECIPES)
     assert set(ALIASES.values()) <= RECIPES.keys() and not ALIASES.keys() & RECIPES.keys()
     assert all(recipe.base in BY_NAME for recipe in RECIPES.values())
@@ -165,11 +165,11 @@ def test_the_first_pattern_counts():
 
 
 def test_formats_fit_the_rows():
-    assert [fitting("Q4_K", columns) for columns in (512, 320, 80)] == ["Q4_K", "Q5_0", "F16"]
-    assert [fitting("Q8_0", columns) for columns in (96, 80)] == ["Q8_0", "F16"]
+    assert [fit_format("Q4_K", columns) for columns in (512, 320, 80)] == ["Q4_K", "Q5_0", "F16"]
+    assert [fit_format("Q8_0", columns) for columns in (96, 80)] == ["Q8_0", "F16"]
     for recipe in RECIPES.values():
         for columns in (256, 32, 16, 1):
-            assert columns % BY_NAME[fitting(recipe.base, columns)].block == 0
+            assert columns % BY_NAME[fit_format(recipe.base, columns)].block == 0
     planner = Planner(RECIPES["Q4_K_S"], facts(), ["blk.0.ffn_up.weight"], Options())
     choice = planner.choose("blk.0.ffn_up.weight", (512, 320))
     assert (choice.format, choice.wanted, choice.is_fallback) == ("Q5_0", "Q4_K", True)
@@ -212,18 +212,18 @@ def test_an_expert_without_a_layer_is_refused():
 
 
 def test_metadata_of_every_kind():
-    assert Facts.of({}, False) == Facts("", 0, 0, 0, False, False)
+    assert ModelFacts.of({}, False) == ModelFacts("", 0, 0, 0, False, False)
     per_layer = {"general.architecture": "x", "x.attention.head_count": [8, 16], "x.attention.head_count_kv": [2, 0]}
-    assert Facts.of(per_layer, True).grouping == 4
-    assert Facts.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
-    assert Facts.of({"general.architecture": "x", "x.attention.head_count": "8", "x.block_count": []}, False) == Facts(
-        "x", 0, 0, 0, False, False
-    )
+    assert ModelFacts.of(per_layer, True).grouping == 4
+    assert ModelFacts.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
+    assert ModelFacts.of(
+        {"general.architecture": "x", "x.attention.head_count": "8", "x.block_count": []}, False
+    ) == ModelFacts("x", 0, 0, 0, False, False)
 
 
 def test_order_is_that_of_llama_cpp():
     names = ["blk.10.a", "output.weight", "blk.2.b", "blk.2.a", "blkx", "token_embd.weight"]
-    assert ordered(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
+    assert llama_order(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
 
 
 def test_what_needs_an_importance_matrix():

@@ -600,7 +600,7 @@ def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]
     sees._prepared = lambda h, image: SimpleNamespace(pictures=["x", "y"], parts=["<", 1, ">", 0])
     sees.path, sees.encoded, sees._known, sees._files = "p.gguf", 0, OrderedDict(), Kept()
     sees._file, sees._root = None, b""
-    monkeypatch.setattr(eye, "opened_image", lambda source: source)
+    monkeypatch.setattr(eye, "load_image", lambda source: source)
 
     def fingerprint(*others: Any) -> bytes:
         if is_gone:

@@ -125,18 +125,18 @@ def test_bombs(case: str):
     ("{% for %}", None),
 ])  # fmt: skip
 def test_a_trial(source: str, reason: str | None):
-    problem = trial.tried(source)
+    problem = trial.probe_template(source)
     assert problem is None if reason is None else reason in str(problem)
 
 
 @pytest.mark.slow
 def test_the_systems_limits(monkeypatch):
     monkeypatch.setattr(trial, "compile_template", lambda source: bytearray(1 << 30))
-    assert "over 256 MB" in trial.tried("x")
+    assert "over 256 MB" in trial.probe_template("x")
     monkeypatch.setattr(trial, "compile_template", lambda source: [None for _ in iter(int, 1)])
-    assert trial.tried("x") is not None
+    assert trial.probe_template("x") is not None
     monkeypatch.setattr(trial, "compile_template", lambda source: trial.os.kill(trial.os.getpid(), 11))
-    assert "ends the program" in trial.tried("x")
+    assert "ends the program" in trial.probe_template("x")
 
 
 def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
@@ -144,11 +144,11 @@ def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with monkeypatch.context() as patch:
         patch.setattr(trial, "compile_template", greedy)
-        assert "over 256 MB" in trial.tried("x")
+        assert "over 256 MB" in trial.probe_template("x")
         resource.setrlimit(resource.RLIMIT_AS, (trial.BYTES, hard))
         try:
             with pytest.raises(MemoryError):
-                trial.tried("x")
+                trial.probe_template("x")
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
@@ -164,7 +164,7 @@ def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
 def test_a_good_template_is_tried_once(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
     ChatTemplate("{{ messages[0].content }}")
-    monkeypatch.setattr(trial, "tried", lambda source: "twice")
+    monkeypatch.setattr(trial, "probe_template", lambda source: "twice")
     assert ChatTemplate("{{ messages[0].content }}").render([USER]) == "Hi"
     with pytest.raises(ModelError, match="the chat template was stopped: twice"):
         ChatTemplate("{{ messages[0].role }}")
@@ -188,11 +188,13 @@ X = "{{ 'x' * 99999999 }}"
 ])  # fmt: skip
 def test_what_a_trial_tells(source: str, told: str, monkeypatch):
     """What takes too much in any of its conversations; what only fails is told later."""
-    assert trial._told(source, lambda: "too much") == ("a value is over 8000000 long" if told == "over" else told)
+    assert trial._render_probe(source, lambda: "too much") == (
+        "a value is over 8000000 long" if told == "over" else told
+    )
     with monkeypatch.context() as patch:
         patch.setattr(trial, "render_template", greedy)
-        assert trial._told("x", lambda: "too much") == "too much"
-        assert trial._told("x", greedy) == "no memory"
+        assert trial._render_probe("x", lambda: "too much") == "too much"
+        assert trial._render_probe("x", greedy) == "no memory"
 
 
 @pytest.mark.parametrize(("told", "was_ended", "problem"), [
@@ -202,12 +204,12 @@ def test_what_a_trial_tells(source: str, told: str, monkeypatch):
 def test_how_a_trial_went(told: bytes, was_ended: bool, problem: str | None, monkeypatch):
     """By what it said and how it ended; and where processes cannot be forked."""
     asked: list[Any] = []
-    assert trial._problem(told, was_ended) == problem
+    assert trial._explain_outcome(told, was_ended) == problem
     with pytest.raises(MemoryError):
-        trial._problem(b"no memory", was_ended)
+        trial._explain_outcome(b"no memory", was_ended)
     monkeypatch.setattr(trial, "can_fork", lambda: False)
-    monkeypatch.setattr(trial, "limited", lambda *limits: asked.append(limits) or (told, was_ended))
-    assert trial.tried("a\udc80é") == problem
+    monkeypatch.setattr(trial, "run_limited", lambda *limits: asked.append(limits) or (told, was_ended))
+    assert trial.probe_template("a\udc80é") == problem
     assert asked == [([sys.executable, "-P", "-m", "localllm.text.template_probe"], "a?é".encode(), 3, 384 << 20, 20.0)]
 
 
@@ -227,13 +229,13 @@ def test_a_child_that_tries(monkeypatch):
         raise SystemExit
 
     monkeypatch.setattr(trial, "os", SimpleNamespace(_exit=end, write=lambda *what: said.append(what)))
-    monkeypatch.setattr(trial, "_told", lambda source, limit: source * 300)
+    monkeypatch.setattr(trial, "_render_probe", lambda source, limit: source * 300)
     with pytest.raises(SystemExit):
-        trial._try("é", 7)
+        trial._run_probe("é", 7)
     assert said == [(7, ("é" * 200).encode()), 0]
-    monkeypatch.setattr(trial, "_told", greedy)
+    monkeypatch.setattr(trial, "_render_probe", greedy)
     with pytest.raises(SystemExit):
-        trial._try("é", 7)
+        trial._run_probe("é", 7)
     assert said[2:] == [1]
 
 
@@ -241,8 +243,8 @@ def test_a_trial_leaves_no_pipe_open(monkeypatch):
     ends, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(trial.os, "pipe", lambda: ends.append(pipe()) or ends[-1])
     monkeypatch.setattr(trial, "fork", lambda: 7)
-    monkeypatch.setattr(trial, "_verdict", lambda reader, child: (reader, child))
-    assert trial.tried("x") == (ends[0][0], 7)
+    monkeypatch.setattr(trial, "_read_outcome", lambda reader, child: (reader, child))
+    assert trial.probe_template("x") == (ends[0][0], 7)
     for end in ends[0]:
         with pytest.raises(OSError):
             os.fstat(end)
@@ -266,15 +268,15 @@ def test_how_long_a_trial_is_waited_for(pieces: list[bytes], waited: list[float]
     monkeypatch.setattr(trial, "was_stopped", lambda status: status == 9)
     child = {"kill": lambda *what: ended.append(what), "waitpid": lambda *what: ended.append(what) or (7, 9)}
     monkeypatch.setattr(trial, "os", SimpleNamespace(read=lambda reader, size: next(said), **child))
-    assert trial._verdict(5, 7) == problem
+    assert trial._read_outcome(5, 7) == problem
     assert (timeouts, ended) == (waited, [(7, signal.SIGKILL), (7, 0)])
 
 
 @pytest.mark.parametrize(("may", "told"), [(True, "it takes over 256 MB"), (False, "no memory")])
 def test_what_a_trial_may_take_and_that_ctrl_c_does_not_end_it(may: bool, told: str, monkeypatch):
     asked: list[Any] = []
-    monkeypatch.setattr(trial, "limit_this", lambda *limits: asked.append(limits) or may)
-    assert trial._limit() == told
+    monkeypatch.setattr(trial, "limit_process", lambda *limits: asked.append(limits) or may)
+    assert trial._set_limits() == told
     assert (asked, signal.getsignal(signal.SIGINT)) == ([(2, 256 << 20)], signal.SIG_IGN)
 
 
@@ -293,9 +295,9 @@ def test_how_long_a_source_is_and_how_many_branches_it_has(monkeypatch):
 @pytest.mark.usefixtures("small")
 def test_what_comes_one_by_one_and_what_goes_into_a_text():
     sandbox.begin()
-    assert [*limits.counted(iter(range(7)))] == [*range(7)]
+    assert [*limits.count_items(iter(range(7)))] == [*range(7)]
     with pytest.raises(LimitError, match=f"^{MANY}$"):
-        [*limits.counted(iter(range(8)))]
+        [*limits.count_items(iter(range(8)))]
     limits.check_parts((65535, -65535, "x" * 99, [1] * 6, ("y" * 40,)))
     for wrong, problem in ((65536, LARGE), (-65536, LARGE), ([1] * 7, MANY), ({1: "y" * 41}, LONG)):
         with pytest.raises(LimitError, match=f"^{problem}$"):
@@ -304,7 +306,7 @@ def test_what_comes_one_by_one_and_what_goes_into_a_text():
 
 @pytest.mark.parametrize("condition", ["add_generation_prompt", "bos_token and eos_token", "messages|length == 1"])
 def test_the_trial_is_of_what_is_rendered_later(condition: str):
-    assert "over" in (trial.tried(f"{{% if {condition} %}}{{{{ 'x' * 99999999 }}}}{{% endif %}}") or "")
+    assert "over" in (trial.probe_template(f"{{% if {condition} %}}{{{{ 'x' * 99999999 }}}}{{% endif %}}") or "")
 
 
 @pytest.mark.parametrize("around", [
@@ -466,7 +468,7 @@ def test_an_end_by_the_clock_and_by_what_is_made(monkeypatch: pytest.MonkeyPatch
     limits.begin()
     for made, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
         before = limits._rendering.made
-        kept = limits.limited(made)
+        kept = limits.require_limited(made)
         assert [*kept] and limits._rendering.made - before == size
 
 
@@ -504,9 +506,9 @@ def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, v
     """If they are going to be one; however deep they lie, and as keys, too."""
     for length, fits in ((10, True), (9, False)):
         monkeypatch.setattr(limits, "LENGTH", length)
-        assert limits.weighed(value) is value
+        assert limits.require_light(value) is value
         with nullcontext() if fits else pytest.raises(LimitError, match="a value is over 9 long"):
-            limits.weighed(value, written=True)
+            limits.require_light(value, written=True)
 
 
 def test_parts_of_texts_and_lists_count_as_made(monkeypatch: pytest.MonkeyPatch):

@@ -28,10 +28,10 @@ def sample(draw: random.Random, length: int) -> str:
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "superbpe"])  # whose words are paragraphs
 def test_windows_give_the_same_words(monkeypatch, name: str):
     text = sample(random.Random(7), 30_000)
-    expected = words.cutter(PRETOKENIZERS[name].patterns)(text)
+    expected = words.make_splitter(PRETOKENIZERS[name].patterns)(text)
     monkeypatch.setattr(words, "WINDOW", 2000)
     monkeypatch.setattr(words, "MARGIN", 500)
-    assert words.cutter(PRETOKENIZERS[name].patterns)(text) == expected
+    assert words.make_splitter(PRETOKENIZERS[name].patterns)(text) == expected
 
 
 @pytest.fixture(scope="module")

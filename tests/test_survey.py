@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.quant.activation_rounding import rounded
+from localllm.quant.activation_rounding import round_activations
 from localllm.quant.formats import BY_NAME
 from localllm.quant.hessian import mean_moments
 from localllm.quantizing.calibrate import EMBEDDING
@@ -49,7 +49,7 @@ def rows_of(meeting: ActivationCollector, tensor: Any, first: int, end: int) -> 
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is encoded, and tensors are arrays."""
     monkeypatch.setattr(survey, "Feedback", Rounding)
-    monkeypatch.setattr(survey, "decoded", lambda format, blocks: blocks)
+    monkeypatch.setattr(survey, "dequantize", lambda format, blocks: blocks)
     monkeypatch.setattr(ActivationCollector, "widened", rows_of)
 
 
@@ -128,7 +128,7 @@ def expected(job: Any, n: int, rows: list[int]) -> list[float]:
 
     feedback: Any = Rounding(None, 0, 0)  # type: ignore[arg-type]
     errors = [of(x, matrix - feedback.encode(format, matrix)) for format in FORMATS]
-    return [of(x, matrix), *errors, *(of(rounded(x, block) - x, matrix) for block in (32, 256))]
+    return [of(x, matrix), *errors, *(of(round_activations(x, block) - x, matrix) for block in (32, 256))]
 
 
 @pytest.mark.parametrize(

@@ -465,7 +465,7 @@ def test_what_a_trial_may_take(monkeypatch: pytest.MonkeyPatch, pages: bytes, so
     monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY if soft < 0 else soft, 1 << 40))
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: asked.append(limit))
     monkeypatch.setattr(processes, "open", lambda path, mode: BytesIO(pages), raising=False)
-    assert processes.limit_this(2, 300) is allowed
+    assert processes.limit_process(2, 300) is allowed
     usual = [(resource.RLIMIT_CORE, (0, 0)), (resource.RLIMIT_CPU, (5, 5))]
     memory_too = [(resource.RLIMIT_AS, (10 * 4096 + 300, 1 << 40))] if allowed and pages else []
     assert asked == usual + memory_too
@@ -492,8 +492,8 @@ def test_other_processes(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "setpriority", ask)
             patch.setattr(os, "killpg", ask)
-            processes.give_way(process)
-            processes.end_with_all(process)
+            processes.lower_priority(process)
+            processes.kill_with_children(process)
         assert asked == [(os.PRIO_PROCESS, 12, 10), (12, signal.SIGKILL), "wait"]
         asked.clear()
     monkeypatch.setattr(signal, "pthread_kill", lambda *arguments: asked.append(arguments))
@@ -501,7 +501,7 @@ def test_other_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: asked.append(calls))
     processes.after_fork(print)
     assert asked == [(threading.main_thread().ident, signal.SIGINT), {"after_in_child": print}]
-    assert processes.shell("a b") == ["/bin/sh", "-c", "a b"] and processes.apart() == {"process_group": 0}
+    assert processes.shell("a b") == ["/bin/sh", "-c", "a b"] and processes.detached_options() == {"process_group": 0}
     assert processes.can_fork() and processes.can_handle_in_loop() and processes.may_reuse_address()
 
 
@@ -514,7 +514,7 @@ def test_keys_of_a_terminal_wait():
     master, slave = pty.openpty()
     with os.fdopen(slave, "rb", buffering=0) as keyboard:
         before = termios.tcgetattr(slave)
-        with pytest.raises(ZeroDivisionError), terminal.keys_wait(keyboard) as can:
+        with pytest.raises(ZeroDivisionError), terminal.raw_keys(keyboard) as can:
             now = termios.tcgetattr(slave)
             expected = [*before]
             expected[0] &= ~(termios.ICRNL | termios.INLCR)
@@ -524,15 +524,15 @@ def test_keys_of_a_terminal_wait():
             assert os.read(slave, 9) == b"\r"
             os.write(master, b"t")
             select.select([slave], [], [])
-            terminal.forget_typed(keyboard)
+            terminal.discard_input(keyboard)
             os.write(master, b"x")
             assert os.read(slave, 9) == b"x"
             raise ZeroDivisionError
         assert termios.tcgetattr(slave) == before
     os.close(master)
-    with open(os.devnull, "rb") as nothing, terminal.keys_wait(nothing) as can:
+    with open(os.devnull, "rb") as nothing, terminal.raw_keys(nothing) as can:
         assert not can
-        terminal.forget_typed(nothing)
+        terminal.discard_input(nothing)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -594,10 +594,10 @@ def test_who_maps_ahead_and_gives_back(monkeypatch: pytest.MonkeyPatch, system: 
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda name: library))
     assert memory.can_prefault() == can
-    memory.give_back_from(12345)
+    memory.return_freed_from(12345)
     assert asked == ([(-3, 12345)] if system == "linux" else [])
     del library.mallopt  # of another C library
-    memory.give_back_from(12345)
+    memory.return_freed_from(12345)
 
 
 @pytest.mark.parametrize(
@@ -658,7 +658,7 @@ def test_pages_are_zero_again(monkeypatch: pytest.MonkeyPatch):
 
     library = SimpleNamespace(mmap=refuse, mprotect=refuse)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name, use_errno: library)
-    for change in (memory.renew, memory.protect):
+    for change in (memory.replace_pages, memory.protect):
         with pytest.raises(OSError) as error:
             change(page, page)
         assert error.value.errno == errno.ENOMEM and error.value.strerror == os.strerror(errno.ENOMEM)
@@ -773,7 +773,7 @@ def test_libraries_by_system(monkeypatch: pytest.MonkeyPatch):
 def test_signals_are_heard(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     monkeypatch.setattr(signal, "signal", lambda *given: asked.append(given))
-    processes.on_end(print)
+    processes.on_termination(print)
     assert asked == [(signal.SIGTERM, print)]
     monkeypatch.setattr(processes, "ctypes", known_as({None: Library(asked)}))
     processes.on_bad_page(99)

@@ -128,7 +128,7 @@ def test_nobody_hears_what_is_said_to_a_closed_stderr(gone: str | None, monkeypa
 
 def test_asked_to_end(monkeypatch):
     heard: list[Any] = []
-    monkeypatch.setattr(terminal, "on_end", heard.append)
+    monkeypatch.setattr(terminal, "on_termination", heard.append)
     terminal.exit_on_sigterm()
     with pytest.raises(SystemExit) as end:
         heard[0](15, None)
@@ -154,7 +154,7 @@ def test_ctrl_c_lets_what_has_begun_go_on(capfd, monkeypatch):
 def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
     """Also where stdin and stderr are something else; nothing stays open if only one half of it can be had."""
     (tmp_path / "keys").write_text("YES\n")
-    monkeypatch.setattr(tool_calls, "forget_typed", lambda keys: None)
+    monkeypatch.setattr(tool_calls, "discard_input", lambda keys: None)
     monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "keys"))
     monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "none" / "screen"))
     assert tool_calls.Keyboard.opened() is None
@@ -176,7 +176,7 @@ def test_a_keyboard_where_there_is_a_terminal(tmp_path: Path, monkeypatch):
 )  # fmt: skip
 def test_what_is_pasted_is_marked(can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys):
     """In the block alone, on the terminal that there is."""
-    monkeypatch.setattr(type_ahead, "keys_wait", lambda *given: nullcontext(can))
+    monkeypatch.setattr(type_ahead, "raw_keys", lambda *given: nullcontext(can))
     monkeypatch.setattr(type_ahead, "is_terminal", lambda stream: screens[stream is sys.stdout])
     monkeypatch.setattr(type_ahead, "is_dumb", lambda: dumb)
     with pytest.raises(ZeroDivisionError), type_ahead.type_ahead():

@@ -23,10 +23,10 @@ from vocabularies import GIVEN
 from localllm.errors import ModelError, UsageError
 from localllm.text import normalizing, subwords
 from localllm.text.plamo import Plamo, round_half_up
-from localllm.text.pretokenize import cutter
+from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizer_sources import SOURCES
 from localllm.text.pretokenizers import PRETOKENIZERS
-from localllm.text.rwkv_vocab import unescaped
+from localllm.text.rwkv_vocab import unescape
 from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import merge, merge_long, word_boundary
 from localllm.text.tokenizer import Tokenizer
@@ -462,7 +462,7 @@ TEXT = "I've 1234567 HelloWorld naïveÉtat 中文かな\n\n  x=3.14;\tdon'T   '
 
 @pytest.mark.parametrize("name", PRETOKENIZERS)
 def test_every_pretokenizer_keeps_the_text(name: str):
-    words = cutter(PRETOKENIZERS[name].patterns)(TEXT)
+    words = make_splitter(PRETOKENIZERS[name].patterns)(TEXT)
     assert "".join(words) == TEXT
     assert len(words) > 4
 
@@ -493,7 +493,7 @@ def test_every_pretokenizer_keeps_the_text(name: str):
     ],
 )
 def test_pretokenizers(name: str, text: str, words: list[str]):
-    assert cutter(PRETOKENIZERS[name].patterns)(text) == words
+    assert make_splitter(PRETOKENIZERS[name].patterns)(text) == words
 
 
 # A vocabulary under every name: what llama.cpp (llama-cpp-python 0.3.36) makes of some texts. Left out is where it and
@@ -562,7 +562,7 @@ def test_what_is_remembered_of_words_is_bounded(vocabulary, monkeypatch, name: s
 
 def test_long_spaces_of_jais_are_cut_by_powers_of_two():
     """Its released pattern knows runs of 512, 256 and so on down to 4, then two, then one."""
-    cut = cutter(PRETOKENIZERS["jais-2"].patterns)
+    cut = make_splitter(PRETOKENIZERS["jais-2"].patterns)
     assert [len(piece) for piece in cut(" " * 1791)] == [512, 512, 512, 128, 64, 32, 16, 8, 4, 2, 1]
     assert [len(piece) for piece in cut(" " * 514)] == [512, 2]
 
@@ -570,7 +570,7 @@ def test_long_spaces_of_jais_are_cut_by_powers_of_two():
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted({family: name for name, family in PRETOKENIZERS.items()}.values()))
 def test_long_runs_are_cut_in_linear_time(name: str):
-    cut, length = cutter(PRETOKENIZERS[name].patterns), 100_000
+    cut, length = make_splitter(PRETOKENIZERS[name].patterns), 100_000
     started = time.process_time()
     for unit in ("a", "A", " ", "1", "½", "中", "!", "\n"):
         for end in ("", "a", "中"):
@@ -675,7 +675,7 @@ def test_world_needs_all_bytes():
     (r"\é", "é".encode()), ("\\\n", b"\n"), ("é\\n\ud800", "é\n?".encode()),
 ])  # fmt: skip
 def test_pieces_of_world_are_written_as_python_writes_bytes(piece: str, data: bytes):
-    assert unescaped(piece) == data
+    assert unescape(piece) == data
 
 
 def test_the_best_cut_of_plamo():

@@ -266,8 +266,8 @@ def test_wants_of_memory(number: int, winerror: int, wanting: bool):
     """ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
     error = OSError(number, "x")
     error.winerror = winerror  # type: ignore[attr-defined]
-    assert memory.is_want_of_memory(error) == wanting
-    assert not memory.is_want_of_memory(OSError(22, "x"))
+    assert memory.is_out_of_memory(error) == wanting
+    assert not memory.is_out_of_memory(OSError(22, "x"))
 
 
 def test_memory_for_code_is_committed(windows: Windows):
@@ -282,13 +282,15 @@ def test_memory_for_code_is_committed(windows: Windows):
 
 def test_processes(windows: Windows, monkeypatch):
     process = SimpleNamespace(_handle=5, pid=77, wait=lambda: windows.calls.append("wait"))
-    processes.give_way(process)
-    assert windows.calls == [("SetPriorityClass", 5, 0x4000)] and processes.apart() == {"creationflags": 0x200}
+    processes.lower_priority(process)
+    assert windows.calls == [("SetPriorityClass", 5, 0x4000)] and processes.detached_options() == {
+        "creationflags": 0x200
+    }
     monkeypatch.setenv("SYSTEMROOT", "C:\\W")
     assert processes.shell("a b") == '"C:\\W\\System32\\cmd.exe" /d /s /c "a b"'
     ran = list[Any]()
     monkeypatch.setattr(subprocess, "run", lambda words, **more: ran.append((words, more)))
-    processes.end_with_all(process)
+    processes.kill_with_children(process)
     quietly = {"capture_output": True, "check": False}
     assert ran == [(["taskkill", "/F", "/T", "/PID", "77"], quietly)] and windows.calls[-1] == "wait"
     windows.calls.clear()
@@ -325,7 +327,7 @@ def test_a_process_with_limits(windows: Windows, monkeypatch, code: int | None, 
         told.append((given._obj.process_time, given._obj.flags, given._obj.process_memory, size))
 
     windows.answers |= {"CreateJobObjectW": 8, "SetInformationJobObject": limits}
-    assert processes.limited(["x"], b"it", 3, 1000, 20.0) == came and process.killed == (code is None)
+    assert processes.run_limited(["x"], b"it", 3, 1000, 20.0) == came and process.killed == (code is None)
     flags = 0x2 | 0x100 | 0x400 | 0x2000  # PROCESS_TIME, PROCESS_MEMORY, DIE_ON_UNHANDLED_EXCEPTION, KILL_ON_JOB_CLOSE
     assert told == [(30_000_000, flags, 1000, 144)]
     assert windows.calls == [("CreateJobObjectW", None, None), ("SetInformationJobObject", 8, 9, None, 144),
@@ -378,7 +380,7 @@ def test_consoles_and_pipes(windows: Windows, consoles):
 
 def test_keys_wait_at_a_console(windows: Windows, consoles):
     consoles({0: 0x1F7})
-    with terminal.keys_wait(Stream(0)) as can:
+    with terminal.raw_keys(Stream(0)) as can:
         assert can
         windows.calls.append("in the block")
     echo_and_lines = 0x4 | 0x2
@@ -386,9 +388,9 @@ def test_keys_wait_at_a_console(windows: Windows, consoles):
     assert changed == [
         ("SetConsoleMode", 1000, 0x1F7 & ~echo_and_lines), "in the block", ("SetConsoleMode", 1000, 0x1F7),
     ]  # fmt: skip
-    with terminal.keys_wait(Stream(3)) as can:
+    with terminal.raw_keys(Stream(3)) as can:
         assert not can
-    terminal.forget_typed(None)
+    terminal.discard_input(None)
     assert windows.calls.count("getwch") == 2
 
 
@@ -427,7 +429,7 @@ def test_what_a_processor_can_do(windows: Windows, monkeypatch):
     assert cpu.arm_features() == ["neon", "dotprod"]
     assert [call[1] for call in windows.calls] == [43, 66]
     names = {"VendorIdentifier": "V", "Identifier": "I", "ProcessorNameString": " P "}
-    monkeypatch.setattr(cpu, "registered", names.get)
+    monkeypatch.setattr(cpu, "read_registry", names.get)
     told = cpu.processor_information().decode().splitlines()
     assert told == ["V", "I", " P ", "0" * 43 + "1" + "0" * 52] and cpu.processor_name() == "P"
     monkeypatch.setattr(cpu, "is_arm", lambda: True)

@@ -177,7 +177,9 @@ REFUSED = {
 
 
 def architecture(file: GGUFFile) -> tuple[ModuleType, Hyperparameters]:
-    """The module for a model (its `read(fields)` and `forward(builder, weights, hyperparameters)`), and what it reads.
+    """Return the module for a model (its `read(fields)` and `forward(builder, weights, hyperparameters)`).
+
+    And what it reads.
 
     Raises ModelError if the architecture is not supported, or the file lacks what it needs or has what it cannot mean.
     """

@@ -1,4 +1,7 @@
-"""What families share of attention: hyperparameters, and the way from normalized activations to what the heads see."""
+"""The parts of attention that families share.
+
+Hyperparameters, and the way from normalized activations to what the heads see.
+"""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -31,7 +34,7 @@ class Attention:
 
 
 def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
-    """The attention.* and rope.* keys. Raises ModelError.
+    """Return the attention.* and rope.* keys. Raises ModelError.
 
     Without `every_layer`, layers may have no key-value heads; with `own_values`, values may be shorter than keys.
     """
@@ -68,7 +71,10 @@ class Transformer(Hyperparameters):
         rotates_all: bool = False,
         own_values: bool = False,
     ) -> dict:
-        """The arguments that are read alike in all families. rotates_all: whole heads, always. Raises ModelError."""
+        """Return the arguments that are read alike in all families.
+
+        rotates_all: whole heads, always. Raises ModelError.
+        """
         attention = read_attention(fields, interleaved, own_values=own_values)
         if rotates_all and attention.rope.dims != attention.head_dim:
             problem = f"is {attention.rope.dims}, a head has {attention.head_dim}"
@@ -77,23 +83,23 @@ class Transformer(Hyperparameters):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         return self.attention.head_dim**-0.5
 
     def window(self, layer: int) -> int | None:
-        """How many tokens a layer sees, None for all."""
+        """Return how many tokens a layer sees, None for all."""
         return None
 
     def ahead(self, layer: int) -> int:
-        """How many tokens behind it a token sees in a layer."""
+        """Return how many tokens behind it a token sees in a layer."""
         return 0
 
     def rope(self, layer: int) -> Rope | None:
-        """How a layer's queries and keys are rotated, None for not at all."""
+        """Return how a layer's queries and keys are rotated, None for not at all."""
         return self.attention.rope
 
     def states(self) -> Sequence[Paged]:
-        """Keys and values of every layer."""
+        """Return keys and values of every layer."""
         a = self.attention
         return [
             Paged(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
@@ -122,12 +128,12 @@ class LocallyRotated(Windowed):
 
 
 def read_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """That of the other layers, but with its own base if the file has one. Raises ModelError."""
+    """Return that of the other layers, but with its own base if the file has one. Raises ModelError."""
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
 def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """The same, where layers with a window may also rotate more or fewer numbers. Raises ModelError."""
+    """Return the same, where layers with a window may also rotate more or fewer numbers. Raises ModelError."""
     dims = fields.count("rope.dimension_count_swa", rope.dims)
     if dims > rope.head_dim or dims % 2:
         raise fields.error(f"{fields.key('rope.dimension_count_swa')} is {dims}, a head has {rope.head_dim}")
@@ -140,7 +146,7 @@ def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
 def read_windows(
     fields: Fields, period: int | None, default: int | None = None, all_first: bool = False
 ) -> tuple[int | None, ...]:
-    """By layer, how many tokens it sees, None for all. Raises ModelError.
+    """Read each layer's window in tokens, None for all.  Raises ModelError.
 
     Of each `period` layers the last one sees all, or the first one if `all_first`. A file may have its own period, 0
     for windows everywhere, or a list of the layers with a window (and must, if `period` is None). Without a window it
@@ -159,7 +165,7 @@ def read_windows(
 
 
 def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
-    """Queries, keys and values, by a matrix for each or one for all."""
+    """Return queries, keys and values, by a matrix for each or one for all."""
     a, fused = h.attention, w.get("attn_qkv")
     rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
     parts = fused.split(*rows) if fused else (w.attn_q, w.attn_k, w.attn_v)
@@ -167,7 +173,10 @@ def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> li
 
 
 def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
-    """What divides the frequencies: those of the file, or its long or short ones by the context (Ding et al. 2024)."""
+    """Compute what divides the frequencies.
+
+    Those of the file, or its long or short ones by the context (Ding et al. 2024).
+    """
     if factors := w.get("rope_freqs"):
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
@@ -195,7 +204,7 @@ def attend(
 def rotated(
     b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
-    """Queries and keys, rotated where a layer's are. Raises ModelError if factors are missing."""
+    """Return queries and keys, rotated where a layer's are. Raises ModelError if factors are missing."""
     rope = h.rope(layer)
     if rope is None:
         return q, k
@@ -205,12 +214,12 @@ def rotated(
 
 
 def gated_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
-    """What the heads see, each multiplied by its gate: gates are [tokens, heads]."""
+    """Compute the heads' outputs, each multiplied by its gate: gates are [tokens, heads]."""
     return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
 
 def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
-    """Heads of so many numbers, each multiplied by its factor: factors are [tokens, heads]."""
+    """Scale heads of so many numbers by their factors [tokens, heads]."""
     every, repeats = factors, 1
     while 2 * repeats <= dim:
         every, repeats = b.join(every, every, heads), 2 * repeats
@@ -220,20 +229,26 @@ def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int
 
 
 def normed_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> tuple[Activation, Activation]:
-    """Queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
+    """Return queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
     of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
 def centered_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Queries and keys, all heads of a token together normalized by a layer norm, if the file has norms for them."""
+    """Return queries and keys, all heads of a token together normalized by a layer norm.
+
+    If the file has norms for them.
+    """
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
 def centered_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Queries and keys, each head normalized by a layer norm with its own weights, if the file has them."""
+    """Return queries and keys, each head normalized by a layer norm with its own weights.
+
+    If the file has them.
+    """
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
         b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x

@@ -1,4 +1,7 @@
-"""What all decoders do: embed tokens, take them through the layers, normalize, and multiply with the output matrix."""
+"""The common frame of decoders: embed tokens, apply the layers, normalize.
+
+And multiply with the output matrix.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +23,7 @@ def decoder(
     norm: Norm | None = None,
     **shared: Any,
 ) -> Activation:
-    """Logits of the wanted tokens, float32 [wanted, vocab].
+    """Compute the logits of the wanted tokens, float32 [wanted, vocab].
 
     block(b, the layer's weights, h, the layer's state, x, **shared) is one layer; x: what goes into the first one, the
     tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has layer_states() and epsilon.
@@ -33,7 +36,7 @@ def decoder(
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
-    """Logits of the wanted tokens, or a row for each text, of what comes out of the last layer."""
+    """Compute the logits of the wanted tokens, or a row for each text, from the last layer's output."""
     ignore_guessing(b, w, h)
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:
@@ -45,7 +48,7 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
 
 
 def ignore_guessing(b: Builder, w: Weights, h: Any) -> None:
-    """Layers that guess further tokens (Gloeckle et al. 2024); a file may have left them out. Raises ModelError."""
+    """Ignore MTP layers (Gloeckle et al. 2024), which a file may have left out. Raises ModelError."""
     for layer in range(h.layers, h.layers + h.guessing):
         if tensors := (block := w.block(layer)).all():
             block.require("nextn.eh_proj").shaped(h.width, 2 * h.width)
@@ -53,6 +56,6 @@ def ignore_guessing(b: Builder, w: Weights, h: Any) -> None:
 
 
 def centered(b: Builder, w: Weights, h: Transformer) -> Norm:
-    """A last norm with mean and bias (LayerNorm, Ba et al. 2016)."""
+    """Return a last norm with mean and bias (LayerNorm, Ba et al. 2016)."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)

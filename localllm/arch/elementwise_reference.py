@@ -1,4 +1,7 @@
-"""Formulas of verbs that treat rows one by one, in NumPy, float32 as their inputs: see localllm.arch.verbs."""
+"""Formulas of verbs that treat rows one by one, in NumPy, float32 as their inputs.
+
+See localllm.arch.verbs.
+"""
 
 from math import erf
 
@@ -59,5 +62,8 @@ def softcap(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    """Compute y, but NaN where x is not finite.
+
+    A function whose values are bounded would hide what a broken weight made.
+    """
     return np.where(np.isfinite(x), y, np.float32(np.nan))

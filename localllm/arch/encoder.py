@@ -1,4 +1,4 @@
-"""What encoders share: attention that goes both ways, and a row for each text at the end."""
+"""The common parts of encoders: bidirectional attention, and a row for each text at the end."""
 
 from dataclasses import field
 from typing import Any, ClassVar
@@ -35,33 +35,33 @@ class Encoder(Transformer):
 
 
 def behind(window: int | None) -> int | None:
-    """How many tokens up to itself a token sees of a window around it."""
+    """Return how many tokens up to itself a token sees of a window around it."""
     return window // 2 + 1 if window else None
 
 
 def ahead(window: int | None) -> int:
-    """How many tokens behind itself a token sees of a window around it."""
+    """Return how many tokens behind itself a token sees of a window around it."""
     return window // 2 if window else EVERY_TOKEN
 
 
 def encoder_fields(fields: Fields) -> dict[str, Any]:
-    """The arguments that all encoders with layer norms share. Raises ModelError."""
+    """Return the arguments that all encoders with layer norms share. Raises ModelError."""
     shared = Encoder.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return {**shared, "pooling": own_pooling(fields)}
 
 
 def own_pooling(fields: Fields) -> str:
-    """An encoder's, which makes nothing else: the file's, or the mean if it says none."""
+    """Return an encoder's, which makes nothing else: the file's, or the mean if it says none."""
     found = read_pooling(fields)
     return found if found and found != NONE else "mean"
 
 
 def embedded(b: Builder, w: Weights) -> Activation:
-    """The tokens' embeddings, plus those of their kinds."""
+    """Return the tokens' embeddings, plus those of their kinds."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x
 
 
 def finished(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """A row for each text, of what comes out of the last layer."""
+    """Compute a row for each text, of what comes out of the last layer."""
     return pooled(b, w, h, x)

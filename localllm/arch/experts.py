@@ -1,4 +1,7 @@
-"""Mixtures of experts (Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021): what families share of them."""
+"""Mixtures of experts (Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021).
+
+What families share of them.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +24,9 @@ FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = (
 def read_routing(
     fields: Fields, function: int = SOFTMAX, normalized: bool = True, scale: float = 1.0, weighs_inputs: bool = False
 ) -> Routing | None:
-    """The expert_* keys, None for a model without experts; the arguments are what the family does with scores.
+    """Return the expert_* keys, None for a model without experts.
+
+    The arguments are what the family does with scores.
 
     Raises ModelError, also for a file that says otherwise.
     """
@@ -43,7 +48,7 @@ def read_routing(
 
 
 def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
-    """Of families whose files say what is done with scores; `function` where they do not. Raises ModelError."""
+    """Read the routing of families whose files name the score function; else `function`. Raises ModelError."""
     said = fields.count("expert_gating_func", 0) or function
     if fields.count("expert_count", 0) and said not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -52,7 +57,10 @@ def read_own_routing(fields: Fields, function: int | None = None) -> Routing | N
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
-    """How many experts a token goes to, how many groups there are, and of how many of them. Raises ModelError."""
+    """Return how many experts a token goes to, how many groups there are, and of how many of them.
+
+    Raises ModelError.
+    """
     used, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
     groups_used = fields.count("expert_group_used_count", groups if groups > 1 else 0) or groups
     if used > experts:
@@ -72,7 +80,10 @@ def gated_or_mixture(
     gate: Gate,
     beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
-    """A feed-forward network: in layers that have a router, experts, and `beside` them one for all tokens."""
+    """Return a feed-forward network.
+
+    In layers that have a router, experts, and `beside` them one for all tokens.
+    """
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
@@ -80,7 +91,7 @@ def gated_or_mixture(
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
-    """What the chosen experts make of each token, weighted and added up."""
+    """Apply the chosen experts to each token, weighted and added up."""
     bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # as it is called in files of Hunyuan 3
     if bias and bias.shape[:-1] == (1,):  # as files of ERNIE 4.5 have it
         bias = bias.flat()
@@ -89,7 +100,7 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate)
 
 
 def chosen(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
-    """The same, after the choice; stacks: of matrices, as `matrices` has them."""
+    """Return the same, after the choice; stacks: of matrices, as `matrices` has them."""
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
@@ -97,7 +108,10 @@ def chosen(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, 
 
 
 def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
-    """Stacks of the experts' matrices: those of the gate may be above the others, and files of 2023 have none."""
+    """Return stacks of the experts' matrices.
+
+    Those of the gate may be above the others, and files of 2023 have none.
+    """
     if fused := w.get("ffn_gate_up_exps"):
         return [*fused.halves(), w.ffn_down_exps]
     if not w.get("ffn_up.0"):
@@ -108,10 +122,10 @@ def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
 
 
 def shared(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """The expert that every token goes to."""
+    """Return the expert that every token goes to."""
     return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
 
 
 def admitted(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """The same, with a gate for all that it makes."""
+    """Return the same, with a gate for all that it makes."""
     return b.sigmoid_gate(shared(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

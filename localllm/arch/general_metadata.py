@@ -1,4 +1,4 @@
-"""What a file says of itself, whatever its architecture: the general.* keys.
+"""The general.* keys, which describe a file of any architecture.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#general-metadata
 """
@@ -19,7 +19,7 @@ MODELS = ("model", "vocab")  # types; others are parts of models, or about them
 
 
 def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
-    """Return the name of the architecture, and note what the file says of itself in another form than expected.
+    """Return the architecture's name, and note general metadata of an unexpected form.
 
     Raises ModelError for what is none of these kinds of files.
     """

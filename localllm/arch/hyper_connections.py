@@ -1,4 +1,6 @@
-"""Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606), as Hunyuan 4 has them.
+"""Several residual streams (hyper-connections: Zhu et al. 2024, arXiv 2409.19606).
+
+As Hunyuan 4 has them.
 
 What goes into a half of a layer is a sum of the streams, each with a weight that all of them together say, and what it
 makes is added to each, with weights of the same kind. They are sigmoids, and a little more.
@@ -16,7 +18,10 @@ from localllm.frozen import frozen
 
 @frozen
 class ResidualStreams:
-    """How many there are, how much more weights are than sigmoids, and what is multiplied with those that add."""
+    """The number of residual streams and the factors of their weights.
+
+    And what is multiplied with those that add.
+    """
 
     count: int
     more: float
@@ -24,13 +29,13 @@ class ResidualStreams:
 
 
 def read_streams(fields: Fields) -> ResidualStreams:
-    """The hyper_connection.* keys. Raises ModelError."""
+    """Read the hyper_connection.* keys. Raises ModelError."""
     more, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
     return ResidualStreams(fields.count("hyper_connection.count"), more, magnitude)
 
 
 def joined(b: Builder, streams: list[Activation]) -> Activation:
-    """One behind the other."""
+    """Return one behind the other."""
     first, *others = streams
     for other in others:
         first = b.join(first, other, 1)
@@ -38,7 +43,10 @@ def joined(b: Builder, streams: list[Activation]) -> Activation:
 
 
 def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base: Weight) -> list[Activation]:
-    """What the weights are sigmoids of: as many times one for each stream, [tokens, streams], as there are scales."""
+    """Compute the logits of the weights, before their sigmoids.
+
+    As many times one for each stream, [tokens, streams], as there are scales.
+    """
     mixes, count = b.linear(b.rms_norm(flat, None, h.epsilon), fn), h.streams.count
     factors, offsets = scales.vector(), base.vector()
     b.ignore(scales, base)
@@ -51,7 +59,7 @@ def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base
 
 
 def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) -> Activation:
-    """The sum of the streams by their weights."""
+    """Compute the sum of the streams by their weights."""
     y = None
     for i, x in enumerate(streams):
         gated = b.sigmoid_gate(x, b.columns(gates, i, i + 1))
@@ -61,7 +69,7 @@ def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) ->
 
 
 def added(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: Activation) -> list[Activation]:
-    """The streams, and what a half of a layer has made by their weights."""
+    """Return the streams, and what a half of a layer has made by their weights."""
     found = []
     for i, x in enumerate(streams):
         gated = b.scale(b.sigmoid_gate(y, b.columns(gates, i, i + 1)), h.streams.magnitude)
@@ -70,7 +78,10 @@ def added(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: A
 
 
 def half(b: Builder, w: Weights, h: Any, streams: list[Activation], name: str) -> tuple[Activation, Activation]:
-    """What goes into the half of a layer with that name, and what its weights for adding are sigmoids of."""
+    """Compute what goes into the half of a layer with that name.
+
+    And what its weights for adding are sigmoids of.
+    """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     of_sum, of_adding = mixed(b, h, joined(b, streams), fn, scales.shaped(2), base)
     return reduced(b, h, streams, of_sum), of_adding

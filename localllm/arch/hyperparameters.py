@@ -1,4 +1,4 @@
-"""What every model has. A family adds what is its own, in its file."""
+"""The hyperparameters of every model. A family adds its own, in its file."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -58,9 +58,9 @@ class Hyperparameters:
         return 1e-5
 
     def states(self) -> Sequence[State]:
-        """What the layers keep of the tokens they have seen."""
+        """Compute what the layers keep of the tokens they have seen."""
         raise NotImplementedError
 
     def layer_states(self) -> Sequence[State]:
-        """Of each layer the one that its block works with."""
+        """Return for each layer the state that its block works with."""
         return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]

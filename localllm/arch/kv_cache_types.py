@@ -1,4 +1,4 @@
-"""How a KV cache keeps numbers, by the names that users give, and what is done to keys and values before.
+"""The types of the KV cache, by the names that users give, and the rotation of keys and values.
 
 Below 8 bits, one large number would spoil the scale of its block. So heads are multiplied with an orthonormal Hadamard
 matrix first, which spreads every number over all of its block (QuaRot, Ashkboos et al. 2024): queries as keys, which
@@ -17,14 +17,17 @@ USUAL = "f16"
 
 
 class KVType(NamedTuple):
-    """How keys and how values are kept, each a key of STORAGE."""
+    """The types of keys and of values in the cache, each a key of STORAGE."""
 
     keys: str = USUAL
     values: str = USUAL
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """What users write: q8_0 for both, or k=q8_0,v=q4_0; a side that is not said is as usual. Raises UsageError."""
+        """Compute what users write: q8_0 for both, or k=q8_0,v=q4_0; a side that is not said is as usual.
+
+        Raises UsageError.
+        """
         parts = [part.partition("=") for part in (text if "=" in text else f"k={text},v={text}").split(",")]
         sides = {side: kind for side, _, kind in parts}
         if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
@@ -34,13 +37,13 @@ class KVType(NamedTuple):
 
 
 def stored_bytes(numbers: int, kind: str) -> int:
-    """What so many numbers take in a cache of that type; they are padded to whole blocks."""
+    """Compute what so many numbers take in a cache of that type; they are padded to whole blocks."""
     block, size = STORAGE[kind]
     return -(-numbers // block) * size
 
 
 def rotation(kind: str, *dims: int) -> int:
-    """Size of the Hadamard matrices, one behind the other, for heads of these lengths; 1 for none.
+    """Return the size of the Hadamard matrices for heads of these lengths; 1 for none.
 
     It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
     """

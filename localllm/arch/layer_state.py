@@ -1,4 +1,4 @@
-"""What a layer keeps of the tokens that it has seen, as its family declares it.
+"""The state that a layer keeps of past tokens, as its family declares it.
 
 The cache makes room for it, memory estimates add it up, and attention reads it: this is where all of them look.
 """
@@ -16,7 +16,7 @@ SLACK = 512
 
 
 def kept_tokens(tokens: int, window: int | None) -> int:
-    """Of so many, with the slack of a window."""
+    """Return how many of `tokens` tokens are kept, with the slack of a window."""
     return min(tokens, window + 2 * SLACK) if window else tokens
 
 
@@ -36,19 +36,20 @@ class Paged:
     period: ClassVar[int] = 1
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Memory that `tokens` tokens take."""
+        """Return memory that `tokens` tokens take."""
         per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
         return kept_tokens(tokens, self.window) * self.kv_heads * per_head
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
-        """Sizes of the Hadamard matrices that keys and values are multiplied with, see localllm.arch.kv_cache_types."""
+        """Return the sizes of the Hadamard matrices for keys and values, see localllm.arch.kv_cache_types."""
         return rotation(kv_type.keys, self.key_dim), rotation(kv_type.values, self.value_dim)
 
 
 @frozen
 class Latent:
-    """One row of numbers for each token, which is a key for all heads, and the first of which are a value for all:
-    those that keys and values of the heads are made from (DeepSeek-V2, 2024). It is kept as keys are.
+    """A latent row for each token, from which the keys and values of the heads are made (DeepSeek-V2, 2024).
+
+    It is a key for all heads, and its first numbers are a value for all. It is kept as keys are.
 
     An index is what keys are chosen by, beside the layer's own. With a period, rows of blocks of so many tokens, which
     only the last token of each has, are all that is seen.
@@ -64,24 +65,24 @@ class Latent:
     chunked: ClassVar[bool] = False
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Memory that `tokens` tokens take."""
+        """Return memory that `tokens` tokens take."""
         return kept_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
-        """As of Paged; values are part of keys, so that no matrix may reach beyond them."""
+        """Return sizes as Paged does; values are part of keys, so no matrix may reach beyond them."""
         both = rotation(kv_type.keys, self.key_dim, self.value_dim)
         return both, both
 
 
 @frozen
 class Recurrent:
-    """Float32 arrays of fixed shapes for each sequence, however long it is (state-space and linear attention)."""
+    """Float32 arrays of fixed shapes for each sequence (state-space and linear attention)."""
 
     layer: int
     shapes: tuple[tuple[int, ...], ...]
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Memory that a sequence takes."""
+        """Return memory that a sequence takes."""
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
@@ -89,5 +90,5 @@ State = Paged | Latent | Recurrent
 
 
 def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
-    """What a conversation of `tokens` tokens takes in all layers."""
+    """Compute what a conversation of `tokens` tokens takes in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

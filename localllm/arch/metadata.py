@@ -26,7 +26,7 @@ class Fields(Checked):
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str, vocab_size: int, oddities: Oddities | None = None):
-        """vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
+        """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
             raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
@@ -36,7 +36,7 @@ class Fields(Checked):
 
     @classmethod
     def of(cls, file: GGUFFile) -> "Fields":
-        """Those of a file, whose vocabulary must be as large as its embedding matrix."""
+        """Return those of a file, whose vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
         count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
@@ -55,19 +55,19 @@ class Fields(Checked):
         return super().raw(name, default)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number of sensible size, above 0 unless the default is 0."""
+        """Return a whole number of sensible size, above 0 unless the default is 0."""
         value = self.raw(name, default)
         if isinstance(value, np.ndarray) and self._is_one_for_all(value):
             value = value.flat[0].item()
         return self._checked_count(name, value, 0 if default == 0 else 1)
 
     def _is_one_for_all(self, value: np.ndarray) -> bool:
-        """Whether it is one value per layer, and they are all the same."""
+        """Return whether it is one value per layer, and they are all the same."""
         layers = self.raw("block_count")
         return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
     def counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
-        """One number per layer; a single one holds for all."""
+        """Return one number per layer; a single one holds for all."""
         value = self.raw(name, default)
         if not isinstance(value, np.ndarray):
             return (self.count(name, default),) * layers
@@ -81,28 +81,28 @@ class Fields(Checked):
         return value
 
     def factor(self, name: str, default: float | None = None) -> float:
-        """A number that is not 0."""
+        """Return a number that is not 0."""
         value = self.number(name, default)
         if value == 0:
             raise self.error(f"{self.key(name)} should not be 0")
         return value
 
     def epsilon(self, name: str) -> float:
-        """What a norm adds to a mean square."""
+        """Compute what a norm adds to a mean square."""
         value = self.factor(name)
         if not LEAST_EPSILON <= value <= MOST_EPSILON:
             raise self.wrong(name, f"from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
         return value
 
     def layers(self) -> int:
-        """block_count."""
+        """Read block_count, the number of layers."""
         layers = self.count("block_count")
         if layers > MOST_LAYERS:
             raise self.error(f"{layers} layers are more than any model has")
         return layers
 
     def common(self) -> dict[str, Any]:
-        """What every model has: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
+        """Compute what every model has: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
         guessing = self.count("nextn_predict_layers", 0)
         if guessing >= self.layers():
             raise self.error(f"{self.key('nextn_predict_layers')} leaves no layers")

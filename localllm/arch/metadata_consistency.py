@@ -1,4 +1,4 @@
-"""What a file says twice, as a hyperparameter and by a tensor's shape, has to agree: else one of them is damaged."""
+"""Checks that hyperparameters agree with the tensors' shapes: otherwise the file is damaged."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count
 
 
 def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """Compare what stands there twice. Raises ModelError."""
+    """Compare hyperparameters with tensors. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
     require_width(fields, tensors)
@@ -54,7 +54,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 
 def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """embedding_length is that of the embeddings."""
+    """Check embedding_length against the embeddings."""
     embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
     if embedding is not None and embedding.shape[-1] != width:
         problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
@@ -62,7 +62,7 @@ def require_width(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 
 def require_heads(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """The lengths of keys and values are those of the matrices that make them, where heads of all layers are alike."""
+    """Check the lengths of keys and values against their matrices, where all layers' heads are alike."""
     heads = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
     for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
         if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in OTHERS):
@@ -76,7 +76,7 @@ def require_heads(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 
 def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """What a hyperparameter says that there is; and no more layers than there are."""
+    """Check that what a hyperparameter announces exists, and no more layers."""
     layers = fields.layers()
     for key, name in TENSORS.items():
         if "expert" in key and has_none(fields):
@@ -92,7 +92,7 @@ def require_present(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """That of the layers, which is that of experts too where these have none of their own."""
+    """Check the feed-forward length, also of experts without one of their own."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
         names = [experts] if fields.arch == OF_EXPERTS_ONLY else [*names, experts]
@@ -104,7 +104,7 @@ def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Any]) -> N
 
 
 def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """A model that says something of experts has some."""
+    """Check that a model with hyperparameters of experts has experts."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
     if (fields.arch in OF_ONE_EXPERT and experts <= 1) or has_none(fields):
         return
@@ -117,14 +117,14 @@ def require_experts_or_none(fields: Fields, tensors: Mapping[str, Any]) -> None:
 
 
 def has_none(fields: Fields) -> bool:
-    """Whether it is a model without experts, whose keys speak of some."""
+    """Return whether it is a model without experts, whose keys speak of some."""
     return fields.arch in OF_NO_EXPERT and not max(fields.counts("expert_count", fields.layers(), 0))
 
 
 def require_lengths(
     fields: Fields, tensors: Mapping[str, Any], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
-    """By layer, of a tensor that it may have."""
+    """Check the lengths by layer of a tensor that it may have."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
@@ -133,7 +133,10 @@ def require_lengths(
 
 
 def require_experts(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """In the layers where they are expected, behind the first ones and in every so many, and in no others."""
+    """Check that experts are in the expected layers, and in no others.
+
+    After the first ones and in every so many.
+    """
     keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
     for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():

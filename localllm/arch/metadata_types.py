@@ -1,4 +1,4 @@
-"""What the hyperparameters are that GGUF names: whole numbers, numbers, texts or flags, also those a family ignores.
+"""The types of GGUF's hyperparameters: integers, numbers, texts or flags, also ignored ones.
 
 Families check what they read, and more strictly. Source: the GGUF specification,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm, and the keys that llama.cpp writes beyond it.
@@ -88,14 +88,14 @@ def require_kinds(fields: Fields) -> None:
 
 
 def require_finite(fields: Fields, name: str) -> None:
-    """Of numbers and arrays of numbers."""
+    """Check that a number, or all of an array, is finite."""
     value = fields.raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
         raise fields.error(f"{fields.key(name)} should be finite, is {show(value)}")
 
 
 def require_count(fields: Fields, name: str, layers: int) -> None:
-    """One whole number; of some hyperparameters, one for each layer."""
+    """Check one integer; of some hyperparameters, one for each layer."""
     value = fields.raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
     if not all(is_whole(item) and 0 <= item <= MOST for item in values):
@@ -123,14 +123,14 @@ def require_rope_type(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_sections(fields: Fields, name: str, layers: int) -> None:
-    """How many pairs of a head turn by which of up to four positions."""
+    """Check how many pairs of a head turn by which of up to four positions."""
     sections = fields.array(name, "iu", "an array of whole numbers")
     if len(sections) > 4 or not all(0 <= count <= MOST for count in sections.tolist()):
         raise fields.wrong(name, "up to four whole numbers")
 
 
 def require_by_layer(fields: Fields, name: str, layers: int) -> None:
-    """Yes or no for each layer, or a period."""
+    """Check a flag for each layer, or a period."""
     value = fields.raw(name)
     if not isinstance(value, np.ndarray):
         return require_count(fields, name, layers)
@@ -140,7 +140,7 @@ def require_by_layer(fields: Fields, name: str, layers: int) -> None:
 
 
 def between(least: float, most: float, or_zero: bool = False) -> "Rule":
-    """The rule for a number in a range."""
+    """Return the rule for a number in a range."""
 
     def require(fields: Fields, name: str, layers: int) -> None:
         value = fields.number(name) if or_zero else fields.factor(name)

@@ -15,7 +15,7 @@ NAME = "rope.dimension_sections"
 
 
 def read_sections(fields: Fields) -> list[int] | None:
-    """How many pairs belong to each of the four positions, None if the file does not say. Raises ModelError."""
+    """Return how many pairs belong to each of the four positions, None if the file does not say. Raises ModelError."""
     if fields.raw(NAME) is None:
         return None
     sections = fields.array(NAME, "iu", "an array of whole numbers").tolist()
@@ -25,7 +25,9 @@ def read_sections(fields: Fields) -> list[int] | None:
 
 
 def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
-    """A rotation of text. mixed: pairs belong to the axes in turn, as long as an axis has some left of its section.
+    """Return a rotation of text.
+
+    mixed: pairs belong to the axes in turn, as long as an axis has some left of its section.
 
     Raises ModelError.
     """
@@ -39,7 +41,7 @@ def with_sections(fields: Fields, rope: Rope, mixed: bool = False) -> Rope:
 
 
 def axis_of(place: int, sections: list[int], mixed: bool) -> int:
-    """Of a pair the position by which it turns: 0 for time, 1 for height, 2 for width."""
+    """Return the axis by which a pair turns: 0 for time, 1 for height, 2 for width."""
     if mixed:
         return place % 3
     return 0 if place < sections[0] else 1 if place < sections[0] + sections[1] else 2

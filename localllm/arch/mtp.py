@@ -16,7 +16,10 @@ Norm = Callable[[Activation, Weight], Activation]
 
 
 class MtpOutput(NamedTuple):
-    """What a layer makes of all tokens, as what the model makes of them, and then the logits of the wanted ones."""
+    """The output of an MTP layer for all tokens, in place of the model's.
+
+    And then the logits of the wanted ones.
+    """
 
     made: Activation
     logits: Activation
@@ -25,7 +28,7 @@ class MtpOutput(NamedTuple):
 def guessed(
     b: Builder, w: Weights, h: Any, made: Activation, block: Callable[..., Activation], norm: Norm | None = None
 ) -> MtpOutput:
-    """What the first layer behind the others says.
+    """Compute what the first layer behind the others says.
 
     made: what the model made of the token before each one, behind its last norm, float32 [tokens, width]; block: as of
     decoder, of an attending layer; norm: of a row with a weight, RMSNorm if None. Embeddings, the last norm and the
@@ -42,12 +45,15 @@ def guessed(
 
 
 def guessing_state(h: Any) -> State:
-    """What the layer keeps of tokens."""
+    """Compute what the layer keeps of tokens."""
     state: State = replace(h, layers=h.layers + 1).states()[h.layers]
     return state
 
 
 def has_guessing_layer(w: Weights, h: Any) -> bool:
-    """Whether the file has what `guessed` needs: it may have left it out, and Ling 2's norms are others."""
+    """Return whether the file has what `guessed` needs.
+
+    It may have left it out, and Ling 2's norms are others.
+    """
     own = w.block(h.layers)
     return h.guessing > 0 and own.get("nextn.eh_proj") is not None and own.get("layer_output_norm") is None

@@ -22,8 +22,10 @@ LEAST = 1e-6  # of the number whose root opens a gate
 
 @frozen
 class Ngrams:
-    """Of up to `length` tokens, in one layer: what hashes to rows of `dim` numbers; taps of the convolution, and number
-    of the layer's first state for all that."""
+    """Hashed embeddings of sequences of up to `length` tokens, in one layer.
+
+    What hashes to rows of `dim` numbers; taps of the convolution, and number of the layer's first state for all that.
+    """
 
     layer: int
     length: int
@@ -33,12 +35,12 @@ class Ngrams:
     number: int
 
     def shapes(self, columns: int) -> list[tuple[int, ...]]:
-        """Of the states: a window of the streams' values, and the last tokens, one by one."""
+        """Return the states' shapes: a window of the streams' values, and the last tokens, one by one."""
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
 def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngrams | None:
-    """The ple.* keys, None for a model without; number: as in Ngrams. Raises ModelError."""
+    """Read the ple.* keys, None for a model without; number: as in Ngrams. Raises ModelError."""
     if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
         return None
     layers = fields.array("ple.layers", "iu", "the number of one layer").tolist()
@@ -64,7 +66,7 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
 
 
 def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
-    """So many numbers from 0 up to `end`. Raises ModelError."""
+    """Return so many numbers from 0 up to `end`. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
     found = fields.array(name, "iu", expected).tolist()
     if len(found) != count or not all(0 <= number < end for number in found):
@@ -73,7 +75,7 @@ def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
 
 
 def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurrent, x: Activation) -> Activation:
-    """The streams x, and what the sequences up to a token say to each."""
+    """Return the streams x, and what the sequences up to a token say to each."""
     n, columns = h.ngrams, h.streams * h.width
     embedded = embedded_sequences(b, whole, n, state)
     value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
@@ -87,12 +89,12 @@ def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurr
 
 
 def each_normed(b: Builder, h: Any, x: Activation, norm: Any) -> Activation:
-    """Each stream by its root mean square; norm: a number for each of its columns."""
+    """Return each stream by its root mean square; norm: a number for each of its columns."""
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 
 
 def embedded_sequences(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
-    """The rows of the last two tokens, of the last three and so on, side by side."""
+    """Return the rows of the last two tokens, of the last three and so on, side by side."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):
         last = b.previous(last, state, number)

@@ -1,4 +1,7 @@
-"""Tensors of other parts that a language model's file may hold, as in Ollama's store: they do not change its texts."""
+"""Tensors of other parts that a language model's file may hold, as in Ollama's store.
+
+They do not change its texts.
+"""
 
 from collections.abc import Iterable
 

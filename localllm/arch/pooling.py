@@ -16,7 +16,7 @@ DENSE = "dense_2", "dense_3"  # what sentence-transformers puts behind, by the p
 
 
 def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
-    """How a file says that rows become one, one of KINDS; None if it says nothing. Raises ModelError."""
+    """Return how a file says that rows become one, one of KINDS; None if it says nothing. Raises ModelError."""
     if not fields.has(name):
         return None
     number = fields.count(name, 0)
@@ -26,7 +26,7 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
 
 
 def pooled(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """A row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
+    """Compute a row for each text, of the normalized rows x of its tokens, as h.pooling says. Raises ModelError.
 
     What other poolings need is ignored.
     """
@@ -41,7 +41,7 @@ def pooled(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activat
 
 
 def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """A classification head: scores. Raises ModelError if the file has none."""
+    """Return a classification head: scores. Raises ModelError if the file has none."""
     if not (w.get("cls") or w.get("cls.output")):
         w.require("cls.output")
     if inner := w.get("cls"):

@@ -11,7 +11,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Rope:
-    """How the heads of a layer are rotated."""
+    """The rotary embedding of a layer's heads."""
 
     head_dim: int
     dims: int  # of a head's numbers, the first so many are rotated, in pairs
@@ -30,7 +30,7 @@ class Rope:
     before: int = 0  # as if tokens stood so many places before
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
-        """Radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
+        """Compute radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
 
         YaRN (Peng et al. 2023) stretches slow pairs, keeps fast ones, and blends between.
         """
@@ -49,16 +49,16 @@ class Rope:
         return stretched * (1 - keep) + plain * keep
 
     def unscaled(self, base: float) -> "Rope":
-        """The same heads, as in the original context."""
+        """Return the same heads, as in the original context."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
     def _pair_turning(self, turns: float) -> float:
-        """The pair (a fraction) that turns so often within the original context."""
+        """Return the pair (a fraction) that turns so often within the original context."""
         return self.dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
 
 def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
-    """The rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
+    """Read the rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
 
     LongRoPE's factors are tensors (see localllm.arch.attention.rope_factors), and there may be some without the type.
     """
@@ -87,7 +87,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
 
 
 def read_base(fields: Fields, name: str, default: float | None) -> float:
-    """A base of the frequencies. Raises ModelError."""
+    """Return a base of the frequencies. Raises ModelError."""
     base = fields.number(name, default)
     if base <= 1:
         raise fields.error(f"{fields.key(name)} should be above 1, is {base}")
@@ -95,5 +95,5 @@ def read_base(fields: Fields, name: str, default: float | None) -> float:
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """What makes up for a softer attention in a context that is stretched (Peng et al. 2023)."""
+    """Return the factor that offsets the softer attention of a stretched context (Peng et al. 2023)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))

@@ -1,11 +1,11 @@
-"""How tokens are given to experts, as families say it."""
+"""The routing of tokens to experts, as families declare it."""
 
 from localllm.frozen import frozen
 
 
 @frozen
 class Routing:
-    """How tokens choose experts: those with the highest scores, of the best groups.
+    """A rule by which tokens choose experts: those with the highest scores, of the best groups.
 
     Scores are the softmax of the router's logits, or of each the sigmoid or the root of softplus. The weights of the
     chosen ones are their scores, made to add up to 1 if they are normalized, times the scale.
@@ -24,5 +24,5 @@ class Routing:
 
     @property
     def matrices(self) -> int:
-        """How many experts there are to multiply with."""
+        """The number of experts' matrices."""
         return self.experts // self.together

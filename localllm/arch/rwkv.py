@@ -1,4 +1,4 @@
-"""What RWKV 6 and 7 share, and the models of Qwen's making whose attention was replaced by theirs.
+"""The common parts of RWKV 6 and 7, and Qwen's models whose attention was replaced by theirs.
 
 A layer mixes each token with the one before it, keeps a matrix for each head, and then goes through a feed-forward
 network that sees the token before, too, or through one as Qwen's.
@@ -35,13 +35,13 @@ class Rwkv(Hyperparameters):
         return self.width // self.head_dim
 
     def states(self) -> Sequence[Recurrent]:
-        """The last token, once or for both halves of a layer, and the matrices."""
+        """Return the last token, once or for both halves of a layer, and the matrices."""
         last = ((1, self.width),) * (2 if self.has_own_network else 1)
         return [Recurrent(layer, ((self.heads, self.head_dim, self.head_dim), *last)) for layer in range(self.layers)]
 
 
 def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
-    """The hyperparameters; ranks: their names. Raises ModelError."""
+    """Read the hyperparameters; ranks: their names. Raises ModelError."""
     own, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
     if common["width"] % (head_dim := fields.count("wkv.head_size")):
         raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
@@ -63,7 +63,7 @@ def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
 
 
 def said(b: Builder, w: Weights, h: Rwkv, time_mix: Callable, channel_mix: Callable) -> Activation:
-    """Logits of the wanted tokens: layers of these two, where the model has not Qwen's network."""
+    """Compute the logits of the wanted tokens."""
     if not h.has_own_network:
         return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
     w.require_biases("token_embd_norm")
@@ -74,7 +74,7 @@ def said(b: Builder, w: Weights, h: Rwkv, time_mix: Callable, channel_mix: Calla
 def block(
     b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Callable, Callable]
 ) -> Activation:
-    """One layer: both parts, each added to the residual stream."""
+    """Apply one layer: both parts, each added to the residual stream."""
     time_mix, channel_mix = mixes
     x = b.add(x, time_mix(b, w, h, state, norm(b, w, h, "attn_norm", x)))
     x = b.add(x, channel_mix(b, w, h, state, norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x)))
@@ -82,7 +82,7 @@ def block(
 
 
 def norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Activation:
-    """LayerNorm, or RMSNorm as in Qwen."""
+    """Apply LayerNorm, or RMSNorm as in Qwen."""
     if not h.has_own_network:
         return b.rms_norm(x, w.require(name), h.epsilon)
     w.require_biases(name)
@@ -94,19 +94,25 @@ def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activatio
 
 
 def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
-    """How far a token is mixed with the one before, for each use: one tensor for all, or one for each in old files."""
+    """Return how far a token is mixed with the one before, for each use.
+
+    One tensor for all, or one for each in old files.
+    """
     if fused := w.get("time_mix_lerp_fused"):
         return fused.shaped(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
     return [vector(w, h, f"time_mix_lerp_{name}") for name in names]
 
 
 def vector(w: Weights, h: Rwkv, name: str) -> Weight:
-    """A number for each column, whatever dimensions of 1 there are besides."""
+    """Return a number for each column, whatever dimensions of 1 there are besides."""
     weight = w.require(name)
     return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
 
 
 def narrow(b: Builder, w: Weights, name: str, rank: int, x: Activation, between: Callable | None = None) -> Activation:
-    """A product of two narrow matrices, `between` them a function, and a bias in a tensor of its own."""
+    """Return a product of two narrow matrices, `between` them a function.
+
+    And a bias in a tensor of its own.
+    """
     y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
     return b.linear(between(y) if between else y, w.require(f"{name}2"))

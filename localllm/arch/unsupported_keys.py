@@ -1,4 +1,6 @@
-"""Settings that would change the result, in a file of a family that does not read them: refused, unless neutral.
+"""Settings that would change the result, in a file of a family that does not read them.
+
+Refused, unless neutral.
 
 A family's `read` notes what it has asked for (Fields.asked). What GGUF names besides is passed over only where it says
 nothing, or where llama.cpp passes it over in files that people have.
@@ -50,5 +52,5 @@ def require_asked(fields: Fields) -> None:
 
 
 def refusal(fields: Fields, name: str) -> Exception:
-    """That a family does not know a setting."""
+    """Return that a family does not know a setting."""
     return fields.unsupported(f"{fields.key(name)} is {show(fields.raw(name))}, which {fields.arch} models do not have")

@@ -1,4 +1,7 @@
-"""A model's tensors by the names they have in the file: weights.block(3).attn_q is blk.3.attn_q.weight."""
+"""A model's tensors by the names they have in the file.
+
+Weights.block(3).attn_q is blk.3.attn_q.weight.
+"""
 
 import itertools
 import math
@@ -13,7 +16,10 @@ from localllm.files.gguf.file import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A matrix or vector of the model, or some of its rows; its bias, and the number that scales it, if there are."""
+    """A matrix or vector of the model, or some of its rows.
+
+    Its bias, and the number that scales it, if there are.
+    """
 
     tensor: Tensor
     bias: "Weight | None" = None
@@ -29,7 +35,7 @@ class Weight:
         return self.tensor.shape
 
     def vector(self) -> np.ndarray:
-        """A 1-D tensor as float32. Raises ModelError if it is no vector of plain, finite numbers."""
+        """Return a 1-D tensor as float32. Raises ModelError if it is no vector of plain, finite numbers."""
         kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.uint16}
         kind = kinds.get(self.tensor.format.name)
         if kind is None or len(self.shape) != 1:
@@ -42,39 +48,39 @@ class Weight:
         return numbers
 
     def whole(self) -> np.ndarray:
-        """A tensor of whole numbers as int64, in its shape. Raises ModelError."""
+        """Return a tensor of whole numbers as int64, in its shape. Raises ModelError."""
         if self.tensor.format.name != "I32":
             raise ModelError(f"tensor {self.name} should be whole numbers, is {self.tensor.format.name}")
         return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
 
     def number(self) -> float:
-        """The only number of a tensor. Raises ModelError."""
+        """Return the only number of a tensor. Raises ModelError."""
         if self.shape != (1,):
             raise ModelError(f"tensor {self.name} should be one number, has the shape {list(self.shape)}")
         return float(self.vector()[0])
 
     def shaped(self, *shape: int) -> "Weight":
-        """The same. Raises ModelError if it has another shape."""
+        """Return the same. Raises ModelError if it has another shape."""
         if self.shape != shape:
             raise ModelError(f"tensor {self.name} should have the shape {list(shape)}, has {list(self.shape)}")
         return self
 
     def flat(self) -> "Weight":
-        """A matrix as the vector of its rows, one behind the other."""
+        """Return a matrix as the vector of its rows, one behind the other."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
     def repeated(self, count: int) -> "Weight":
-        """A vector of the same numbers, each so many times. Raises ModelError if they are not plain ones."""
+        """Return a vector of the same numbers, each so many times. Raises ModelError if they are not plain ones."""
         numbers = len(self.flat().vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
 
     def as_row(self) -> "Weight":
-        """A vector as a matrix of one row."""
+        """Return a vector as a matrix of one row."""
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """A fused matrix as so many rows for each. Raises ModelError if it has more or fewer.
+        """Return a fused matrix as so many rows for each. Raises ModelError if it has more or fewer.
 
         Of a stack [experts, rows, columns], every matrix.
         """
@@ -86,7 +92,7 @@ class Weight:
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def in_stacks(self, count: int) -> "Weight":
-        """A matrix as a stack of so many, each of as many rows. Raises ModelError."""
+        """Return a matrix as a stack of so many, each of as many rows. Raises ModelError."""
         rows, rest = divmod(self.shape[0], count)
         if len(self.shape) != 2 or rest or self.bias:
             raise ModelError(f"tensor {self.name} should be {count} matrices, has the shape {list(self.shape)}")
@@ -94,7 +100,7 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(count, rows, self.shape[1]), data=data))
 
     def halves(self) -> "list[Weight]":
-        """The upper rows and the lower ones."""
+        """Return the upper rows and the lower ones."""
         return self.split(self._row_count // 2, self._row_count - self._row_count // 2)
 
     @property
@@ -126,21 +132,24 @@ class Weights:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
-        """of_layers: names of tensors that at least one layer has."""
+        """Wrap tensors; of_layers: names of tensors that at least one layer has."""
         self._tensors, self._prefix = tensors, prefix
         self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
 
     def block(self, layer: int) -> "Weights":
-        """The tensors of one layer."""
+        """Return the tensors of one layer."""
         return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
 
     def part(self, prefix: str) -> "Weights":
-        """The tensors of an encoder or a decoder, which has layers of its own."""
+        """Return the tensors of an encoder or a decoder, which has layers of its own."""
         own = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         return Weights(self._tensors, prefix, own)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
-        """The weight, or None if the file has none of that name. Raises ModelError if only other layers have it."""
+        """Return the weight, or None if the file has none of that name.
+
+        Raises ModelError if only other layers have it.
+        """
         tensor = self._find(f"{name}.weight", by_layer)
         if tensor is None:
             return None
@@ -148,12 +157,12 @@ class Weights:
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
     def bias(self, name: str) -> Weight | None:
-        """A bias that belongs to no matrix, or None. Raises ModelError if only other layers have it."""
+        """Return a bias that belongs to no matrix, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
 
     def bare(self, name: str) -> Weight | None:
-        """A tensor whose name has no such end, or None. Raises ModelError if only other layers have it."""
+        """Return a tensor whose name has no such end, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(name, by_layer=False)
         return Weight(tensor) if tensor else None
 
@@ -164,18 +173,18 @@ class Weights:
         return tensor
 
     def exactly(self, name: str) -> Weight:
-        """A tensor whose name does not end in ".weight". Raises ModelError if there is none."""
+        """Return a tensor whose name does not end in ".weight". Raises ModelError if there is none."""
         tensor = self._tensors.get(f"{self._prefix}{name}")
         if tensor is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}")
         return Weight(tensor)
 
     def all(self) -> list[Weight]:
-        """Every tensor below the prefix."""
+        """Return every tensor below the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
 
     def require(self, name: str) -> Weight:
-        """The weight. Raises ModelError if the file has none of that name."""
+        """Return the weight. Raises ModelError if the file has none of that name."""
         weight = self.get(name)
         if weight is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
@@ -192,12 +201,12 @@ class Weights:
 
 
 def names_in_layers(names: Iterable[str]) -> frozenset[str]:
-    """What stands behind "blk." and the number of a layer."""
+    """Compute what stands behind "blk." and the number of a layer."""
     return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
 
 
 def stacked(matrices: Sequence[Weight]) -> Weight:
-    """Matrices as the stack [count, rows, columns] that they are, where they lie. Raises ModelError if not."""
+    """Return matrices as the stack [count, rows, columns] that they are. Raises ModelError if not."""
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]

@@ -25,7 +25,7 @@ from localllm.convert.weights import Stored, open_weights, weight_files
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import row_count
-from localllm.quant.recipes import ordered, recipe_named
+from localllm.quant.recipes import find_recipe, llama_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def nbytes(tensor: CheckpointTensor) -> int:
 
 def parted(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Names in the order in which files have them, in so many parts of about the same size; none is empty."""
-    names, total = ordered(sizes), sum(sizes.values())
+    names, total = llama_order(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
     parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
     number = 0
@@ -147,7 +147,7 @@ def own_files(folder: Path) -> list[str]:
 def file_type(tensors: list[CheckpointTensor]) -> int:
     """general.file_type: the format of most matrices, or the one that checkpoints are quantized in."""
     formats = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
-    return recipe_named("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
+    return find_recipe("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
 
 
 def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from localllm.errors import ModelError
-from localllm.text.pretokenize import cutter
+from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
 # The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
@@ -145,4 +145,4 @@ def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
 
 def cut_by(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
     """Where a known pre-tokenizer's words begin and end."""
-    return list(pairwise(accumulate(map(len, cutter(known.patterns)(text)), initial=0)))
+    return list(pairwise(accumulate(map(len, make_splitter(known.patterns)(text)), initial=0)))

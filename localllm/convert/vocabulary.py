@@ -14,7 +14,7 @@ from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
 from localllm.text.endings import MORE_ENDS, TEXTS
-from localllm.text.normalizing import COMPOSING, NORMALIZER, NOTHING, usually_composes
+from localllm.text.normalizing import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
@@ -209,7 +209,7 @@ def what_gguf_has_no_key_for(tokens: Tokens, settings: VocabularySettings) -> di
     """Keys of our own: ends that are no tokens, and whether texts are composed, where its name does not tell."""
     texts = ends_left_out(tokens, settings)
     metadata: dict[str, Any] = {TEXTS: texts} if texts else {}
-    if tokens.model == "gpt2" and tokens.composes != usually_composes(
+    if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
         tokens.pre, str(settings.model.get("model_type")).replace("_", "")
     ):
         metadata[NORMALIZER] = COMPOSING if tokens.composes else NOTHING

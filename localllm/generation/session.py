@@ -17,9 +17,9 @@ from localllm.generation.reasoning import Tags, Thinking, template_variables
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.sequence_pool import SequencePool
-from localllm.images.parts import marked
+from localllm.images.parts import extract_images
 from localllm.text.marker_escaping import Message
-from localllm.text.messages import checked
+from localllm.text.messages import validate_messages
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_text, token_ids
 
@@ -177,8 +177,8 @@ class Session(Conversation):
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """What is read of a conversation: with images, calls and their results, and the tools that there are."""
         use = options.tools
-        messages, images = marked(messages)
-        messages = checked(messages)
+        messages, images = extract_images(messages)
+        messages = validate_messages(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
             return self._encoded(messages, images, options)
         from localllm.generation.tools.tool_messages import as_data, in_format
@@ -220,12 +220,12 @@ class Session(Conversation):
 
         options: have the template's variables. What messages say is text: only the template writes control tokens.
         """
-        return self._encoded(*marked(messages), options).ids
+        return self._encoded(*extract_images(messages), options).ids
 
     def _encoded(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
         """The same, of messages with marks for images."""
         self.require_conversation()
-        chosen, messages = options or GenerationOptions(), checked(messages)
+        chosen, messages = options or GenerationOptions(), validate_messages(messages)
         format = self._format(chosen)
         begun = begun_answer(messages, chosen.continue_final, format.thoughts)
         is_thought = begun is not None and bool(begun.thinking) and not begun.text

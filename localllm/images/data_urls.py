@@ -1,4 +1,4 @@
-"""Images in base64, as programs write them: data URLs with line breaks, without padding, in capitals, or no head.
+"""Base64 images as programs write them: data URLs with line breaks, no padding, capitals, or no head.
 
 Sources: RFC 2397 (data URLs), RFC 4648 (base64, and its alphabet for URLs), RFC 2045 (lines of 76 characters).
 """
@@ -36,7 +36,7 @@ def is_bare_base64(text: str) -> bool:
 
 
 def decode_data_url(url: str) -> bytes:
-    """Decode what a data URL holds, or base64 without a head. Raises UsageError."""
+    """Decode a data URL, or base64 without a head. Raises UsageError."""
     if not is_data_url(url):
         return decode_base64(url)
     head, comma, body = url.partition(",")

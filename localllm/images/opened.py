@@ -1,7 +1,7 @@
-"""Images out of files, of bytes and of programs, by Pillow: checked, upright, and in red, green and blue.
+"""Loads images from files, bytes and programs with Pillow: checked, upright, and in RGB.
 
-What comes from strangers is refused by a line: other formats, files that are cut off or lie about their size, and
-images that would fill the memory.
+Bad input is refused by a line: other formats, files that are cut off or lie about their size, and images that would
+fill the memory.
 """
 
 import io
@@ -25,22 +25,25 @@ MISSING = "images need Pillow: pip install 'localllm[images]'"
 WHITE = 255, 255, 255
 
 
-def opened_image(source: Any) -> Any:
-    """A Pillow image in RGB, of a path, the bytes of a file, a data URL, a Pillow image or an array uint8 [rows,
-    columns, 3]. Raises UsageError."""
-    pillow = imported()
+def load_image(source: Any) -> Any:
+    """Load a Pillow image in RGB.
+
+    source: a path, the bytes of a file, a data URL, a Pillow image or an array uint8 [rows, columns, 3]. Raises
+    UsageError.
+    """
+    pillow = import_pillow()
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise UsageError("an image should be uint8 [rows, columns, 3]")
         source = pillow.fromarray(source)
     if isinstance(source, pillow.Image):
-        return upright(source, "the image")
-    name, data = content(source)
-    return decoded(pillow, data, name)
+        return to_upright_rgb(source, "the image")
+    name, data = read_source(source)
+    return decode_image(pillow, data, name)
 
 
-def imported() -> Any:
-    """Pillow. Raises UsageError if it is not there."""
+def import_pillow() -> Any:
+    """Import Pillow. Raises UsageError if it is not there."""
     try:
         from PIL import Image
     except ImportError:
@@ -48,8 +51,8 @@ def imported() -> Any:
     return Image
 
 
-def content(source: Any) -> tuple[str, bytes]:
-    """What to call it in messages, and the bytes of a file. Raises UsageError."""
+def read_source(source: Any) -> tuple[str, bytes]:
+    """Return a name for messages, and the bytes of a file. Raises UsageError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the image", bytes(source)
     if isinstance(source, str) and (is_data_url(source) or (is_bare_base64(source) and not os.path.exists(source))):
@@ -67,8 +70,8 @@ def content(source: Any) -> tuple[str, bytes]:
     return os.fsdecode(source), data
 
 
-def decoded(pillow: Any, data: bytes, name: str) -> Any:
-    """A file's first image. Raises UsageError."""
+def decode_image(pillow: Any, data: bytes, name: str) -> Any:
+    """Decode a file's first image. Raises UsageError."""
     if len(data) > MOST_BYTES:
         raise UsageError(f"{name}: an image of more than {MOST_BYTES >> 20} MB")
     for plugin in PLUGINS:  # Pillow has more than 40, of formats that nobody has here
@@ -81,7 +84,7 @@ def decoded(pillow: Any, data: bytes, name: str) -> Any:
             image = pillow.open(io.BytesIO(data), formats=formats)
             require_size(image.size, name)
             image.load()
-            return upright(image, name)
+            return to_upright_rgb(image, name)
     except UsageError:
         raise
     except pillow.DecompressionBombError:
@@ -89,11 +92,11 @@ def decoded(pillow: Any, data: bytes, name: str) -> Any:
     except MemoryError:
         raise UsageError(f"{name}: there is not enough memory for this image") from None
     except Exception as error:  # Pillow's readers raise whatever Python can
-        raise UsageError(f"{name}: {reason_of(error, data)}") from None
+        raise UsageError(f"{name}: {describe_error(error, data)}") from None
 
 
 def require_size(size: tuple[int, int], name: str) -> None:
-    """Raises UsageError for a size that no image has, or that is too large."""
+    """Raise UsageError for an impossible or too large size."""
     columns, rows = size
     if columns < 1 or rows < 1:
         raise UsageError(f"{name}: an image without pixels")
@@ -105,8 +108,8 @@ def require_size(size: tuple[int, int], name: str) -> None:
         )
 
 
-def reason_of(error: Exception, data: bytes) -> str:
-    """What is wrong with a file, in one line of printable characters."""
+def describe_error(error: Exception, data: bytes) -> str:
+    """Describe an error in one line of printable characters."""
     if type(error).__name__ == "UnidentifiedImageError":
         return "not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)" if data else "an empty file, no image"
     text = " ".join(str(error).split())[:100]
@@ -114,8 +117,8 @@ def reason_of(error: Exception, data: bytes) -> str:
     return f"a damaged image ({shown or type(error).__name__})"
 
 
-def upright(image: Any, name: str) -> Any:
-    """In RGB, as a camera was held; what is transparent is white."""
+def to_upright_rgb(image: Any, name: str) -> Any:
+    """Convert to RGB, rotated by its EXIF orientation, with transparency on white."""
     from PIL import ImageOps
 
     require_size(image.size, name)
@@ -123,11 +126,11 @@ def upright(image: Any, name: str) -> Any:
     if image.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I"):  # Pillow would cut off what is above 255
         levels = np.asarray(image).astype(np.int64)
         most = 65535 if image.mode != "I" or levels.max() > 255 else 255
-        image = imported().fromarray((np.clip(levels, 0, most) * 255 // most).astype(np.uint8))
+        image = import_pillow().fromarray((np.clip(levels, 0, most) * 255 // most).astype(np.uint8))
     if image.mode == "F":
         raise UsageError(f"{name}: an image of numbers that are no colours")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
-        ground = imported().new("RGBA", image.size, (*WHITE, 255))
-        image = imported().alpha_composite(ground, image)
+        ground = import_pillow().new("RGBA", image.size, (*WHITE, 255))
+        image = import_pillow().alpha_composite(ground, image)
     return image.convert("RGB")

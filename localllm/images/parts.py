@@ -1,4 +1,4 @@
-"""Images in messages: parts of a content, as in OpenAI's interface, become a mark in its text and a list of images."""
+"""Images in messages: content parts as in OpenAI's API become marks in the text and a list of images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from localllm.images.data_urls import is_bare_base64, is_data_url
 from localllm.text.marker_escaping import IMAGE, Message
 
 
-def marked(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """The messages with texts as contents where images stand among them, a mark for each, and the images in order.
+def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+    """Replace images in messages by marks in the texts; return the messages and the images in order.
 
     A part is {"type": "image", "image": path, bytes or a Pillow image}, or {"type": "image_url", "image_url": {"url":
     "data:image/png;base64,..."}}. They may also stand beside the text, {"content": ..., "images": [path, ...]}, as in
-    Ollama: then it follows them. As in llama.cpp, there is no line break before or behind an image. Raises UsageError.
+    Ollama: then they follow it. As in llama.cpp, there is no line break before or after an image. Raises UsageError.
     """
     if not any(has_image(message) for message in messages):
         return list(messages), []
@@ -22,18 +22,18 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
 
 
 def has_image(message: Any) -> bool:
-    """Whether there are some beside its text, or among the parts of its content."""
+    """Return whether a message has images, beside its text or among the parts of its content."""
     return isinstance(message, dict) and (bool(message.get("images")) or bool(images_of(message)))
 
 
 def images_of(message: Message) -> list[dict[str, Any]]:
-    """The parts of its content that are images."""
+    """List the image parts of a message."""
     content = message.get("content")
     return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
 def texts_of(content: Any) -> str:
-    """A content without its images."""
+    """Return a content without its images."""
     if not isinstance(content, list):
         return content
     return "\n".join(
@@ -42,7 +42,7 @@ def texts_of(content: Any) -> str:
 
 
 def is_image(part: Any) -> bool:
-    """Whether a part of a content is one."""
+    """Return whether a part of a content is an image."""
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
@@ -63,16 +63,16 @@ def _marked(message: Message, images: list[Any]) -> Message:
             images.append(source_of(part))
             text, behind_image = text + IMAGE, True
             continue
-        said = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        if not isinstance(said, str):
+        texts = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if not isinstance(texts, str):
             raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
-        text += ("\n" if text and not behind_image else "") + said.replace(IMAGE, "�")
+        text += ("\n" if text and not behind_image else "") + texts.replace(IMAGE, "�")
         behind_image = False
     return {**message, "content": text}
 
 
 def _without_marks(part: Any) -> Any:
-    """A part whose text, if it is one, has no mark."""
+    """Return a part with marks removed from its text."""
     if isinstance(part, str):
         return part.replace(IMAGE, "�")
     if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -81,13 +81,13 @@ def _without_marks(part: Any) -> Any:
 
 
 def source_of(part: dict[str, Any]) -> Any:
-    """Where an image comes from. Raises UsageError."""
+    """Return an image part's source. Raises UsageError."""
     if part["type"] == "image":
         if "image" not in part:
             raise UsageError('a part of type "image" should have an "image": a path, bytes or a Pillow image')
         return part["image"]
-    given = part.get("image_url")
-    url = given.get("url") if isinstance(given, dict) else given
+    source = part.get("image_url")
+    url = source.get("url") if isinstance(source, dict) else source
     if not isinstance(url, str):
         raise UsageError('a part of type "image_url" should have an image_url: {"url": ...}')
     if not is_data_url(url) and not is_bare_base64(url):

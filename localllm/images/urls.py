@@ -1,4 +1,4 @@
-"""Images as data URLs: how other programs are shown them."""
+"""Converts images to data URLs for other programs."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.images.opened import content, imported, opened_image
+from localllm.images.opened import import_pillow, load_image, read_source
 from localllm.images.parts import has_image, is_image, source_of
 from localllm.text.marker_escaping import Message
 
@@ -15,8 +15,8 @@ KINDS = {"JPEG": "image/jpeg", "PNG": "image/png"}  # that every server reads
 ORIENTATION = 0x0112  # among what EXIF tells
 
 
-def with_urls(messages: Sequence[Message]) -> list[Message]:
-    """The same with every image as a part of OpenAI's type image_url. Raises UsageError for what is no image."""
+def to_data_urls(messages: Sequence[Message]) -> list[Message]:
+    """Convert every image to a part of OpenAI's type image_url. Raises UsageError for an invalid image."""
     return [_with_urls(message) if has_image(message) else message for message in messages]
 
 
@@ -32,10 +32,12 @@ def _with_urls(message: Message) -> Message:
 
 
 def data_url(source: Any) -> str:
-    """An image, as of localllm.images.opened: the file as it is if everybody sees the same in it, or a PNG of what we
-    see. Raises UsageError."""
-    image = opened_image(source)
-    kind, data = as_it_is(source)
+    """Convert an image, as of localllm.images.opened, to a data URL. Raises UsageError.
+
+    The file as it is if every program shows it alike, or else a PNG of the loaded image.
+    """
+    image = load_image(source)
+    kind, data = read_unchanged(source)
     if not kind:
         file = io.BytesIO()
         image.save(file, "PNG")
@@ -43,12 +45,12 @@ def data_url(source: Any) -> str:
     return f"data:{KINDS[kind]};base64,{base64.b64encode(data).decode()}"
 
 
-def as_it_is(source: Any) -> tuple[str, bytes]:
-    """The format and the bytes of a file that is upright and has nothing transparent; "" for another one."""
-    pillow = imported()
+def read_unchanged(source: Any) -> tuple[str, bytes]:
+    """Return the format and bytes of an upright file without transparency; "" for any other."""
+    pillow = import_pillow()
     if isinstance(source, np.ndarray | pillow.Image):
         return "", b""
-    data = content(source)[1]
+    data = read_source(source)[1]
     with pillow.open(io.BytesIO(data)) as file:
         is_plain = file.mode in ("RGB", "L") and "transparency" not in file.info
         is_plain = is_plain and file.format in KINDS and file.getexif().get(ORIENTATION, 1) == 1

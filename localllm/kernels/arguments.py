@@ -331,7 +331,9 @@ KERNELS: dict[str, Any] = {
 
 
 def in_order(kernel: str, values: Mapping[str, Any]) -> list[Any]:
-    """The values in the order of the kernel's array; `kernel` may name a format, too, as in embed-Q8_0.
+    """Return the values in the order of the kernel's array.
+
+    `kernel` may name a format, too, as in embed-Q8_0.
 
     Raises TypeError for a name that is missing or too many.
     """

@@ -4,7 +4,9 @@ from typing import Any, ClassVar
 
 
 class Declaration(tuple[int, ...]):
-    """Places, by name: to Numba it looks like a named tuple, of which Python would take 4 ms to make all that are here.
+    """Places, by name: to Numba it looks like a named tuple.
+
+    Of which Python would take 4 ms to make all that are here.
 
     Attributes:
         _fields: the names.
@@ -18,7 +20,7 @@ class Declaration(tuple[int, ...]):
 
 
 def arguments(names: str) -> Any:
-    """A declaration: the names in the order of the array."""
+    """Return a declaration: the names in the order of the array."""
     fields = tuple(names.split())
     places = {name: place for place, name in enumerate(fields)}
     return type("Arguments", (Declaration,), {"__slots__": (), "_fields": fields, **places})(places.values())

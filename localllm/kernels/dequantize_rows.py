@@ -15,7 +15,7 @@ NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # need no kernel, or have n
 
 
 def can_widen(format: Format) -> bool:
-    """Whether weights of the format are numbers that float32 can hold."""
+    """Return whether weights of the format are numbers that float32 can hold."""
     return format.name == "F32" or format.name not in NUMBERS
 
 
@@ -36,7 +36,7 @@ class Widener:
         }
 
     def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
-        """Rows as they lie in a file, uint8 [rows, bytes of a row] -> float32 [rows, columns].
+        """Return rows as they lie in a file, uint8 [rows, bytes of a row] -> float32 [rows, columns].
 
         The result may be a view of `rows`; it is good until this thread's next call.
         """
@@ -59,7 +59,10 @@ class Widener:
         return weights
 
     def _buffer(self, size: int) -> np.ndarray:
-        """This thread's, float32 [size]. New memory for each chunk would cost the system more than the conversion."""
+        """Return this thread's buffer, float32 [size].
+
+        New memory for each chunk would cost the system more than the conversion.
+        """
         if getattr(self._local, "buffer", np.empty(0)).size < size:
             self._local.buffer = np.empty(size, np.float32)
         return self._local.buffer[:size]

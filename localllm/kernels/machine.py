@@ -1,4 +1,4 @@
-"""What CPU the kernels are compiled for, as one frozen `Lane`, which is handed on.
+"""The CPU that kernels are compiled for, as one frozen `Lane`, which is passed on.
 
 LLVM knows what this CPU is called and has. To ask it, llvmlite has to be imported, for which a start takes 50 ms: the
 answer is kept for a computer of which the system says the same. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES overrule it: so
@@ -20,12 +20,7 @@ from localllm.system import cpu
 
 @dataclass(frozen=True)
 class Lane:
-    """What a CPU offers to kernels.
-
-    Attributes:
-        cpu: LLVM's name of it, such as znver4.
-        feature_string: LLVM's feature list, such as +avx2,-avx512f. Every 64-bit ARM has +neon.
-    """
+    """The features of a CPU for kernels."""
 
     cpu: str
     feature_string: str
@@ -51,7 +46,7 @@ class Lane:
         return {"amx-tile", "amx-bf16"} <= self.features
 
     def has_instructions(self, x86_feature: str) -> bool:
-        """Whether it has instructions for f16c (half floats), fma (multiply and add) or sse4.1 (rounding).
+        """Return whether it has instructions for f16c, fma (multiply and add) or sse4.1 (rounding).
 
         Every 64-bit ARM has them. Where there are none, LLVM calls a function, which is slow and may not be there.
         """
@@ -60,13 +55,19 @@ class Lane:
 
 @cache
 def this_lane() -> Lane:
-    """The lane that this process compiles for, asked once: of this computer, unless it was told otherwise."""
+    """Return the lane that this process compiles for, asked once.
+
+    Of this computer, unless it was told otherwise.
+    """
     given = os.environ.get("NUMBA_CPU_FEATURES")
     return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], processor()[1] if given is None else given)
 
 
 def lane_name() -> str:
-    """Which instructions multiply prompts here: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable."""
+    """Return which instructions multiply prompts here.
+
+    Amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3, or portable.
+    """
     if has_tiles():
         return "amx-bf16"
     if this_lane().has_vnni:
@@ -76,7 +77,7 @@ def lane_name() -> str:
 
 
 def has_tiles() -> bool:
-    """Whether the CPU multiplies tiles in BF16 and the system lets this process do it."""
+    """Return whether the CPU multiplies tiles in BF16 and the system lets this process do it."""
     return this_lane().has_tiles and allow_tiles()
 
 
@@ -88,7 +89,7 @@ def allow_tiles() -> bool:
 
 @cache
 def processor() -> tuple[str, str]:
-    """LLVM's name and feature list of this computer's CPU."""
+    """Return LLVM's name and feature list of this computer's CPU."""
     said = cpu.processor_information()
     if said is None:
         return processor_by_llvm()
@@ -112,7 +113,10 @@ def processor_by_llvm() -> tuple[str, str]:
 
 
 def version_file(package: str) -> bytes:
-    """The file in which Numba or llvmlite says its version: importing Numba takes 300 ms, importlib.metadata 12."""
+    """Return the file in which Numba or llvmlite says its version.
+
+    Importing Numba takes 300 ms, importlib.metadata 12.
+    """
     found = find_spec(package)
     assert found is not None and found.origin is not None, "it is a dependency"
     return Path(found.origin).with_name("_version.py").read_bytes()

@@ -1,4 +1,6 @@
-"""Verbs that treat rows one by one and write as many columns as they read: a row for each, without Numba.
+"""Verbs that treat rows one by one and write as many columns as they read.
+
+A row for each, without Numba.
 
 A row says all that lies between the verb's meaning (localllm.arch.verbs) and its kernels: what they are given, whether
 they may write over their first input, and in which module each target has them, by the verb's name.
@@ -32,7 +34,7 @@ class Verb(NamedTuple):
 
 
 def row(names: str, inputs: str, cpu: str, cuda: str = "elementwise.elementwise", in_place: bool = True) -> Verb:
-    """names: all arguments, in their order."""
+    """Declare a rowwise verb; names: all arguments, in their order."""
     activations, fields = tuple(inputs.split()), names.split()
     strides = tuple(name for name in fields if name.endswith("_stride"))
     known = {*SHAPE, *activations, *strides}
@@ -105,7 +107,7 @@ ROWWISE = {
 
 
 def where(verb: str) -> str:
-    """What to do about a verb that nobody knows how to compute."""
+    """Compute what to do about a verb that nobody knows how to compute."""
     return (
         f"the verb {verb!r} has no row in localllm/kernels/verbs.py, no operation in localllm/engine/operations that"
         " says its steps, and no function in the table of the target: it needs one of them"

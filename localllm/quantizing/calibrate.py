@@ -32,7 +32,7 @@ from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, 
 from localllm.files.gguf.writer import pack_value
 from localllm.files.oddities import Oddities
 from localllm.kernels.dequantize_rows import Widener
-from localllm.quant.block_codes import decoded
+from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.hessian import SAMPLE, Hessian
 from localllm.quantizing.calibration_texts import chunks_of
@@ -51,7 +51,7 @@ from localllm.quantizing.liveness import LastReads
 from localllm.quantizing.original_weights import Originals
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
 from localllm.services.quantization_info import calibration
-from localllm.system.memory import give_back_from
+from localllm.system.memory import return_freed_from
 from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
@@ -102,7 +102,7 @@ class Calibration:
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
         """Raises ModelError, UsageError."""
-        give_back_from(LARGE)
+        return_freed_from(LARGE)
         self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = architecture(self._file)
         self.chunks = chunks_of(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
@@ -210,7 +210,7 @@ class CalibratedMatrices(Originals):
         """As they will be, but those of a matrix that makes logits, too, as they are."""
         rows, job = super().rows(weight, ids), self.jobs[weight.name]
         is_encoded = is_calibrated(job) and not job.makes_logits
-        return decoded(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
+        return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
     def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""

@@ -21,7 +21,16 @@ from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import can_widen
 from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
-from localllm.quant.recipes import Facts, Options, Planner, Recipe, is_quantized, needs_importance, ordered, role_of
+from localllm.quant.recipes import (
+    ModelFacts,
+    Options,
+    Planner,
+    Recipe,
+    is_quantized,
+    llama_order,
+    needs_importance,
+    role_of,
+)
 
 COPY = Recipe(-1, "COPY", "")
 CHUNK = 1 << 20  # weights that are converted and searched at once: 4 MB in float32
@@ -132,11 +141,11 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
     imatrix = wanted_importance(request)
     overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
-    facts = Facts.of(overridden, imatrix is not None or request.texts is not None)
+    facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
         raise ModelError(f"{printable(source.path, 4096)}: there are no weights in this file")
-    parts = source.parts if request.keep_split else [ordered(tensors)]
+    parts = source.parts if request.keep_split else [llama_order(tensors)]
     planner = Planner(request.recipe, facts, tensors, request.options)
     jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
     flat = [job for part in jobs for job in part]

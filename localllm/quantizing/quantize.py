@@ -34,7 +34,7 @@ from localllm.kernels.dequantize_rows import Widener, can_widen
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import problems
-from localllm.quant.recipes import RECIPES, Recipe, recipe_named
+from localllm.quant.recipes import RECIPES, Recipe, find_recipe
 from localllm.quantizing.plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
 from localllm.services.finite_check import widened
 from localllm.services.validate import require_valid
@@ -90,7 +90,7 @@ def type_named(text: str) -> Recipe | None:
     if text.upper() == COPY.name:
         return COPY
     try:
-        return recipe_named(text)
+        return find_recipe(text)
     except KeyError:
         return None
 

@@ -27,11 +27,11 @@ from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source, row_count
 from localllm.kernels.build.library import Progress
 from localllm.kernels.dequantize_rows import Widener, can_widen
-from localllm.quant.activation_rounding import rounded
-from localllm.quant.block_codes import decoded
+from localllm.quant.activation_rounding import round_activations
+from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
-from localllm.quant.hessian import limited
+from localllm.quant.hessian import limit_outliers
 from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibrationError
@@ -68,7 +68,7 @@ class FoldReader(NamedTuple):
         """What is wrong in what it makes, relative to that, if its columns (and what meets them) are scaled."""
         made = self.inputs @ self.weights.T
         blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
-        found = rounded(self.inputs / scales, BY_NAME[self.format].block) @ decoded(self.format, blocks).T
+        found = round_activations(self.inputs / scales, BY_NAME[self.format].block) @ dequantize(self.format, blocks).T
         return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
 
 
@@ -145,7 +145,7 @@ class FoldMeasurer(Originals):
         count = row_count(shape) // (1, *shape)[-2]
         readers = []
         for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
-            pieces = list(limited(list(inputs.of(n))))
+            pieces = list(limit_outliers(list(inputs.of(n))))
             seen, other = (np.concatenate(pieces[half::2]) for half in (0, 1))
             if len(seen) and len(other):
                 some, squares = other[:: -(-len(other) // INPUTS)], mean_squares(seen, job.tensor.name)

@@ -16,7 +16,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.text_file import decode_text
 from localllm.frozen import frozen
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, ShownImage
-from localllm.images.opened import content
+from localllm.images.opened import read_source
 from localllm.quant.cache import cache_folder
 from localllm.services.records import IMAGE, Record
 from localllm.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def key_of(given: str | ShownImage) -> str:
     """What a text or an image is known by: its content. Raises UsageError."""
     if isinstance(given, str):
         return given
-    return "\0" + hashlib.sha256(content(given.source)[1]).hexdigest()
+    return "\0" + hashlib.sha256(read_source(given.source)[1]).hexdigest()
 
 
 def files_below(names: Sequence[str]) -> list[str]:

@@ -120,7 +120,7 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
 def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
     """A model on the hub, as far as its header goes, and how many bytes were fetched for it.
 
-    Raises as Repository.receive and hollow_model.
+    Raises as Repository.receive and open_header_only.
     """
     by_name = {f"hf:{repository.name}/{file.name}": file for file in files}
 

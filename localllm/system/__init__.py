@@ -1,4 +1,4 @@
-"""What differs between Linux, Windows and macOS: one file for each concern, and nothing else asks which system it is.
+"""The differences between Linux, Windows and macOS: a file for each concern, and no checks elsewhere.
 
-They raise OSError, know nothing of models, and import nothing that a system lacks before they know where they are.
+Functions raise OSError, know nothing of models, and import nothing that a system lacks before they know where they are.
 """

@@ -1,4 +1,4 @@
-"""What Linux's control groups leave to this process: its own group, and all above it, of version 1 and 2."""
+"""Limits of Linux's control groups on this process: its own group and all parents, of version 1 and 2."""
 
 import os
 import re
@@ -14,35 +14,34 @@ NO_QUOTA = 1e6  # processors
 
 
 def cgroup_quota() -> float:
-    """Processors' worth of time, at most; NO_QUOTA if no group has a limit."""
-    limits = [read_two(folder, "cpu.max") for folder in folders("")]
+    """Return the CPU quota in processors; NO_QUOTA if no group has a limit."""
+    limits = [read_two_numbers(folder, "cpu.max") for folder in group_folders("")]
     limits += [
-        (number(f"{folder}/cpu.cfs_quota_us"), number(f"{folder}/cpu.cfs_period_us")) for folder in folders("cpu")
+        (read_number(f"{folder}/cpu.cfs_quota_us"), read_number(f"{folder}/cpu.cfs_period_us"))
+        for folder in group_folders("cpu")
     ]
     shares = [most / period for most, period in limits if most and period and most > 0 and period > 0]
     return min(shares, default=NO_QUOTA)
 
 
 def memory_left() -> int:
-    """Bytes that may be used beside those in use; the system's cache of files is in nobody's way. sys.maxsize if no
-    group has a limit.
-    """
-    left = [
-        most - (number(f"{folder}/memory.stat", "anon") or 0)
-        for folder in folders("")
+    """Return how many more bytes may be used, without the file cache; sys.maxsize without a limit."""
+    remaining = [
+        most - (read_number(f"{folder}/memory.stat", "anon") or 0)
+        for folder in group_folders("")
         for name in ("memory.max", "memory.high")  # above the second one everything is slow
-        if (most := number(f"{folder}/{name}")) is not None
+        if (most := read_number(f"{folder}/{name}")) is not None
     ]
-    left += [
-        most - (number(f"{folder}/memory.stat", "total_rss") or number(f"{folder}/memory.stat", "rss") or 0)
-        for folder in folders("memory")
-        if (most := number(f"{folder}/memory.limit_in_bytes")) is not None and most < NO_LIMIT
+    remaining += [
+        most - (read_number(f"{folder}/memory.stat", "total_rss") or read_number(f"{folder}/memory.stat", "rss") or 0)
+        for folder in group_folders("memory")
+        if (most := read_number(f"{folder}/memory.limit_in_bytes")) is not None and most < NO_LIMIT
     ]
-    return max(0, min(left, default=sys.maxsize))
+    return max(0, min(remaining, default=sys.maxsize))
 
 
-def folders(controller: str) -> Iterator[str]:
-    """Those of this process's group and of all above it, as far as they can be seen; "" means version 2."""
+def group_folders(controller: str) -> Iterator[str]:
+    """Yield the folders of this process's group and its parents, as far as visible; "" means version 2."""
     own = own_group(controller)
     if own is None:
         return
@@ -57,8 +56,8 @@ def folders(controller: str) -> Iterator[str]:
 
 
 def own_group(controller: str) -> str | None:
-    """Its path among all groups; None if it is in none."""
-    for line in lines("proc/self/cgroup"):
+    """Return the path of this process's group; None if it is in none."""
+    for line in read_lines("proc/self/cgroup"):
         _, names, path = (line.split(":", 2) + ["", ""])[:3]
         if names == controller == "" or (controller and controller in names.split(",")):
             return path
@@ -66,46 +65,49 @@ def own_group(controller: str) -> str | None:
 
 
 def mounts(controller: str) -> Iterator[tuple[str, str]]:
-    """Where groups can be seen: the path of the topmost, and its folder (proc_pid_mountinfo(5))."""
-    for line in lines("proc/self/mountinfo"):
+    """Yield where groups are mounted: the path of the topmost, and its folder (proc_pid_mountinfo(5))."""
+    for line in read_lines("proc/self/mountinfo"):
         before, _, behind = line.partition(" - ")
         words, kind = before.split(), behind.split()
         if len(words) < 5 or len(kind) < 3:
             continue
         is_meant = kind[0] == "cgroup" and controller in kind[2].split(",") if controller else kind[0] == "cgroup2"
         if is_meant:
-            yield unescaped(words[3]), os.path.normpath(f"{ROOT}/{unescaped(words[4])}")
+            yield unescape(words[3]), os.path.normpath(f"{ROOT}/{unescape(words[4])}")
 
 
 def is_below(path: str, other: str) -> bool:
-    """Whether a path is another one, or in it."""
+    """Return whether a path is another one, or in it."""
     return path == other or path.startswith(f"{other.rstrip('/')}/")
 
 
-def unescaped(text: str) -> str:
-    """The kernel writes a space as \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+def unescape(text: str) -> str:
+    """Decode the kernel's escapes, such as \\040 for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def lines(path: str) -> list[str]:
-    """Of a file below ROOT; none if it is not there."""
+def read_lines(path: str) -> list[str]:
+    """Read the lines of a file below ROOT; none if there is no such file."""
     try:
         return Path(f"{ROOT}/{path}").read_text(errors="replace").splitlines()
     except OSError:
         return []
 
 
-def number(path: str, name: str = "") -> int | None:
-    """What a file says, or says behind a name at the beginning of a line; None for "max", and if it is not there."""
+def read_number(path: str, name: str = "") -> int | None:
+    """Read a number, alone or after a name at the beginning of a line.
+
+    None for "max", and if it is not there.
+    """
     try:
-        found = re.search(rf"^{name} *(-?\d+)\s*$", Path(path).read_text(), re.MULTILINE)
+        match = re.search(rf"^{name} *(-?\d+)\s*$", Path(path).read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
-def read_two(folder: str, name: str) -> tuple[int | None, int | None]:
-    """Two numbers of a file."""
+def read_two_numbers(folder: str, name: str) -> tuple[int | None, int | None]:
+    """Read two numbers from a file."""
     try:
         words = Path(f"{folder}/{name}").read_text().split()
     except OSError:

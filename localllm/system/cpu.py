@@ -1,7 +1,7 @@
-"""The processor: how many cores there are for this process, what they are called, and what they can do.
+"""The processor: cores available to this process, names, and features.
 
 LLVM knows the names of processors and most features. Of an ARM it does not know all: the system says whether there are
-products of bytes in fours (dotprod), and of small matrices (i8mm).
+dot products of bytes (dotprod), and products of small matrices of them (i8mm).
 """
 
 import ctypes
@@ -28,7 +28,7 @@ CORES = 0  # Windows: RelationProcessorCore
 
 
 def is_arm() -> bool:
-    """Whether this is a 64-bit ARM, of which all have NEON: arithmetic on vectors of 128 bits."""
+    """Return whether this is a 64-bit ARM, all of which have NEON: vectors of 128 bits."""
     return platform.machine().lower() in ("aarch64", "arm64")
 
 
@@ -37,7 +37,7 @@ LINE = 128 if sys.platform == "darwin" and is_arm() else 64
 
 
 def arm_features() -> list[str]:
-    """LLVM's names of what this ARM can do."""
+    """Return LLVM's names of this ARM's features."""
     if sys.platform == "darwin":
         return ["neon", *(feature for feature, name in MACOS.items() if system_number(name))]
     if sys.platform == "win32":
@@ -46,7 +46,7 @@ def arm_features() -> list[str]:
 
 
 def auxiliary_value(word: int) -> int:
-    """What Linux has told this process about the computer; 0 if it told nothing."""
+    """Read an entry of Linux's auxiliary vector; 0 without it."""
     try:
         getauxval = ctypes.CDLL(None).getauxval
     except AttributeError:  # another system
@@ -56,7 +56,7 @@ def auxiliary_value(word: int) -> int:
 
 
 def system_number(name: str) -> int:
-    """An integer that macOS knows about the computer; 0 if it does not know it."""
+    """Read an integer from macOS's sysctl; 0 if it does not know it."""
     value = ctypes.c_int64()  # of which it fills 4 bytes or 8
     size = ctypes.c_size_t(ctypes.sizeof(value))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
@@ -64,22 +64,22 @@ def system_number(name: str) -> int:
 
 
 def has_feature(number: int) -> bool:
-    """Whether Windows says that the processor has a feature."""
+    """Return whether Windows reports a processor feature."""
     return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(number))  # type: ignore[attr-defined]
 
 
 def allow_tiles() -> bool:
-    """Ask Linux, for all threads, for room for the tiles' 8 KB wherever it saves registers; no other system."""
+    """Ask Linux to enable AMX tiles for all threads: 8 KB of registers to save; False elsewhere."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
 
 
 def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
-    """What Linux or Windows says of an x86-64: another one says something else. None elsewhere."""
+    """Return what Linux or Windows reports about an x86-64 processor, as a key. None elsewhere."""
     if sys.platform == "win32":
         features = "".join(str(int(has_feature(number))) for number in range(FEATURES))
-        return None if is_arm() else "\n".join([*map(registered, VALUES), features]).encode()
+        return None if is_arm() else "\n".join([*map(read_registry, VALUES), features]).encode()
     try:
         with open(path, "rb", buffering=0) as file:
             first, end, _ = file.read(1 << 14).partition(b"\n\n")
@@ -90,21 +90,21 @@ def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
 
 
 def system_name() -> str:
-    """Of the operating system and the kind of processor: Linux x86_64."""
+    """Return the operating system and processor type, such as Linux x86_64."""
     return f"{platform.system()} {platform.machine()}"
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's brand string."""
     if sys.platform == "win32":
-        return registered("ProcessorNameString").strip() or platform.machine()
+        return read_registry("ProcessorNameString").strip() or platform.machine()
     lines = (line.partition(":") for line in read_text("/proc/cpuinfo").splitlines())
     names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def registered(name: str) -> str:
-    """What Windows' registry has about the first processor under a name, "" if nothing."""
+def read_registry(name: str) -> str:
+    """Read a value of the first processor from Windows' registry, "" if there is none."""
     import winreg
 
     try:
@@ -115,7 +115,10 @@ def registered(name: str) -> str:
 
 
 def object_triple(triple: str) -> str:
-    """LLVM's name of this computer for object files: on Windows they are ELF, too, with Windows' calls and stacks."""
+    """Return LLVM's target triple for object files.
+
+    On Windows they are ELF, too, with Windows' calls and stacks.
+    """
     return f"{triple}-elf" if sys.platform == "win32" and not triple.endswith("elf") else triple
 
 
@@ -123,25 +126,27 @@ def object_triple(triple: str) -> str:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by its affinity and its control groups' quotas; at least 1."""
+    """Return the physical cores for this process, by affinity and control groups' quotas; at least 1."""
     return max(1, min(physical_cores(), int(cgroup_quota())))
 
 
 def logical_cores() -> int:
-    """The same, but two logical processors of one core count twice: for processes, not for threads that share work."""
-    return max(1, min(allowed_processors(), int(cgroup_quota())))
+    """Return the same with two logical processors per core: for processes, not for threads sharing work."""
+    return max(1, min(affinity_processors(), int(cgroup_quota())))
 
 
-def allowed_processors() -> int:
-    """Logical processors that this process may run on."""
+def affinity_processors() -> int:
+    """Return the logical processors in this process's affinity mask."""
     if sys.platform == "win32":
         return windows_affinity().bit_count() or os.cpu_count() or 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on, two logical processors of one core once; only fast ones where some are slow
-    (macOS and Windows tell)."""
+    """Return the cores in this process's affinity mask; only fast ones where some are slow.
+
+    macOS and Windows tell.
+    """
     if sys.platform == "darwin":
         return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
     if sys.platform == "win32":
@@ -153,7 +158,7 @@ def physical_cores() -> int:
 
 
 def read_text(path: str) -> str:
-    """A small system file, empty if there is none."""
+    """Read a small system file, empty if there is none."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -161,16 +166,16 @@ def read_text(path: str) -> str:
 
 
 def fast_cores(content: bytes, affinity: int) -> int:
-    """How many of Windows' cores this process may run on, of the fastest kind among them.
+    """Count Windows' cores in the affinity mask that are of the fastest kind among them.
 
-    content: as `windows_cores` gives it; affinity: a bit for each processor of the first group.
+    content: as `windows_cores` returns it; affinity: a bit for each processor of the first group.
     """
     kinds = [kind for kind, masks in core_records(content) if not affinity or any(mask & affinity for mask in masks)]
     return kinds.count(max(kinds, default=0))
 
 
 def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
-    """Each core's EfficiencyClass, higher is faster, and its processors in the first group, as bits.
+    """Yield each core's EfficiencyClass, higher is faster, and its processors in the first group, as bits.
 
     Source: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, PROCESSOR_RELATIONSHIP, GROUP_AFFINITY in winnt.h.
     """
@@ -184,7 +189,7 @@ def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def windows_cores() -> bytes:
-    """What GetLogicalProcessorInformationEx says of cores, b"" if nothing."""
+    """Return GetLogicalProcessorInformationEx's data on cores, b"" if there is none."""
     ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # type: ignore[attr-defined]
     size = ctypes.c_uint32(0)
     ask(CORES, None, ctypes.byref(size))
@@ -193,9 +198,9 @@ def windows_cores() -> bytes:
 
 
 def windows_affinity() -> int:
-    """The processors that this process may run on, a bit each; 0 if it has some of several groups of 64."""
+    """Return the affinity mask; 0 if it spans several groups of 64 processors."""
     kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined]
     process, system = ctypes.c_size_t(), ctypes.c_size_t()
     this = ctypes.c_void_p(-1)
-    found = kernel32.GetProcessAffinityMask(this, ctypes.byref(process), ctypes.byref(system))
-    return process.value if found else 0
+    mask = kernel32.GetProcessAffinityMask(this, ctypes.byref(process), ctypes.byref(system))
+    return process.value if mask else 0

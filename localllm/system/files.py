@@ -1,4 +1,4 @@
-"""Files: where a user's are, who may write them, locks, names, and how they appear, are replaced and last."""
+"""File operations: user folders, permissions, locks, names, atomic replacement and syncing."""
 
 import ctypes
 import os
@@ -25,7 +25,7 @@ IS_OPEN, IS_LOCKED, EXISTS, ALREADY_EXISTS = 32, 33, 80, 183  # Windows' errors
 
 
 def folder_of(kind: str) -> Path:
-    """Where programs keep files of the user: "data", "state", "config" or "cache".
+    """Return the user's folder of a kind: "data", "state", "config" or "cache".
 
     By the XDG base directories where their variables are set (an absolute path), else by the system's custom.
     """
@@ -36,13 +36,13 @@ def folder_of(kind: str) -> Path:
 
 
 def variable_of(kind: str) -> str:
-    """The variable in the environment that says so, "" if none does."""
+    """Return the environment variable that sets that folder, "" if none does."""
     name = f"XDG_{kind.upper()}_HOME"
     return name if absolute(os.environ.get(name)) else ""
 
 
 def usual_folder(kind: str) -> Path:
-    """Where the system's programs keep such files."""
+    """Return the system's usual folder of that kind."""
     home = absolute(os.path.expanduser("~")) or Path("/")
     if sys.platform == "win32":  # what follows a user to other computers, and what stays
         if kind == "config":
@@ -55,32 +55,32 @@ def usual_folder(kind: str) -> Path:
 
 
 def absolute(folder: str | None) -> Path | None:
-    """The folder, unless it is empty or relative, which the XDG specification says to ignore."""
+    """Return the folder unless it is empty or relative, which the XDG specification says to ignore."""
     return Path(folder) if folder and os.path.isabs(folder) else None
 
 
 def is_private(place: Path | int) -> bool:
-    """Whether only this user, or the system's, can write there: to a folder, or to an open file by its number.
+    """Return whether only this user, or the system's, can write to a folder or an open file.
 
-    On Windows a user's folders are, by what they inherit.
+    On Windows a user's folders are private by inheritance.
     """
     if sys.platform == "win32":
         return True
     try:
-        found = os.stat(place)
+        status = os.stat(place)
     except OSError:
         return False
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 def name_problem(name: str) -> str | None:
-    """Why no file can have this name here; None if one can."""
+    """Return why no file can have this name here; None if one can."""
     if sys.platform != "win32":
         units = len(os.fsencode(name))
     else:
         units = len(name.encode("utf-16-le", "surrogatepass")) // 2
-        if found := FORBIDDEN.search(name):
-            return f"no name for a file has {found[0]!r} on Windows"
+        if reserved := FORBIDDEN.search(name):
+            return f"no name for a file has {reserved[0]!r} on Windows"
         if DEVICES.match(name):
             return "on Windows this is the name of a device"
         if name.endswith((".", " ")):
@@ -90,10 +90,10 @@ def name_problem(name: str) -> str | None:
 
 
 def version_of(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
-    """What changes with a file's content, of a path or of an open file's number. Raises OSError.
+    """Return values that change with a file's content, of a path or a descriptor. Raises OSError.
 
-    Its size, when its content changed, which every program can set, and when it or its name did, which os.utime does
-    not; in nanoseconds. 0 for the last where a file system of Windows does not keep it.
+    Its size; when its content changed, which every program can set; and when it or its name did, which os.utime does
+    not set; in nanoseconds. 0 for the last where a file system of Windows does not keep it.
     """
     state = os.stat(place)
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else change_time(place)
@@ -112,7 +112,10 @@ class BasicInfo(ctypes.Structure):
 
 
 def change_time(place: str | os.PathLike[str] | int) -> int:
-    """Windows: when a file or its name changed. Python's st_ctime is when it was made there. Raises OSError."""
+    """Return when a file or its name changed, on Windows. Raises OSError.
+
+    Python's st_ctime is the time of creation there.
+    """
     import msvcrt
 
     if not isinstance(place, int):
@@ -121,29 +124,30 @@ def change_time(place: str | os.PathLike[str] | int) -> int:
             return change_time(descriptor)
         finally:
             os.close(descriptor)
-    told, ask = BasicInfo(), kernel32().GetFileInformationByHandleEx
+    info, ask = BasicInfo(), kernel32().GetFileInformationByHandleEx
     ask.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32]
-    if not ask(msvcrt.get_osfhandle(place), 0, ctypes.byref(told), ctypes.sizeof(told)):  # type: ignore[attr-defined]
+    if not ask(msvcrt.get_osfhandle(place), 0, ctypes.byref(info), ctypes.sizeof(info)):  # type: ignore[attr-defined]
         raise ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
-    return int(told.changed) * 100
+    return int(info.changed) * 100
 
 
 def free_bytes(folder: Path) -> int:
-    """What a user may still write to the disk of a folder. Raises OSError."""
+    """Return the bytes that a user may still write to a folder's disk. Raises OSError."""
     if sys.platform == "win32":
         import shutil  # slow to import
 
         return shutil.disk_usage(folder).free
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    free = os.statvfs(folder)
+    return free.f_bavail * free.f_frsize
 
 
 # ---- opening
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """As os.open: bytes as they are, and no program that is started has it. On Windows, others may rename, replace and
-    remove it meanwhile. Raises OSError.
+    """Open a file as os.open does: in binary, and not inherited by subprocesses. Raises OSError.
+
+    On Windows, others may rename, replace and remove it meanwhile.
     """
     if sys.platform == "win32":
         return open_shared(os.fspath(path), flags)
@@ -151,12 +155,12 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """The same, but not what a link leads to, where the system can tell, and without waiting. Raises OSError."""
+    """Open a file without following a link, where the system can tell, and without waiting. Raises OSError."""
     return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
 
 def open_shared(path: str, flags: int) -> int:
-    """Windows: os.open's files cannot be removed or renamed as long as they are open."""
+    """Open a file on Windows so that it can be removed or renamed meanwhile, unlike with os.open."""
     import msvcrt
 
     write = flags & (os.O_WRONLY | os.O_RDWR)
@@ -181,7 +185,7 @@ def open_shared(path: str, flags: int) -> int:
 
 
 def allow_long_paths() -> None:
-    """Windows 10 and 11: from now on, paths of this process may have over 260 characters, whatever the registry says.
+    """Allow this process paths of over 260 characters on Windows 10 and 11, whatever the registry says.
 
     Python's own program says that it understands such paths, but Windows takes them only where somebody has set
     LongPathsEnabled. The bit that it looks at is IsLongPathAwareProcess, of the byte at 3 of the process environment
@@ -194,7 +198,7 @@ def allow_long_paths() -> None:
 
 
 def long_path(path: str) -> str:
-    """Windows: a path that may have over 260 characters."""
+    """Convert to a Windows path that may have over 260 characters."""
     path = os.path.abspath(path)
     if path.startswith("\\\\?\\") or len(path) < 248:
         return path
@@ -202,12 +206,12 @@ def long_path(path: str) -> str:
 
 
 def kernel32() -> Any:
-    """Windows' library."""
+    """Load Windows' kernel32 library."""
     return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
 
 
 def read_at(descriptor: int, size: int, position: int) -> bytes:
-    """Bytes of a file from a position. Raises OSError."""
+    """Read bytes of a file from a position. Raises OSError."""
     if sys.platform == "win32":
         os.lseek(descriptor, position, os.SEEK_SET)
         return os.read(descriptor, size)
@@ -215,7 +219,7 @@ def read_at(descriptor: int, size: int, position: int) -> bytes:
 
 
 def write_at(descriptor: int, data: memoryview, position: int) -> int:
-    """How many of the bytes were written there. Raises OSError."""
+    """Write bytes at a position and return how many were written. Raises OSError."""
     if sys.platform == "win32":
         os.lseek(descriptor, position, os.SEEK_SET)
         return os.write(descriptor, data)
@@ -226,14 +230,17 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 
 
 def nameless_file(folder: str) -> int:
-    """A file that is gone when it is closed, unless `give_name` is called. Raises OSError where there are none."""
+    """Create a file that is gone when it is closed, unless `give_name` is called.
+
+    Raises OSError where there are none.
+    """
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # where it gets its name from
         raise OSError
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 def give_name(descriptor: int, path: str) -> None:
-    """A nameless file gets a name that no file has. Raises OSError."""
+    """Link a nameless file to a new name. Raises OSError."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=folder, follow_symlinks=True)
@@ -242,7 +249,7 @@ def give_name(descriptor: int, path: str) -> None:
 
 
 def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
-    """A new file with a name of its own, as everybody's new files are; open, and its path. Raises OSError."""
+    """Create a file with a unique name and usual permissions; return descriptor and path. Raises OSError."""
     if sys.platform == "win32":
         while True:
             path = os.path.join(folder, f"{prefix}{os.urandom(6).hex()}.tmp")
@@ -259,7 +266,7 @@ def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
 
 @contextmanager
 def file_with_path() -> Iterator[tuple[Any, str]]:
-    """An empty file, open to be written, and a path by which it can be opened; it is gone behind the block."""
+    """Yield an empty file, open for writing, and a path to open it; it is gone after the block."""
     import tempfile
 
     if sys.platform != "win32":
@@ -276,9 +283,9 @@ def file_with_path() -> Iterator[tuple[Any, str]]:
 
 
 def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a file the name of another one, which is gone then: at once, as a whole. Raises OSError.
+    """Rename a file to the name of another one, atomically. Raises OSError.
 
-    Windows refuses to replace a file that is mapped, or open by most programs: it is asked for REPLACE_FOR seconds.
+    Windows refuses to replace a file that is mapped, or open in most programs: it is asked for REPLACE_FOR seconds.
     """
     end = time.monotonic() + (REPLACE_FOR if sys.platform == "win32" else 0)
     while True:
@@ -295,12 +302,12 @@ def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
 
 
 def can_replace_open_files() -> bool:
-    """Whether a file can be replaced while this process has it open."""
+    """Return whether a file can be replaced while this process has it open."""
     return sys.platform != "win32"
 
 
 def sync(descriptor: int) -> None:
-    """Wait until what was written is on the disk. Raises OSError.
+    """Wait until written data is on the disk. Raises OSError.
 
     On macOS, fsync leaves it in the disk's own memory (F_FULLFSYNC, which some file systems do not have).
     """
@@ -316,7 +323,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make a new name last through a power failure, where the system can. Raises OSError."""
+    """Make a new name survive a power failure, where the system can. Raises OSError."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -330,7 +337,7 @@ def sync_folder(folder: str) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file as long as this process has it open, where the system can; False if another one has locked it."""
+    """Lock a file while this process has it open, where possible; False if another one holds the lock."""
     if sys.platform == "win32":
         return lock_by_windows(descriptor)
     import fcntl
@@ -345,7 +352,7 @@ def lock(descriptor: int) -> bool:
 
 
 class Overlapped(ctypes.Structure):
-    """Windows' OVERLAPPED, of which a lock needs the place in the file."""
+    """Windows' OVERLAPPED; a lock needs its offset."""
 
     _fields_ = (
         ("internal", ctypes.c_size_t * 2),
@@ -356,7 +363,7 @@ class Overlapped(ctypes.Structure):
 
 
 def lock_by_windows(descriptor: int) -> bool:
-    """A byte that no file has: Windows keeps others from reading and writing what is locked."""
+    """Lock a byte that no file has: Windows keeps others from reading and writing what is locked."""
     import msvcrt
 
     ask = kernel32().LockFileEx
@@ -368,13 +375,13 @@ def lock_by_windows(descriptor: int) -> bool:
 
 
 class Claim:
-    """A name that one process on this computer has at a time, until it is closed or the process ends.
+    """A name that only one process on this computer holds, until it is closed or the process ends.
 
-    Linux: among its abstract sockets. Windows: a mutex. Both leave nothing on the disk; macOS a locked file.
+    Linux: an abstract socket. Windows: a mutex. Both leave nothing on the disk; macOS: a locked file.
     """
 
     def __init__(self, name: str):
-        """Raises FileExistsError if another process, or this one, has it."""
+        """Claim a name. Raises FileExistsError if another process, or this one, holds it."""
         self._close: Any = None
         if sys.platform == "linux":
             import errno
@@ -410,7 +417,7 @@ class Claim:
                 raise FileExistsError(name)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the name."""
         if self._close:
             self._close()
             self._close = None

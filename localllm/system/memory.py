@@ -1,4 +1,4 @@
-"""Memory: addresses that cost nothing until they are used, maps of files, what is free, what may be executed."""
+"""Memory: lazily committed regions, maps of files, free memory, and executable memory."""
 
 import contextlib
 import ctypes
@@ -24,8 +24,9 @@ COMMIT, RESERVE, DECOMMIT, RELEASE, READ_WRITE, EXECUTE_READ = 0x1000, 0x2000, 0
 
 
 class Region:
-    """`size` zero bytes that cost memory only where they are touched. On Windows, what is not `whole` must be told
-    before: `use`.
+    """`size` zero bytes that cost memory only where they are touched.
+
+    On Windows, unless `whole`, call `use` before touching any.
 
     Attributes:
         buffer: of the bytes, which keeps them.  address: of the first, at a page of the system.
@@ -33,7 +34,7 @@ class Region:
     """
 
     def __init__(self, size: int, whole: bool = True):
-        """Raises OSError, OverflowError, ValueError."""
+        """Reserve the addresses. Raises OSError, OverflowError, ValueError."""
         self.buffer: Any
         self.is_whole = whole or sys.platform != "win32"
         if sys.platform == "win32":
@@ -47,14 +48,14 @@ class Region:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def use(self, start: int, end: int) -> None:
-        """Bytes `start` to `end` will be touched. What was used before stays as it is. Raises OSError."""
+        """Commit bytes `start` to `end`; bytes in use keep their values. Raises OSError."""
         if not self.is_whole and start < end:
             virtual_alloc(self.address + start, end - start, COMMIT)
 
     def give_back(self, start: int, end: int) -> None:
-        """Bytes `start` to `end` are not needed: the system gets the whole pages among them, they read as zero then.
+        """Release the whole pages of bytes `start` to `end`, which then read as zero.
 
-        On Windows they have to be told of again if the region is not whole. Raises OSError.
+        On Windows call `use` again if the region is not whole. Raises OSError.
         """
         start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
         if start >= end:
@@ -66,11 +67,11 @@ class Region:
         elif sys.platform == "linux":
             self.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
         else:
-            renew(self.address + start, end - start)
+            replace_pages(self.address + start, end - start)
 
 
-def renew(address: int, size: int) -> None:
-    """Zero pages in the place of others. On macOS, advice may leave what pages hold. Raises OSError."""
+def replace_pages(address: int, size: int) -> None:
+    """Replace pages by zero pages. On macOS, advice may leave their content. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     system.mmap.restype = ctypes.c_void_p
@@ -80,14 +81,14 @@ def renew(address: int, size: int) -> None:
 
 
 def virtual_alloc(address: int, size: int, kind: int) -> int:
-    """Addresses or memory of Windows, to be read and written. Raises OSError."""
+    """Reserve or commit memory on Windows, readable and writable. Raises OSError."""
     allocate = kernel32().VirtualAlloc
     allocate.restype = ctypes.c_void_p
     allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_uint32]
-    found = allocate(address or None, size, kind, READ_WRITE)
-    if not found:
+    allocated = allocate(address or None, size, kind, READ_WRITE)
+    if not allocated:
         raise ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
-    return int(found)
+    return int(allocated)
 
 
 def virtual_free(address: int, size: int, kind: int) -> None:
@@ -97,14 +98,14 @@ def virtual_free(address: int, size: int, kind: int) -> None:
 
 
 def kernel32() -> Any:
-    """Windows' library."""
+    """Load Windows' kernel32 library."""
     return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
 
 
-def give_back_from(size: int) -> None:
-    """From now on memory that is freed in pieces of `size` bytes or more goes back to the system at once.
+def return_freed_from(size: int) -> None:
+    """Make freed blocks of `size` bytes or more go back to the system at once.
 
-    glibc keeps pieces of up to 32 MB, for whoever asks for such ones next. Other C libraries do as they always do.
+    glibc keeps blocks of up to 32 MB for reuse. Other C libraries are left as they are.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(MAPPED_FROM, size)
@@ -114,14 +115,14 @@ def give_back_from(size: int) -> None:
 
 
 def code_region(size: int) -> Any:
-    """Zero bytes, writable, a buffer, for machine code. Raises OSError."""
+    """Allocate zero bytes, a writable buffer, for machine code. Raises OSError."""
     return (
         Region(size).buffer if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     )
 
 
 def protect(address: int, size: int) -> None:
-    """From now on, the memory is executed, not written. Raises OSError."""
+    """Make memory executable and read-only. Raises OSError."""
     if sys.platform == "win32":
         change, before = kernel32().VirtualProtect, ctypes.c_uint32()
         change.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p]
@@ -150,7 +151,7 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
 
 
 def release_pages(data: mmap.mmap, start: int, end: int) -> None:
-    """The whole pages of a map among these bytes will not be read soon: the system keeps them as long as it likes."""
+    """Release the whole pages of a map in a range of bytes; the system may keep them cached."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
     if start < end and hasattr(mmap, "MADV_DONTNEED"):
         data.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -163,15 +164,15 @@ class AddressRange(ctypes.Structure):
 
 
 def can_prefault() -> bool:
-    """Whether `prefault` does something."""
+    """Return whether `prefault` does anything here."""
     return sys.platform in ("linux", "win32")
 
 
 def prefault(path: str, address: int, size: int, at_once: int) -> None:
-    """Map what is in memory of a mapped file; `at_once`: bytes during which other threads get no new memory.
+    """Map the cached pages of a file; `at_once`: bytes per call, during which other threads get no memory.
 
     What is still on the disk would be read in the order of the file, and all of it, though experts may not be needed.
-    Windows does not tell what is in memory: there all of it is asked for, which it reads behind.
+    Windows does not tell what is in memory: there all of it is requested, and read in the background.
     """
     if sys.platform == "win32":
         prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # of Windows 8
@@ -187,7 +188,7 @@ def prefault(path: str, address: int, size: int, at_once: int) -> None:
 
 
 def is_in_memory(path: str, size: int) -> bool:
-    """Whether Linux has the file in its cache, as far as samples tell."""
+    """Return whether Linux has the file in its cache, judged by samples."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -206,13 +207,13 @@ def is_in_memory(path: str, size: int) -> bool:
 
 
 def available_memory() -> int:
-    """Bytes that can be had, by the system and the control groups' limits; sys.maxsize if nobody tells."""
+    """Return the available bytes, by the system and the control groups' limits; sys.maxsize if unknown."""
     if sys.platform == "darwin":  # the level is the percentage that is not in use
         return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
         status = windows_status()
         return min(status.available, status.available_commit)
-    system = number_after("MemAvailable:", "/proc/meminfo")
+    system = read_number_after("MemAvailable:", "/proc/meminfo")
     return min(sys.maxsize if system is None else 1024 * system, memory_left())
 
 
@@ -228,23 +229,23 @@ class MemoryStatus(ctypes.Structure):
 
 
 def windows_status() -> Any:
-    """How much memory there is, and what may be committed."""
+    """Return Windows' memory status."""
     status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
     kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
     return status
 
 
-def number_after(name: str, path: str) -> int | None:
-    """What a small system file says behind a name at the beginning of a line, None if it does not."""
+def read_number_after(name: str, path: str) -> int | None:
+    """Read the number after a name at the beginning of a line in a system file, None if there is none."""
     try:
-        found = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def address_limit() -> int:
-    """The most bytes of address space that this process may have (`ulimit -v`), sys.maxsize if nobody set a limit."""
+    """Return the limit on address space in bytes (`ulimit -v`), sys.maxsize without one."""
     try:
         import resource
     except ImportError:  # Windows
@@ -254,14 +255,14 @@ def address_limit() -> int:
 
 
 def address_room() -> int:
-    """What `ulimit -v` leaves of its bytes to this process, sys.maxsize if nobody set a limit."""
+    """Return what is left of the address space limit, sys.maxsize without one."""
     if (limit := address_limit()) == sys.maxsize:
         return limit
-    return limit - 1024 * (number_after("VmSize:\t", "/proc/self/status") or 0)
+    return limit - 1024 * (read_number_after("VmSize:\t", "/proc/self/status") or 0)
 
 
-def is_want_of_memory(error: OSError) -> bool:
-    """Whether the system has no memory or addresses left."""
+def is_out_of_memory(error: OSError) -> bool:
+    """Return whether an error means that memory or addresses are exhausted."""
     import errno
 
     return error.errno == errno.ENOMEM or getattr(error, "winerror", 0) in (8, 14, 1455)  # the last: the page file

@@ -1,4 +1,4 @@
-"""Processes and threads: signals, other processes, how threads wait, and functions of the system's libraries."""
+"""Processes and threads: signals, subprocesses, waiting, and functions of system libraries."""
 
 import _thread
 import ctypes
@@ -78,7 +78,10 @@ BAD_PAGE_HANDLER = WINDOWS_HANDLER if sys.platform == "win32" else POSIX_HANDLER
 
 
 def waiting_functions() -> list[int]:
-    """Addresses of functions: offer the processor; lock, unlock (mutex); wait (condition, mutex, -1, 0); wake all."""
+    """Return addresses of functions for waiting.
+
+    Yield the processor; lock, unlock (mutex); wait (condition, mutex, -1, 0); wake all.
+    """
     if sys.platform == "win32":
         system = ctypes.WinDLL("kernel32")
         names = ("SwitchToThread", "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW",
@@ -91,7 +94,7 @@ def waiting_functions() -> list[int]:
 
 
 def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
-    """Make mutexes and a condition variable at addresses with zeros. Windows' are made of zeros."""
+    """Initialize mutexes and a condition variable in zeroed memory; for Windows zeros suffice."""
     if sys.platform == "win32":
         return
     system = ctypes.CDLL(None)
@@ -102,7 +105,7 @@ def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
 
 @cache
 def function_address(name: str) -> int | None:
-    """Of a function of C's or the mathematical library, or of what compilers need; None if there is none."""
+    """Return the address of a C, math or compiler runtime function; None if there is none."""
     libraries = ("ucrtbase", "ntdll", "kernel32", "vcruntime140") if sys.platform == "win32" else (None, "libm.so.6")
     for library in libraries:  # a Python may be linked without the second
         with suppress(AttributeError, OSError):
@@ -111,21 +114,21 @@ def function_address(name: str) -> int | None:
 
 
 def library(linux: str, windows: str) -> Any:
-    """A system's library by the name that it has here. Raises OSError."""
+    """Load a system library by its name on this system. Raises OSError."""
     return ctypes.CDLL(windows if sys.platform == "win32" else linux)
 
 
 # ---- the end, and other signals
 
 
-def on_end(leave: Callable[[int, Any], Any]) -> None:
-    """Call a function when the process is asked to end."""
+def on_termination(leave: Callable[[int, Any], Any]) -> None:
+    """Install a function to call when the process is asked to end."""
     for number in ending_signals():
         signal.signal(number, leave)
 
 
 def ending_signals() -> list[int]:
-    """By which others ask a process to end: SIGTERM, and on Windows Ctrl-Break."""
+    """Return the signals that ask a process to end: SIGTERM, and on Windows Ctrl-Break."""
     if sys.platform == "win32":
         return [signal.SIGTERM, signal.SIGBREAK]
     return [signal.SIGTERM]
@@ -133,7 +136,7 @@ def ending_signals() -> list[int]:
 
 @contextmanager
 def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
-    """In the block, Ctrl-Z calls `leave`, stops the process, and calls `come_back` when a shell lets it go on."""
+    """Call `leave` before Ctrl-Z stops the process in the block, and `come_back` when it continues."""
     is_main = threading.current_thread() is threading.main_thread()  # no other may have handlers
     if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         yield
@@ -154,7 +157,7 @@ def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> It
 
 
 def interrupt_main() -> None:
-    """Ctrl-C for the main thread, from another one, even where it waits for the system."""
+    """Interrupt the main thread as Ctrl-C does, from another one, even in a system call."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
@@ -162,17 +165,17 @@ def interrupt_main() -> None:
 
 
 def may_reuse_address() -> bool:
-    """Whether SO_REUSEADDR means that a server may start again at once: on Windows, that another one may share."""
+    """Return whether SO_REUSEADDR lets a server restart at once; on Windows it would share the port."""
     return sys.platform != "win32"
 
 
 def can_handle_in_loop() -> bool:
-    """Whether asyncio's event loop hears signals."""
+    """Return whether asyncio's event loop can handle signals."""
     return sys.platform != "win32"
 
 
 def on_bad_page(handler: int) -> None:
-    """Call native code when a page of a mapped file cannot be read: the signal SIGBUS, on Windows an exception.
+    """Install native code for unreadable pages of a mapped file: SIGBUS, on Windows an exception.
 
     handler: the address of BAD_PAGE_HANDLER's machine code.
     """
@@ -189,15 +192,15 @@ def on_bad_page(handler: int) -> None:
 # ---- other processes
 
 
-def apart() -> dict[str, Any]:
-    """What subprocess.Popen is told for a process that hears no Ctrl-C that is meant for this one."""
+def detached_options() -> dict[str, Any]:
+    """Return subprocess.Popen's arguments for a process that does not receive this one's Ctrl-C."""
     if sys.platform == "win32":
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
     return {"process_group": 0}
 
 
-def give_way(process: Any) -> None:
-    """Others that want to compute go before a subprocess.Popen. It may have ended."""
+def lower_priority(process: Any) -> None:
+    """Lower the priority of a subprocess.Popen, which may have ended."""
     with suppress(OSError):
         if sys.platform == "win32":
             ctypes.WinDLL("kernel32").SetPriorityClass(ctypes.c_void_p(int(process._handle)), BELOW_NORMAL)
@@ -206,16 +209,17 @@ def give_way(process: Any) -> None:
 
 
 def shell(command: str) -> list[str] | str:
-    """What the system's shell runs a command with: words, or one line where quotes within words mean something else to
-    the shell than to other programs, on Windows.
+    """Return the arguments that run a command in the system's shell.
+
+    On Windows one line, because quotes mean something else to the shell than to other programs.
     """
     if sys.platform == "win32":
         return f'"{os.environ["SYSTEMROOT"]}\\System32\\cmd.exe" /d /s /c "{command}"'
     return ["/bin/sh", "-c", command]
 
 
-def end_with_all(process: Any) -> None:
-    """A subprocess.Popen in a session of its own, and what it has left running."""
+def kill_with_children(process: Any) -> None:
+    """Kill a subprocess.Popen with a session of its own, and all its children."""
     import subprocess
 
     with suppress(OSError):
@@ -227,7 +231,7 @@ def end_with_all(process: Any) -> None:
 
 
 def after_fork(call: Callable[[], None]) -> None:
-    """Call a function in every process that is forked from this one."""
+    """Register a function to call in every forked process."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 
@@ -237,12 +241,12 @@ def can_fork() -> bool:
 
 
 def fork() -> int:
-    """As os.fork."""
+    """Fork, as os.fork."""
     return os.fork()
 
 
-def limit_this(seconds: int, size: int) -> bool:
-    """From now on this process, a forked one, has `seconds` of the processor and `size` bytes more memory.
+def limit_process(seconds: int, size: int) -> bool:
+    """Limit this forked process to `seconds` of CPU time and `size` more bytes of memory.
 
     False if it may not have as much memory. Raises OSError, ValueError.
     """
@@ -280,10 +284,10 @@ class JobLimits(ctypes.Structure):
     )
 
 
-def limited(words: list[str], given: bytes, seconds: int, size: int, patience: float) -> tuple[bytes, bool]:
-    """Run a command on Windows that may have so much of the processor and of memory, and `patience` seconds of time.
+def run_limited(words: list[str], given: bytes, seconds: int, size: int, patience: float) -> tuple[bytes, bool]:
+    """Run a command on Windows with limits on CPU time and memory, and `patience` seconds at most.
 
-    What it writes when it gets `given`, and whether it was ended: it took too long. Raises OSError.
+    Returns its output for the input `given`, and whether it was killed for taking too long. Raises OSError.
     """
     import subprocess
 
@@ -307,5 +311,5 @@ def limited(words: list[str], given: bytes, seconds: int, size: int, patience: f
 
 
 def was_stopped(status: int) -> bool:
-    """Whether a forked process ended because it used too much of the processor, or was killed."""
+    """Return whether a forked process ended because it used too much CPU time, or was killed."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The terminal: keys that wait, what it understands, and texts of the standard streams."""
+"""The terminal: raw keys, its features, and the encoding of standard streams."""
 
 import errno
 import sys
@@ -16,7 +16,7 @@ ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a co
 
 
 def prepare(*streams: Any) -> None:
-    """On Windows: the standard streams (input first) are UTF-8, also in pipes; consoles understand escape sequences."""
+    """Set the standard streams (input first) to UTF-8 on Windows, and enable escape sequences."""
     if sys.platform != "win32":
         return
     import ctypes
@@ -31,7 +31,7 @@ def prepare(*streams: Any) -> None:
 
 
 def is_console(stream: Any) -> bool:
-    """Whether a stream that says it is a terminal is one: on Windows, NUL says so too."""
+    """Return whether a stream that claims to be a terminal is one: on Windows, NUL claims it too."""
     if sys.platform != "win32":
         return True
     return console_mode(stream) is not None
@@ -39,7 +39,7 @@ def is_console(stream: Any) -> bool:
 
 @cache
 def understands_escapes(*streams: Any) -> bool:
-    """Whether consoles take escape sequences for what they are: Windows' before 2016 do not."""
+    """Return whether consoles interpret escape sequences: Windows' before 2016 do not."""
     if sys.platform != "win32":
         return True
     modes = [mode for stream in streams if (mode := console_mode(stream)) is not None]
@@ -47,7 +47,7 @@ def understands_escapes(*streams: Any) -> bool:
 
 
 def console_mode(stream: Any) -> int | None:
-    """Of a console of Windows; None if the stream is none."""
+    """Return the mode of a Windows console; None if the stream is none."""
     import ctypes
     import msvcrt
 
@@ -69,13 +69,13 @@ def set_console_mode(stream: Any, mode: int) -> None:
 
 
 def is_unread(error: OSError) -> bool:
-    """Whether a stream could not be written because nobody reads it any more. Windows calls that a wrong argument."""
+    """Return whether an error means that the stream's reader is gone; Windows calls it a wrong argument."""
     is_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
     return isinstance(error, BrokenPipeError) or is_windows
 
 
 def is_silent(stream: Any, seconds: float) -> bool:
-    """Whether a stream is open and brings nothing, not even its end, for so long."""
+    """Return whether a stream stays open without data or end of file for `seconds`."""
     try:
         number = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -91,7 +91,7 @@ def is_silent(stream: Any, seconds: float) -> bool:
 
 
 def is_pipe_silent(number: int, seconds: float) -> bool:
-    """The same of Windows' pipes; nothing else is silent."""
+    """Return the same for a Windows pipe; False for anything else."""
     import ctypes
     import msvcrt
     import time
@@ -105,8 +105,8 @@ def is_pipe_silent(number: int, seconds: float) -> bool:
     return False
 
 
-def forget_typed(keys: Any) -> None:
-    """What was typed and not read yet."""
+def discard_input(keys: Any) -> None:
+    """Discard unread typed input."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -120,7 +120,7 @@ def forget_typed(keys: Any) -> None:
 
 
 def shows_keys(stream: Any) -> bool:
-    """Whether a terminal shows what is typed: some programs that use one do that themselves."""
+    """Return whether a terminal echoes typed keys: some programs that use one echo them themselves."""
     if sys.platform == "win32":
         return True
     import termios
@@ -132,15 +132,15 @@ def shows_keys(stream: Any) -> bool:
 
 
 @contextmanager
-def keys_wait(
+def raw_keys(
     stream: Any, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
 ) -> Iterator[bool]:
-    """In the block, keys are not shown, and come as an editor gets them; whether that can be had.
+    """Turn off echo and line editing in the block; yield whether that worked.
 
     When Ctrl-Z stops the process, the terminal is as it was meanwhile; leave and come_back are called around that.
     """
     if sys.platform == "win32":
-        with console_keys_wait(stream) as can:
+        with raw_console_keys(stream) as can:
             yield can
         return
     import termios
@@ -172,8 +172,8 @@ def keys_wait(
 
 
 @contextmanager
-def console_keys_wait(stream: Any) -> Iterator[bool]:
-    """The same of Windows' consoles."""
+def raw_console_keys(stream: Any) -> Iterator[bool]:
+    """Do the same for Windows' consoles."""
     if (mode := console_mode(stream)) is None:
         yield False
         return

@@ -1,4 +1,4 @@
-"""Chat templates for files that bring none, under the names that llama.cpp has for them.
+"""Chat templates for files without one, under llama.cpp's names for them.
 
 Most of them put every message into a format of its role: {text} is what it says, {trimmed} that without white space
 around it, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for "plain": none).
@@ -17,8 +17,8 @@ _MACRO = (
 _EXPRESSIONS = {"{text}": "said(message)", "{trimmed}": "said(message).strip()", "{role}": "message.role"}
 
 
-def _say(layout: str) -> str:
-    """Jinja that writes a format. Its line breaks are in strings, where Jinja leaves them alone."""
+def _format_jinja(layout: str) -> str:
+    """Make Jinja that writes a format; its line breaks are in strings, where Jinja leaves them alone."""
     parts = [part for part in re.split(r"(\{text\}|\{trimmed\}|\{role\})", layout) if part]
     return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _string(part)} }}}}" for part in parts)
 
@@ -30,19 +30,22 @@ def _string(text: str) -> str:
 def _template(
     prompt: str, others: str = "", roles: Mapping[str, str] | None = None, begin: str = "", before: str = ""
 ) -> str:
-    """A template. `roles` has formats, `others` that of all other roles, `prompt` is what an answer follows.
+    """Make a template.
 
-    `begin` comes before the conversation; `before` is Jinja that comes before every message.
+    `roles` has formats, `others` that of all other roles, `prompt` is what an answer follows. `begin` comes before the
+    conversation; `before` is Jinja that comes before every message.
     """
-    chosen = (
-        "".join(f"{{% if message.role == '{role}' %}}{_say(layout)}{{% else %}}" for role, layout in roles.items())
+    formats = (
+        "".join(
+            f"{{% if message.role == '{role}' %}}{_format_jinja(layout)}{{% else %}}" for role, layout in roles.items()
+        )
         if roles
         else ""
     )
     ends = "{% endif %}" * len(roles or {})
-    loop = f"{{% for message in messages %}}{before}{chosen}{_say(others)}{ends}{{% endfor %}}"
-    end = f"{{% if add_generation_prompt %}}{_say(prompt)}{{% endif %}}" if prompt else ""
-    return _MACRO + _say(begin) + loop + end
+    loop = f"{{% for message in messages %}}{before}{formats}{_format_jinja(others)}{ends}{{% endfor %}}"
+    end = f"{{% if add_generation_prompt %}}{_format_jinja(prompt)}{{% endif %}}" if prompt else ""
+    return _MACRO + _format_jinja(begin) + loop + end
 
 
 def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "", before: str = "") -> str:
@@ -50,9 +53,9 @@ def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "",
 
 
 def _instructions(begin: str, again: str, system: str, user: str, assistant: str) -> str:
-    """Llama 2's and Mistral's: an instruction begins with the conversation and after every answer."""
+    """Make a template of Llama 2's or Mistral's kind: an instruction block before every answer."""
     answered = "loop.previtem.role not in ('system', 'user')"
-    before = f"{{% if loop.first %}}{_say(begin)}{{% elif {answered} %}}{_say(again)}{{% endif %}}"
+    before = f"{{% if loop.first %}}{_format_jinja(begin)}{{% elif {answered} %}}{_format_jinja(again)}{{% endif %}}"
     return _template("", assistant, {"system": system, "user": user}, before=before)
 
 
@@ -61,16 +64,16 @@ def _llama2(system: str, said: str = "{text}", again: str = "[INST] ") -> str:
 
 
 def _folding(prompt: str, user: str, assistant: str, said: str = "{text}") -> str:
-    """Those that know no system messages: their texts go in front of the next user's."""
+    """Make a template without system messages: their texts go in front of the next user's."""
     keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[said]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
     head, tail = user.split(said)
     return (
         f"{_MACRO}{{% set kept = namespace(text='') %}}{{% for message in messages %}}"
         f"{{% if message.role == 'system' %}}{keep}"
-        f"{{% elif message.role == 'assistant' %}}{_say(assistant)}"
-        f"{{% else %}}{_say(head)}{give}{_say(said + tail)}{{% endif %}}{{% endfor %}}"
-        + (f"{{% if add_generation_prompt %}}{_say(prompt)}{{% endif %}}" if prompt else "")
+        f"{{% elif message.role == 'assistant' %}}{_format_jinja(assistant)}"
+        f"{{% else %}}{_format_jinja(head)}{give}{_format_jinja(said + tail)}{{% endif %}}{{% endfor %}}"
+        + (f"{{% if add_generation_prompt %}}{_format_jinja(prompt)}{{% endif %}}" if prompt else "")
     )
 
 
@@ -107,7 +110,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         "<role>ASSISTANT</role>",
         "{text}<|role_end|>",
         before="{% if loop.first and message.role != 'system' %}"
-        f"{_say('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}",
+        f"{_format_jinja('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}",
     ),
     "chatglm3": _template("<|assistant|>", "<|{role}|>\n {text}", begin="[gMASK]sop"),
     "chatglm4": _template("<|assistant|>\n", "<|{role}|>\n{text}", begin="[gMASK]<sop>"),
@@ -239,8 +242,8 @@ BUILTIN_TEMPLATES: dict[str, str] = {
 }
 
 
-def chosen_template(choice: str) -> str:
-    """The Jinja that a user chose: the name of one of these, or Jinja itself. Raises UsageError."""
+def choose_template(choice: str) -> str:
+    """Return the Jinja that a user chose: by a built-in name, or Jinja itself. Raises UsageError."""
     if choice in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[choice]
     if "{%" in choice or "{{" in choice:

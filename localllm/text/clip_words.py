@@ -1,4 +1,4 @@
-"""CLIP's texts to ids: small letters, byte-level BPE whose words' last pieces end with "</w>".
+"""CLIP's tokenizer: lower case, byte-level BPE whose words' last pieces end with "</w>".
 
 Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: there the order of tokens is the order of
 merges, and a token's merge is the two pieces that those before it make of its characters.
@@ -16,23 +16,23 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ClipWords:
-    """The tokenizer of a file. Attributes: pieces: of every token."""
+    """The CLIP tokenizer of a file. Attributes: pieces: of every token."""
 
     def __init__(self, metadata: Mapping[str, Any], path: str = ""):
-        """Raises ModelError for a vocabulary that is none of CLIP's."""
+        """Read the vocabulary. Raises ModelError if it is not CLIP's."""
         keys = Checked(metadata, "tokenizer.ggml.", path)
         self.pieces = keys.strings("tokens")
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(ids) < len(self.pieces) or START not in ids or END not in ids:
             raise keys.error(f"tokenizer.ggml.tokens: no vocabulary with {START} and {END}, each piece once")
         merges = keys.strings("merges") if keys.has("merges") else None
-        pairs = merges_of(self.pieces) if merges is None else [split(keys, one) for one in merges]
+        pairs = derive_merges(self.pieces) if merges is None else [split(keys, one) for one in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
             raise keys.error("tokenizer.ggml.merges: of pieces that are no tokens")
-        self._start, self._end, self._tokenizer = ids[START], ids[END], tokenizer(ids, pairs)
+        self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, between those of its start and its end. What is no token stands as its end."""
+        """Encode a text between the start and end tokens; unknown characters become the end token."""
         return [self._start, *self._tokenizer.encode(text).ids, self._end]
 
 
@@ -43,40 +43,40 @@ def split(keys: Checked, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def merges_of(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Of tokens in the order of their merges. Raises ModelError for those that are in no such order."""
-    ranks, found = dict[str, float](), list[tuple[str, str]]()
+def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """Derive the merges of tokens that are in merge order. Raises ModelError if they are not."""
+    ranks, merges = dict[str, float](), list[tuple[str, str]]()
     for piece in pieces:
-        symbols = symbols_of(piece)
+        symbols = split_symbols(piece)
         if piece in (START, END) or len(symbols) < 2:
             continue
         left, *rest = merge(symbols, ranks, " ")
         if len(rest) != 1:
             raise ModelError(f"tokenizer.ggml.tokens: no merge makes {piece[:40]!r} of those before it")
         ranks[f"{left} {rest[0]}"] = len(ranks)
-        found.append((left, rest[0]))
-    return found
+        merges.append((left, rest[0]))
+    return merges
 
 
-def symbols_of(piece: str) -> list[str]:
-    """The characters of a token, the last one of a word with its end."""
+def split_symbols(piece: str) -> list[str]:
+    """Split a token into characters, the last one of a word with its end mark."""
     stem = piece.removesuffix(END_OF_WORD)
     return [*stem[:-1], stem[-1:] + piece[len(stem) :]]
 
 
-def tokenizer(ids: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """As Hugging Face's tokenizers library has it."""
+def build_bpe(ids: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    """Build the tokenizer with Hugging Face's tokenizers library."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     model = models.BPE(ids, merges, unk_token=END, continuing_subword_prefix="", end_of_word_suffix=END_OF_WORD)
-    made = Tokenizer(model)
-    made.normalizer = normalizers.Sequence(
+    bpe = Tokenizer(model)
+    bpe.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), "removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    return made
+    return bpe

@@ -1,4 +1,4 @@
-"""Tokens of the same text: which of them a text becomes."""
+"""Tokens with the same text, and which of them the text is encoded to."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +10,8 @@ Twins = Mapping[str, Sequence[int]]  # the tokens of a text that more than one h
 ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 
 
-def ids_of_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities) -> tuple[dict[str, int], Twins]:
-    """The token of each text, and of those that several have all of them: the first one of the plainest kind counts."""
+def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities) -> tuple[dict[str, int], Twins]:
+    """Map each text to its first token of the plainest type; list all tokens of shared texts."""
     all_tokens: dict[str, list[int]] = {}
     for token, piece in enumerate(pieces):
         all_tokens.setdefault(piece, []).append(token)
@@ -23,6 +23,6 @@ def ids_of_duplicates(pieces: Sequence[str], types: bytearray, oddities: Odditie
     return ids, twins
 
 
-def tokens_of(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
-    """All tokens of a text; mostly one or none."""
+def all_tokens(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
+    """List all tokens of a text; mostly one or none."""
     return twins.get(text) or ([ids[text]] if text in ids else [])

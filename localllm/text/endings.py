@@ -1,11 +1,11 @@
-"""What is known of tokens by their texts: those that end an answer, mark parts of one, or swallow white space."""
+"""Tokens known by their texts: those that end an answer, mark parts of one, or strip white space."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.duplicates import Twins, tokens_of
-from localllm.text.token_types import CONTROL, NORMAL, PREFIX, UNKNOWN, USER_DEFINED, of_kinds, special_id
+from localllm.text.duplicates import Twins, all_tokens
+from localllm.text.token_types import CONTROL, NORMAL, PREFIX, UNKNOWN, USER_DEFINED, special_id, tokens_of_types
 
 # Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
 END_TEXTS = [
@@ -36,39 +36,42 @@ MORE_ENDS = "eos_token_ids"  # all tokens that end an answer, as Ollama writes a
 
 
 def end_texts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Texts that end an answer, though no token has them."""
+    """Return texts that end an answer though no token has them."""
     texts = metadata.get(TEXTS)
     return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
 
 
-def more_ends(keys: Checked, count: int) -> set[int]:
-    """The ends of which there may be any number. Ids that no token has are noted."""
+def read_more_ends(keys: Checked, count: int) -> set[int]:
+    """Read the additional end tokens, of which there may be any number; ids without a token are noted."""
     if not keys.has(MORE_ENDS):
         return set()
-    found = keys.array(MORE_ENDS, "iu", "an array of whole numbers").tolist()
-    if beyond := [token for token in found if not 0 <= token < count]:
+    ids_found = keys.array(MORE_ENDS, "iu", "an array of whole numbers").tolist()
+    if beyond := [token for token in ids_found if not 0 <= token < count]:
         keys.oddities.note(f"{keys.key(MORE_ENDS)} has {beyond[0]}, of {count} tokens: ignored")
-    return {token for token in found if 0 <= token < count}
+    return {token for token in ids_found if 0 <= token < count}
 
 
-def settle_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
-    """Correct the types of tokens with well-known texts, in place; the ids of those that end an answer."""
-    found = {token for text in END_TEXTS for token in tokens_of(text, ids, twins)}
-    ends = {token for token in found if token not in tokens_of("</s>", ids, twins) or types[token] != NORMAL}
+def correct_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
+    """Correct the types of tokens with well-known texts, in place; return those that end an answer."""
+    end_ids = {token for text in END_TEXTS for token in all_tokens(text, ids, twins)}
+    ends = {token for token in end_ids if token not in all_tokens("</s>", ids, twins) or types[token] != NORMAL}
     for name, texts in FILL_END_TEXTS.items():
         named = special_id(keys, name, len(types))
-        by_text = {token for text in texts for token in tokens_of(text, ids, twins)}
+        by_text = {token for text in texts for token in all_tokens(text, ids, twins)}
         ends |= by_text if named is None else {named}
-    for token in ends | {token for text in FILL_TEXTS for token in tokens_of(text, ids, twins)}:
+    for token in ends | {token for text in FILL_TEXTS for token in all_tokens(text, ids, twins)}:
         types[token] = CONTROL
     for text in SHOWN_TEXTS:
-        for token in tokens_of(text, ids, twins):
+        for token in all_tokens(text, ids, twins):
             types[token] = USER_DEFINED
     return ends
 
 
-def without_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
-    """Take back two ends: gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text."""
+def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
+    """Remove two false ends.
+
+    gpt-oss and Solar close a part of an answer with <|end|>, Gemma 4's </s> is plain text.
+    """
     ending = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>") if text in ids}
     if ending & {"<|call|>", "<|calls|>"} and ending & {"<|return|>", "<|flush|>"} and ids.get("<|end|>") in ends:
         types[ids["<|end|>"]] = USER_DEFINED
@@ -79,10 +82,10 @@ def without_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray)
     return ends
 
 
-def stripping(
+def find_stripping(
     metadata: Mapping[str, Any], ids: Mapping[str, int], types: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that swallow the white space in front of them, and those that swallow it behind them.
+    """Return the special tokens that strip white space before them, and those that strip it after them.
 
     GGUF does not say so: llama.cpp goes by the model's name, its pre-tokenizer and its architecture.
     """
@@ -91,11 +94,11 @@ def stripping(
     pre = Checked(metadata, PREFIX).text("pre", "")
     none: frozenset[int] = frozenset()
     special = UNKNOWN, CONTROL, USER_DEFINED
-    if any(known in pre for known in _STRIPPING_PRE) or any(known in architecture for known in _STRIPPING_ARCH):
-        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("<mask>")), none
+    if any(names in pre for names in _STRIPPING_PRE) or any(names in architecture for names in _STRIPPING_ARCH):
+        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("<mask>")), none
     if "phi-3" in name or "phi3" in name:
         others = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        return none, frozenset(of_kinds(types, *special)) - others
+        return none, frozenset(tokens_of_types(types, *special)) - others
     if "modern-bert" in name:
-        return frozenset(token for token in of_kinds(types, *special) if token == ids.get("[MASK]")), none
+        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("[MASK]")), none
     return none, none

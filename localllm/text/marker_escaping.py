@@ -1,7 +1,7 @@
-"""The text of a message is text: no marker in it, such as <|im_end|>, becomes a control token; only the template's do.
+"""Escapes control tokens' texts, such as <|im_end|>, in messages; only the template's become tokens.
 
 A template puts both into one string. So the markers in messages are broken before it is rendered, by a character that
-Tokenizer.encode_rendered takes out again when it has looked for control tokens.
+Tokenizer.encode_rendered removes again after it has looked for control tokens.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
-from localllm.text.prefix_regex import heads
+from localllm.text.prefix_regex import build_prefix_regex
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
@@ -18,13 +18,13 @@ BREAK = "\ufdd0"  # a noncharacter: in no text, no white space that a template t
 
 
 class Renders(Protocol):
-    """What makes a text of a conversation, as ChatTemplate does."""
+    """An object that renders a conversation, as ChatTemplate does."""
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str: ...
 
 
 class Markers:
-    """The texts of a vocabulary's control tokens, those of a single character excepted, which cannot be broken."""
+    """The texts of a vocabulary's control tokens, without those of one character, which cannot be broken."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         pieces = [piece for piece in pieces if len(piece) > 1]
@@ -33,28 +33,28 @@ class Markers:
             self._pieces.setdefault(piece[:2], []).append(piece)
         edges = re.escape("".join(sorted({piece[0] for piece in pieces} | {piece[-1] for piece in pieces})))
         # Templates change the case of names and types.
-        self._heads = re.compile(heads(pieces), re.IGNORECASE)
+        self._heads = re.compile(build_prefix_regex(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
     def render(self, template: Renders, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """A conversation as Tokenizer.encode_rendered wants it. Arguments and errors are those of ChatTemplate.render.
+        """Render a conversation for Tokenizer.encode_rendered; arguments and errors as ChatTemplate.render.
 
         Even of broken texts a template can make a marker: out of two fields, or by cutting something out of one (as
         Nemotron's does with "/think"). So it is rendered again, with the texts broken wherever a marker could begin or
         end: if one is missing then, it was a message's, and the second rendering is the answer. It is not always the
         answer because templates look for tags, such as </think>, that it breaks too.
         """
-        given = [messages, variables]
-        broken, shattered = _with_texts(given, self._broken), _with_texts(given, self._shattered)
+        rendered_markers = [messages, variables]
+        broken, shattered = _with_texts(rendered_markers, self._broken), _with_texts(rendered_markers, self._shattered)
         text = template.render(broken[0], **broken[1])
         if broken == shattered:
             return text
         safe = template.render(shattered[0], **shattered[1])
-        same = all(one == other for one, other in zip_longest(self._found(text), self._found(safe)))
+        same = all(one == other for one, other in zip_longest(self._occurrences(text), self._occurrences(safe)))
         return text if same else safe
 
-    def _found(self, text: str) -> Iterator[str]:
-        """The control tokens' texts that are whole in a text, in order."""
+    def _occurrences(self, text: str) -> Iterator[str]:
+        """Yield the control tokens' texts that occur whole in a text, in order."""
         for place in self._heads.finditer(text):
             start = place.start() - 1
             candidates = self._pieces.get(text[start : start + 2], [])
@@ -74,7 +74,7 @@ class Markers:
 
 
 def without_surrogates(text: str) -> str:
-    """The text with pairs of surrogates joined and lone ones, which UTF-8 cannot hold, replaced by U+FFFD."""
+    """Join pairs of surrogates, and replace lone ones, which UTF-8 cannot hold, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -83,7 +83,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every text in it changed, but not roles and keys that are words: templates ask for them."""
+    """Change every text in a value, but not roles and keys that are words: templates test them."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The merges of a byte-pair vocabulary, checked: each of two pieces."""
+"""The merges of a byte-pair vocabulary, checked to be of two pieces each."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,20 +10,19 @@ from localllm.text.token_types import PREFIX
 
 
 def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
-    """The rank of each "left right" pair: its position in the file, the first one for a pair that comes twice; and
-    whether all merges make tokens."""
+    """Rank each "left right" pair by its first position in the file; also whether all merges make tokens."""
     merges = keys.strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
 
 
 def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bool:
-    """Whether all are of two tokens and make one; of 280k it takes 0.1 s, so it is remembered which were.
+    """Return whether all merges are of two tokens and make one.
 
-    Raises ModelError for what is no merge. One of pieces that are no tokens is odd: what it makes is written by the
-    tokens of its characters, as llama.cpp does.
+    Checking 280k takes 0.1 s, so the result is cached. Raises ModelError for what is no merge. One of pieces that are
+    no tokens is odd: what it makes is written by the tokens of its characters, as llama.cpp does.
     """
-    data, known = keys.metadata, ids.keys()
+    data, is_cached = keys.metadata, ids.keys()
     mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
     if mark and is_known("merges", mark):
         return True
@@ -31,8 +30,8 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
     if merges and (
         not all([" " in merge for merge in merges])
         or " ".join(merges).count(" ") != 2 * len(merges) - 1
-        or set(" ".join(merges).split(" ")) - known
-        or set("\0".join(merges).replace(" ", "").split("\0")) - known
+        or set(" ".join(merges).split(" ")) - is_cached
+        or set("\0".join(merges).replace(" ", "").split("\0")) - is_cached
     ):
         note_odd_merges(keys, merges, ids)
         return False
@@ -42,7 +41,10 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
 
 
 def note_odd_merges(keys: Checked, merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    """Note how many merges have, or make, pieces that are no tokens. Raises ModelError for one that is not of two."""
+    """Note how many merges have, or make, pieces that are no tokens.
+
+    Raises ModelError for one that is not of two pieces.
+    """
     odd: list[str] = []
     for position, merge in enumerate(merges):
         parts = merge.split(" ")

@@ -1,7 +1,7 @@
-"""Other ways to write a conversation down, for templates that know one system message, or roles that take turns.
+"""Rearranges conversations for templates that allow one system message, or only alternating roles.
 
-Nothing is said twice and nothing is lost: texts of system messages go to the leading one or to a user's message, and
-neighbours of one role become one message.
+Nothing is duplicated or lost: texts of system messages go to the leading one or to a user's message, and neighbours of
+one role become one message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ KeepsSystem = Callable[[int, str], bool]
 
 
 def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
-    """Yield ways to write a conversation, the nearest to it first.
+    """Yield ways to arrange a conversation, the nearest to the original first.
 
     keeps_system: whether the template keeps all system messages of a conversation, see ChatTemplate.keeps_system.
     """
@@ -33,12 +33,12 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
 
 
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
-    """Return a conversation that has system messages in such places, and the marks that their texts are."""
-    said = {"user": "Hi", "assistant": "Hello"}
+    """Return a conversation with system messages at given positions, and the marks that are their texts."""
+    texts_of_marks = {"user": "Hi", "assistant": "Hello"}
     behind = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
     roles = ["system"] * at_head + (["user", *behind[later]] if later != ALONE else [])
     marks = [f"xyzzy{place}" for place in range(len(roles))]
-    probe = [{"role": role, "content": said.get(role, mark)} for role, mark in zip(roles, marks, strict=True)]
+    probe = [{"role": role, "content": texts_of_marks.get(role, mark)} for role, mark in zip(roles, marks, strict=True)]
     return probe, [message["content"] for message in probe if message["role"] == "system"]
 
 
@@ -53,9 +53,9 @@ def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Seq
     if not keeps_system(1, ""):
         return without_systems(messages)
     if count and rest[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
-        head, rest = [], tell_latest_user(head, rest)
+        head, rest = [], move_systems_to_latest(head, rest)
     if len(head) > 1 and not keeps_system(count, ""):
-        head = [join(head)]
+        head = [join_messages(head)]
     places = {LAST if is_last(rest, place) else BETWEEN for place, message in enumerate(rest) if is_system(message)}
     if all(keeps_system(min(len(head), 1), place) for place in places):
         return [*head, *rest] if len(head) != count else messages
@@ -63,22 +63,22 @@ def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Seq
 
 
 def lead_systems(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with system messages in front of all others only."""
+    """Return the conversation with all system messages at its beginning."""
     count = count_head(messages)
     leading, moved = move_to_users(messages[count:])
-    return [*([join([*messages[:count], *leading])] if leading else messages[:count]), *moved]
+    return [*([join_messages([*messages[:count], *leading])] if leading else messages[:count]), *moved]
 
 
-def tell_latest_user(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """Return a conversation with system messages in front of its latest user's: where Mistral's templates put them.
+def move_systems_to_latest(head: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+    """Return a conversation with system messages before its last user message, as Mistral's templates do.
 
-    They do so only where that is the last message of all; behind an answer or a result they drop them.
+    They do so only where that is the last message of all; after an answer or a result they drop them.
     """
     place = next((place for place in reversed(range(len(rest))) if rest[place]["role"] == "user"), None)
     if place is None:
-        return [{**join(head), "role": "user"}, *rest]
-    asked = {**rest[place], "content": joined([*texts(head), rest[place]["content"]])}
-    return [*rest[:place], asked, *rest[place + 1 :]]
+        return [{**join_messages(head), "role": "user"}, *rest]
+    last_user = {**rest[place], "content": join_contents([*texts(head), rest[place]["content"]])}
+    return [*rest[:place], last_user, *rest[place + 1 :]]
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:
@@ -89,17 +89,17 @@ def without_systems(messages: Sequence[Message]) -> list[Message]:
         if place is None:
             moved.insert(0, {**text, "role": "user"})
         else:
-            moved[place] = {**moved[place], "content": joined([text["content"], moved[place]["content"]])}
+            moved[place] = {**moved[place], "content": join_contents([text["content"], moved[place]["content"]])}
     return moved
 
 
 def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation with its system messages as a user's where no user says anything."""
+    """Return the conversation, with its system messages as a user's if there is no user message."""
     return messages if any(message["role"] == "user" for message in messages) else without_systems(messages)
 
 
 def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Return the system messages that no user's message takes, and the others with the texts of the rest.
+    """Move system texts into user messages; return the system messages left over, and the others.
 
     A text goes to the user's message that follows it, or becomes one at the end, or goes to the latest one before it.
     """
@@ -107,7 +107,7 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
     for place, message in enumerate(messages):
         if not is_system(message):
             if waiting and message["role"] == "user":
-                message = {**message, "content": joined([*texts(waiting), message["content"]])}
+                message = {**message, "content": join_contents([*texts(waiting), message["content"]])}
                 waiting = []
             moved.append(message)
             continue
@@ -118,24 +118,27 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
         elif following is None and (not moved or moved[-1]["role"] == "assistant"):
             moved.append({**message, "role": "user"})
         elif earlier is not None:
-            moved[earlier] = {**moved[earlier], "content": joined([moved[earlier]["content"], message["content"]])}
+            moved[earlier] = {
+                **moved[earlier],
+                "content": join_contents([moved[earlier]["content"], message["content"]]),
+            }
         else:
             leading.append(message)
     return leading, moved
 
 
 def fill_contents(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with an empty text as every content that is None or not there."""
+    """Return the conversation with "" for every content that is None or missing."""
     return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
 
 
 def shorten_ids(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with ids of calls that all have nine letters and digits, as Mistral's have to."""
+    """Return the conversation with call ids of nine letters and digits, as Mistral's templates demand."""
 
     def short(id: Any) -> Any:
         return short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
 
-    found = list[Message]()
+    ids = list[Message]()
     for message in messages:
         if message.get("tool_calls"):
             message = {
@@ -144,8 +147,8 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
             }
         if "tool_call_id" in message:
             message = {**message, "tool_call_id": short(message["tool_call_id"])}
-        found.append(message)
-    return found
+        ids.append(message)
+    return ids
 
 
 def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
@@ -153,21 +156,21 @@ def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
     merged = list[Message]()
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] and message["role"] != "tool":
-            merged[-1] = join([merged[-1], message])
+            merged[-1] = join_messages([merged[-1], message])
         else:
             merged.append(message)
     return merged
 
 
 def take_turns(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with users and answers in turn, which a user begins.
+    """Return the conversation with alternating roles, beginning with a user.
 
-    An answer that says nothing goes away; one that nobody asked for follows a message that says nothing, and so does a
-    user behind the result of a call.
+    An empty answer is dropped; an unprompted one follows an empty message, and so does a user after the result of a
+    call.
     """
-    kept = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
+    taken = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
     turns = list[Message]()
-    for message in merge_neighbours(kept):
+    for message in merge_neighbours(taken):
         before = turns[-1]["role"] if turns else "system"
         if message["role"] == "assistant" and before == "system":
             turns.append({"role": "user", "content": ""})
@@ -177,28 +180,28 @@ def take_turns(messages: Sequence[Message]) -> list[Message]:
     return turns
 
 
-def join(messages: Sequence[Message]) -> Message:
-    """Return messages of one role as one: contents, thoughts and calls, each in their order."""
+def join_messages(messages: Sequence[Message]) -> Message:
+    """Join messages of one role: contents, reasoning and calls, each in their order."""
     together: Message = {}
     for message in messages:
         together |= message
-    together["content"] = joined(texts(messages))
+    together["content"] = join_contents(texts(messages))
     for name in ("reasoning_content", "reasoning", "thinking"):
         if any(message.get(name) for message in messages):
-            together[name] = joined([message.get(name) for message in messages])
+            together[name] = join_contents([message.get(name) for message in messages])
     if calls := [call for message in messages for call in message.get("tool_calls") or ()]:
         together["tool_calls"] = calls
     return together
 
 
-def joined(contents: Sequence[Any]) -> Any:
-    """Return contents as one, texts or lists of parts."""
-    said = [content for content in contents if content]
-    if all(isinstance(content, str) for content in said):
-        return "\n\n".join(said)
+def join_contents(contents: Sequence[Any]) -> Any:
+    """Join contents, texts or lists of parts."""
+    parts = [content for content in contents if content]
+    if all(isinstance(content, str) for content in parts):
+        return "\n\n".join(parts)
     return [
         part
-        for content in said
+        for content in parts
         for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
     ]
 
@@ -208,7 +211,7 @@ def texts(messages: Sequence[Message]) -> list[Any]:
 
 
 def count_head(messages: Sequence[Message]) -> int:
-    """Return how many system messages there are in front of all others."""
+    """Count the system messages before all others."""
     return next((place for place, message in enumerate(messages) if not is_system(message)), len(messages))
 
 
@@ -217,7 +220,7 @@ def is_system(message: Message) -> bool:
 
 
 def is_last(messages: Sequence[Message], place: int) -> bool:
-    """Return whether nothing but system messages follows."""
+    """Return whether only system messages follow."""
     return all(is_system(message) for message in messages[place:])
 
 

@@ -1,4 +1,4 @@
-"""Conversations that programs and files bring, checked before a template reads them."""
+"""Checks conversations from programs and files before a template renders them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ ROLES = {
 }
 
 
-def checked(messages: Sequence[Message]) -> list[Message]:
-    """Return the same messages, each content a text. Raises UsageError for what is no conversation.
+def validate_messages(messages: Sequence[Message]) -> list[Message]:
+    """Validate messages, and make each content a text. Raises UsageError.
 
     A content may be a list of parts as in OpenAI's interface, [{"type": "text", "text": ...}]; their texts become one,
     a line each, as in llama.cpp. A content that is None or not there is an empty text; an answer's stays None, which
@@ -45,26 +45,26 @@ def _check(message: Any) -> Message:
 
 
 def modernize(message: Message) -> Message:
-    """Return a message with roles and fields of OpenAI's older interfaces as those of today.
+    """Convert roles and fields of OpenAI's older interfaces to those of today.
 
-    A `function_call` is the only one of the tool_calls, a `refusal` the content where there is none. A result of a
-    function knows its call by the name alone, of which both get their id.
+    A `function_call` becomes the only one of the tool_calls, a `refusal` the content where there is none. A result of a
+    function knows its call by the name alone, from which both get their id.
     """
     role = message.get("role")
-    kept = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
-    kept["role"] = ROLES.get(role, role) if isinstance(role, str) else role
+    fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
+    fields["role"] = ROLES.get(role, role) if isinstance(role, str) else role
     call, refusal = message.get("function_call"), message.get("refusal")
     if isinstance(call, dict) and not message.get("tool_calls"):
-        kept["tool_calls"] = [{"id": short_id(str(call.get("name"))), "type": "function", "function": call}]
+        fields["tool_calls"] = [{"id": short_id(str(call.get("name"))), "type": "function", "function": call}]
     if isinstance(refusal, str) and not message.get("content"):
-        kept["content"] = refusal
+        fields["content"] = refusal
     if role == "function":
-        kept["tool_call_id"] = short_id(str(message.get("name")))
-    return kept
+        fields["tool_call_id"] = short_id(str(message.get("name")))
+    return fields
 
 
 def short_id(text: str) -> str:
-    """Return the id of a call that stands for a text: nine letters and digits, which some templates demand."""
+    """Derive a call id of nine letters and digits, which some templates demand, from a text."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 

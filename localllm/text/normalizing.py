@@ -1,7 +1,7 @@
-"""Texts in decomposed form ("e" and an accent for "é"), as of file names on macOS and of PDFs: composed where the
-tokenizer of the original does so before it cuts them (NFC). llama.cpp never does.
+"""Unicode normalization to NFC, for tokenizers whose originals do it first; llama.cpp never does.
 
-A GGUF file does not say it, but for those that localllm converts: it follows from the pre-tokenizer, or from the
+Texts come in decomposed form ("e" and an accent for "é"), as of file names on macOS and of PDFs. A GGUF file does not
+say whether to compose, but for those that localllm converts: it follows from the pre-tokenizer, or from the
 architecture. Source: the tokenizers of transformers (qwen2, qwen3_5, cohere, gpt_neox, which OLMo, MPT, Mamba and
 ModernBERT have, too).
 """
@@ -19,21 +19,21 @@ _MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # what stands before is compose
 _SHORT = 1 << 12  # characters: the standard library takes quadratic time for long runs of marks
 
 
-def composes(metadata: Mapping[str, Any]) -> bool:
-    """Whether the original's tokenizer composes texts."""
-    said = metadata.get(NORMALIZER)
-    if said in (COMPOSING, NOTHING):
-        return said == COMPOSING
-    return usually_composes(metadata.get("tokenizer.ggml.pre"), metadata.get("general.architecture"))
+def uses_nfc(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the original tokenizer applies NFC."""
+    declared = metadata.get(NORMALIZER)
+    if declared in (COMPOSING, NOTHING):
+        return declared == COMPOSING
+    return usually_uses_nfc(metadata.get("tokenizer.ggml.pre"), metadata.get("general.architecture"))
 
 
-def usually_composes(pretokenizer: Any, architecture: Any) -> bool:
-    """The same by these names alone."""
+def usually_uses_nfc(pretokenizer: Any, architecture: Any) -> bool:
+    """Return whether tokenizers with these names apply NFC."""
     return pretokenizer in PRETOKENIZERS or architecture in ARCHITECTURES
 
 
-def composed(text: str) -> str:
-    """The text in NFC, in linear time."""
+def to_nfc(text: str) -> str:
+    """Convert to NFC in linear time."""
     if text.isascii() or not _MAY_CHANGE.search(text):
         return text
     if len(text) <= _SHORT:

@@ -1,4 +1,4 @@
-"""PLaMo 2's unigram model: of all ways to cut a text into pieces, the one whose scores sum to the most.
+"""PLaMo 2's unigram tokenizer: the segmentation whose scores have the largest sum.
 
 Unlike SentencePiece's: nothing is normalized, a space is a space, and a character that is no piece becomes its bytes.
 Scores are whole ten-thousandths; of cuts that are as good, the one whose first piece is longer.
@@ -15,7 +15,7 @@ _UNKNOWN, _INVALID = -10_000_000, -20_000_000  # of a character that is no piece
 
 
 class Plamo(SentencePiece):
-    """Text to ids by PLaMo's unigram model."""
+    """PLaMo's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -26,10 +26,10 @@ class Plamo(SentencePiece):
         lengths: dict[str, set[int]] = {}
         for piece in self._scores:
             lengths.setdefault(piece[0], set()).add(len(piece))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._lengths = {first: sorted(by_text, reverse=True) for first, by_text in lengths.items()}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is special; a byte order mark at its beginning is none of it."""
+        """Encode a text without special tokens; a leading byte order mark is dropped."""
         return super().encode(text.removeprefix("\ufeff"))
 
     def _words_of(self, text: str) -> Iterable[str]:
@@ -39,22 +39,24 @@ class Plamo(SentencePiece):
         ends, tokens, at = self._best_ends(word), [], 0
         while at < len(word):
             end = ends[at]
-            known = end > 0
+            ids = end > 0
             piece = word[at : abs(end)]
-            tokens += [self.vocabulary.ids[piece]] if known else self._byte_tokens(piece)
+            tokens += [self.vocabulary.ids[piece]] if ids else self._byte_tokens(piece)
             at = abs(end)
         return tokens
 
     def _best_ends(self, word: str) -> list[int]:
-        """Where the piece ends that the best cut of the word from its character n on begins with, by n; negative for a
-        character that is no piece."""
-        count, known = len(word), self._scores
+        """Find where the first piece of the best segmentation from each character on ends.
+
+        Negative for a character that is no piece.
+        """
+        count, scores = len(word), self._scores
         best, ends = [0] * (count + 1), [0] * count
         for start in range(count - 1, -1, -1):
             pairs = [
                 (best[start + length] + score, start + length)
                 for length in self._lengths.get(word[start], ())
-                if start + length <= count and (score := known.get(word[start : start + length])) is not None
+                if start + length <= count and (score := scores.get(word[start : start + length])) is not None
             ]  # the longest first
             pairs.append((best[start + 1] + _UNKNOWN, -(start + 1)))
             best[start], ends[start] = max(pairs, key=lambda pair: pair[0])
@@ -65,5 +67,5 @@ class Plamo(SentencePiece):
 
 
 def round_half_up(x: float) -> int:
-    """As C does: halves away from 0."""
+    """Round as C does: halves away from 0."""
     return int(abs(x) + 0.5) * (1 if x >= 0 else -1)

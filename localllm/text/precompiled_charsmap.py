@@ -1,4 +1,4 @@
-"""SentencePiece's normalization, as files bring it: which characters, or sequences of them, become which others.
+"""SentencePiece's normalization map as files bring it: sequences of characters and their replacements.
 
 `tokenizer.ggml.precompiled_charsmap` holds the size of a double-array trie in bytes (uint32), the trie, a uint32 for
 every node, and the replacements, each ended by a zero byte. Of a node's 32 bits 0 to 7 are the byte that leads to it
@@ -18,10 +18,10 @@ _LABEL = 0x800000FF
 
 
 class Charsmap:
-    """Replaces what the map says, at each place the longest sequence."""
+    """A normalizer that replaces the longest mapped sequence at each position."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises ModelError for a map whose parts do not fit; an empty one changes nothing."""
+        """Read a map; an empty one changes nothing. Raises ModelError if its parts do not fit."""
         size = int.from_bytes(data[:4], "little")
         if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
             raise ModelError(f"the charsmap has {len(data)} bytes, and no place for a trie of {size} bytes and texts")
@@ -34,7 +34,7 @@ class Charsmap:
         self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
 
     def __call__(self, text: str) -> str:
-        """The text with all replacements made. Raises ModelError where the map turns out to be broken."""
+        """Normalize a text. Raises ModelError where the map turns out to be broken."""
         if not self._nodes:
             return text
         parts, at = [], 0
@@ -52,9 +52,12 @@ class Charsmap:
         return all(self._longest(one + other, 0)[0] == 0 for other in others)
 
     def _longest(self, text: str, start: int) -> tuple[int, int]:
-        """Where the longest sequence at a place of the text ends, and its replacement's place; (start, 0) for none."""
+        """Return the end of the longest sequence at a position, and its replacement's offset.
+
+        (start, 0) if there is none.
+        """
         nodes, count = self._nodes, len(self._nodes)
-        found, place = start, 0
+        best, place = start, 0
         inner = _offset(nodes[0])
         for at in range(start, min(start + _LONGEST, len(text))):
             for byte in text[at].encode(errors="replace"):
@@ -62,11 +65,11 @@ class Charsmap:
                 if not byte or child >= count or nodes[child] & _LABEL != byte:
                     if at == start:
                         self._inert.add(text[start])
-                    return found, place
+                    return best, place
                 inner = child ^ _offset(nodes[child])
             if nodes[child] & 256 and inner < count:
-                found, place = at + 1, nodes[inner] & 0x7FFFFFFF
-        return found, place
+                best, place = at + 1, nodes[inner] & 0x7FFFFFFF
+        return best, place
 
     def _replacement(self, place: int) -> str:
         if place >= len(self._texts):

@@ -1,4 +1,4 @@
-"""A text into words, by the steps of a pre-tokenizer, each applied to what the ones before have left."""
+"""Splits text into words by the steps of a pre-tokenizer, each applied to the pieces of those before."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ Cut = Callable[[str], list[str]]
 WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 
 
-def cutter(steps: Iterable[str | Threes]) -> Cut:
-    """A function from a text to its words, which joined are the text."""
+def make_splitter(steps: Iterable[str | Threes]) -> Cut:
+    """Make a function that splits a text into words, which joined are the text."""
     cuts: list[Cut] = []
     for _, same in groupby(steps, type):
         group = list(same)
@@ -22,16 +22,16 @@ def cutter(steps: Iterable[str | Threes]) -> Cut:
         )
 
     def words(text: str) -> list[str]:
-        found = [text]
+        pieces = [text]
         for cut in cuts:
-            found = [word for piece in found for word in cut(piece)]
-        return found
+            pieces = [word for piece in pieces for word in cut(piece)]
+        return pieces
 
     return lambda text: words(text) if len(text) <= WINDOW else in_windows(words, text)
 
 
 def _by_expressions(expressions: list[str]) -> Cut:
-    """Cut by Oniguruma expressions: what one matches becomes a word, and so does what lies between matches."""
+    """Split by Oniguruma expressions: each match is a word, and so is the text between matches."""
     from tokenizers import Regex, pre_tokenizers  # here, because SentencePiece needs none of its 15 ms
 
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
@@ -44,29 +44,31 @@ def _by_expressions(expressions: list[str]) -> Cut:
 
 
 def in_windows(cut: Cut, text: str) -> list[str]:
-    """What `cut` makes of a text, of which it is given WINDOW characters at a time.
+    """Apply `cut` to a text, WINDOW characters at a time.
 
     Oniguruma gives up, and the library panics, where it looks at some million characters for one word. The words in a
     window's last MARGIN characters are found again in the next one, which begins where a word begins. Only in a run of
     millions of spaces, or of signs, is there a word that ends with the window.
     """
-    found: list[str] = []
+    window_words: list[str] = []
     at = 0
     while len(text) - at > WINDOW:
         words = cut(text[at : at + WINDOW])
-        kept = _far_from_end(words)
-        found += words[:kept]
-        at += sum(map(len, words[:kept]))
-    return found + cut(text[at:])
+        done = _far_from_end(words)
+        window_words += words[:done]
+        at += sum(map(len, words[:done]))
+    return window_words + cut(text[at:])
 
 
 def _far_from_end(words: list[str]) -> int:
-    """How many words of a window to keep: at least one, and if possible up to a letter in front of a space: there, no
-    expression looks back, and none that goes before others has a match that they cut."""
+    """Return how many words of a window to keep: at least one, if possible up to a letter before a space.
+
+    There, no expression looks back, and none that goes before others has a match that they cut.
+    """
     ends = list(accumulate(map(len, words)))
-    kept = max(1, bisect_right(ends, WINDOW - MARGIN))
-    best = (n for n in range(kept, 0, -1) if words[n - 1][-1].isalpha() and words[n : n + 1] and words[n][0] in " \n")
-    return next(best, kept)
+    count = max(1, bisect_right(ends, WINDOW - MARGIN))
+    best = (n for n in range(count, 0, -1) if words[n - 1][-1].isalpha() and words[n : n + 1] and words[n][0] in " \n")
+    return next(best, count)
 
 
 def _in_threes(step: Threes) -> Cut:

@@ -1,4 +1,4 @@
-r"""How byte-level BPE vocabularies cut text into words before merging: one row per value of `tokenizer.ggml.pre`.
+r"""Pre-tokenizers of byte-level BPE vocabularies: one row per value of `tokenizer.ggml.pre`.
 
 A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each in
 turn cuts every piece that the ones before have left: its matches become words, and so does what lies between them.
@@ -14,7 +14,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Threes:
-    """A step that cuts out runs of digits and cuts these in threes, counted from their right ends.
+    """A step that cuts runs of digits into threes, counted from their right ends.
 
     An expression can do that too, but it looks at the rest of the run for every three: it takes quadratic time.
     """
@@ -25,7 +25,7 @@ class Threes:
 
 @frozen
 class PreTokenizer:
-    """One way to cut text into words, with what llama.cpp derives from its name besides."""
+    """A pre-tokenizer, with what else llama.cpp derives from its name."""
 
     patterns: tuple[str | Threes, ...]
     ignore_merges: bool = False  # a word that is a token as a whole is that token, whatever the merges say
@@ -42,14 +42,17 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
-    """The layout that GPT-4's cl100k began: contractions, words with one leading character, digits, symbols, spaces."""
+    """Build the layout of GPT-4's cl100k: contractions, words, digits, symbols, spaces.
+
+    A word has one leading character.
+    """
     return rf"{_CONTRACTION}|{letters}|{digits}|{symbols}|{_LINES_AND_SPACES}"
 
 
 def _cased_words(
     digits: str, ending: str, upper: str = _UPPER, lower: str = _LOWER, symbol_tail: str = r"[\r\n/]*"
 ) -> str:
-    """The layout that GPT-4o's o200k began: a word also ends where a lower-case letter meets an upper-case one."""
+    """Build the layout of GPT-4o's o200k: a word also ends between lower and upper case."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}"
     return rf"{words}|{digits}|{_SYMBOLS}{symbol_tail}|{_LINES_AND_SPACES}"

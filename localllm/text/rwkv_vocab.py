@@ -1,6 +1,7 @@
-"""RWKV's vocabulary ("World"): pieces are bytes, and the longest that fits comes next. Nothing is merged.
+"""RWKV's tokenizer ("World"): pieces are bytes, and the longest that fits comes next; no merging.
 
-Files write pieces as Python writes bytes: \\n, \\x8f and the like, and a backslash before a backslash or quote.
+Files write pieces as Python writes bytes: \
+, \\x8f and the like, and a backslash before a backslash or quote.
 """
 
 import re
@@ -15,30 +16,30 @@ _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
 
 
-def unescaped(piece: str) -> bytes:
-    """The bytes that a piece stands for."""
-    found, end = b"", 0
+def unescape(piece: str) -> bytes:
+    """Decode the bytes of a piece."""
+    data, end = b"", 0
     for escape in _ESCAPED.finditer(piece):
-        found += piece[end : escape.start()].encode(errors="replace")
+        data += piece[end : escape.start()].encode(errors="replace")
         name, end = escape[1], escape.end()
-        found += bytes([int(name[1:], 16)]) if len(name) == 3 else _NAMED.get(name, name.encode(errors="replace"))
-    return found + piece[end:].encode(errors="replace")
+        data += bytes([int(name[1:], 16)]) if len(name) == 3 else _NAMED.get(name, name.encode(errors="replace"))
+    return data + piece[end:].encode(errors="replace")
 
 
-class World(Subwords):
-    """Text to ids by the longest piece."""
+class RwkvVocab(Subwords):
+    """RWKV's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises ModelError if a byte is no token."""
+        """Build the table of pieces. Raises ModelError if a byte is no token."""
         super().__init__(vocabulary)
         kinds = vocabulary.types
         tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]
-        self._bytes = {token: unescaped(vocabulary.pieces[token]) for token in tokens}
+        self._bytes = {token: unescape(vocabulary.pieces[token]) for token in tokens}
         self._ids = {piece: token for token, piece in self._bytes.items()}
         lengths: dict[bytes, set[int]] = {}
         for piece in self._ids:
             lengths.setdefault(piece[:2], set()).add(len(piece))
-        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        self._lengths = {start: sorted(by_bytes, reverse=True) for start, by_bytes in lengths.items()}
         if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more} is missing")
@@ -61,4 +62,4 @@ class World(Subwords):
         return tokens
 
     def _piece_bytes(self, piece: str) -> bytes:
-        return unescaped(piece)
+        return unescape(piece)

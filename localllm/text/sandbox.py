@@ -1,9 +1,10 @@
-"""Jinja as chat templates expect it, for templates from strangers.
+"""The sandbox that renders untrusted chat templates with Jinja.
 
 Jinja's immutable sandbox keeps a template away from files, modules and Python's insides, and lets it change nothing.
 Limits stop what it could still do: run for ever, or make huge values. They hold for every turn of a loop, item of a
 filter, call and operator, and look at sizes before something is made. What no released template uses is not there:
-lipsum, cycler, joiner, bytes, and filters that lay out text. What gets through stops in trial.py, which goes first.
+lipsum, cycler, joiner, bytes, and filters that lay out text. What gets through stops in template_probe.py, which runs
+first.
 """
 
 import functools
@@ -39,11 +40,11 @@ from localllm.text.template_limits import (
     check_layout,
     check_method,
     check_parts,
-    held,
-    limited,
+    require_light,
+    require_limited,
     size,
     tick,
-    weighed,
+    to_sequence,
 )
 
 SOURCE = 500_000  # characters of a template; released ones have up to 30 000
@@ -54,11 +55,11 @@ _NOT_HERE = ("center", "filesizeformat", "pprint", "random", "slice", "striptags
 
 
 class RefusalError(TemplateError):
-    """The template called raise_exception: the conversation is not what it was written for."""
+    """The template called raise_exception: it does not support this conversation."""
 
 
 def compile_template(source: str, strict: bool = False) -> Template:
-    """A template with guards in it; strict: a variable that does not exist is an error, and not empty.
+    """Compile a template with guards; strict: an undefined variable is an error, not empty.
 
     Raises LimitError, and what Jinja and Python raise for bad source.
     """
@@ -71,7 +72,10 @@ def compile_template(source: str, strict: bool = False) -> Template:
 
 
 def render_template(template: Template, variables: dict[str, Any]) -> str:
-    """The template's output. Raises RefusalError, LimitError, and anything that the code in a template can raise."""
+    """Render a template.
+
+    Raises RefusalError, LimitError, and anything that the code in a template can raise.
+    """
     begin()
     pieces, length = [], 0
     for piece in template.generate(variables):
@@ -83,7 +87,10 @@ def render_template(template: Template, variables: dict[str, Any]) -> str:
 
 
 class _Extension(Extension):
-    """Hugging Face's {% generation %} tag, which only marks its content; and the functions that the guards call."""
+    """A Jinja extension with Hugging Face's {% generation %} tag and the functions that the guards call.
+
+    The tag only marks its content.
+    """
 
     identifier = "guards"
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -93,41 +100,41 @@ class _Extension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, length: int) -> str:
-        """Called in every turn of a loop and every call of a macro, which writes so many characters of its own."""
+        """Count a turn of a loop or a call of a macro, which writes `length` characters of its own."""
         tick(length)
         return ""
 
-    def ticked(self) -> bool:
-        """The same, in a condition that filters a loop."""
+    def count_and_pass(self) -> bool:
+        """Count a turn of a loop, in the condition that filters it."""
         tick()
         return True
 
     def concat(self, *parts: Any) -> str:
-        """The operator ~, which Jinja does not let an environment intercept."""
-        return limited("".join([as_text(part) for part in parts]))
+        """Apply the operator ~, which Jinja does not let an environment intercept."""
+        return require_limited("".join([as_text(part) for part in parts]))
 
-    def sliced(self, value: Any) -> Any:
-        """A part of a text or list, for which Jinja does not ask the environment."""
-        return limited(value)
+    def check_slice(self, value: Any) -> Any:
+        """Check a slice of a text or list, for which Jinja does not ask the environment."""
+        return require_limited(value)
 
-    def weighed(self, value: Any) -> Any:
-        """A list, tuple or dictionary that the template writes down."""
-        return weighed(value)
+    def check_literal(self, value: Any) -> Any:
+        """Check a list, tuple or dictionary literal."""
+        return require_light(value)
 
 
 class _Guards(NodeTransformer):
-    """Puts calls of `tick`, `concat` and `weighed` into a template's syntax tree."""
+    """A transformer that puts calls of `tick`, `concat` and `check_literal` into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, _ticking(node))
+        node.body.insert(0, _make_tick(node))
         if node.test is not None:
-            node.test = nodes.And(_guard("ticked", [], node.lineno), node.test, lineno=node.lineno)
+            node.test = nodes.And(_guard("count_and_pass", [], node.lineno), node.test, lineno=node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, _ticking(node))
+        node.body.insert(0, _make_tick(node))
         return node
 
     def visit_If(self, node: nodes.If) -> nodes.If:  # noqa: N802
@@ -142,23 +149,23 @@ class _Guards(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("sliced", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
+        return _guard("check_slice", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("weighed", [node], node.lineno) if node.items else node
+        return _guard("check_literal", [node], node.lineno) if node.items else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("weighed", [node], node.lineno) if node.items else node
+        return _guard("check_literal", [node], node.lineno) if node.items else node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("weighed", [node], node.lineno) if node.items and node.ctx == "load" else node
+        return _guard("check_literal", [node], node.lineno) if node.items and node.ctx == "load" else node
 
 
-def _ticking(node: nodes.For | nodes.Macro) -> nodes.Output:
-    """A call of `tick` for a turn of a loop."""
+def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
+    """Make a call of `tick` for a turn of a loop."""
     own = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     own += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
     tick = _guard("tick", [nodes.Const(own, lineno=node.lineno)], node.lineno)
@@ -171,24 +178,24 @@ def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
 
 
 class _Namespace(Namespace):
-    """What a template gathers values in. It is no text: nothing counts what would be in it."""
+    """A namespace object that does not print its values, so its content is not counted."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The settings, functions and filters of Hugging Face's `apply_chat_template`, each operation with its limit."""
+    """Hugging Face's `apply_chat_template` environment, with a limit for each operation."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension], finalize=_finalized
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension], finalize=_finalize
         )
         self.filters |= {"format": _format, "tojson": _to_json}
-        self.filters = {name: _checked(name, function) for name, function in self.filters.items()}
-        self.tests = {name: _ticked(function) for name, function in self.tests.items()}  # type: ignore[arg-type]
+        self.filters = {name: _limit_filter(name, function) for name, function in self.filters.items()}
+        self.tests = {name: _count_test(function) for name, function in self.tests.items()}  # type: ignore[arg-type]
         self.globals = {name: self.globals[name] for name in ("range", "dict")}
         self.globals |= {"namespace": _Namespace, "raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
@@ -196,9 +203,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str | bytes | int | float | list | tuple | dict):
             if name == "join" and arguments:
-                arguments = (held(arguments[0]), *arguments[1:])
+                arguments = (to_sequence(arguments[0]), *arguments[1:])
             check_method(owner, name, arguments, named)
-        return limited(super().call(context, function, *arguments, **named))
+        return require_limited(super().call(context, function, *arguments, **named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatter = super().wrap_str_format(value)
@@ -223,11 +230,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             check_layout(left)
             values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
             check_filled(left, tuple(values))
-        return limited(super().call_binop(context, operator, left, right))
+        return require_limited(super().call_binop(context, operator, left, right))
 
 
-def _ticked(test: Callable[..., Any]) -> Callable[..., Any]:
-    """A test that may be made for each of many items, none of which it lets through."""
+def _count_test(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a test so that each call counts: it may be made for many items and let none through."""
 
     @functools.wraps(test)
     def ticked(*arguments: Any, **named: Any) -> Any:
@@ -237,38 +244,38 @@ def _ticked(test: Callable[..., Any]) -> Callable[..., Any]:
     return ticked
 
 
-def _finalized(value: Any) -> Any:
-    """What is written to the output."""
+def _finalize(value: Any) -> Any:
+    """Check a value that is written to the output."""
     text = as_text(value)
     tick(len(text))
     return text
 
 
-def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter with limits. Some come with Jinja's context or environment as the first argument."""
+def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a filter with limits; some get Jinja's context or environment as the first argument."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
         if name in _NOT_HERE:
             raise LimitError(f"the filter {name} is not supported in templates")
-        given = arguments[first:]
-        value, others = given[0] if given else None, (*given[1:], *named.values())
+        own_arguments = arguments[first:]
+        value, others = own_arguments[0] if own_arguments else None, (*own_arguments[1:], *named.values())
         if any(isinstance(number, int) and abs(number) > WIDTH for number in others):
             raise LimitError(f"a number for the filter {name} is over {WIDTH}")
         tick()
-        check_parts(given)
+        check_parts(own_arguments)
         if isinstance(value, str):
-            check_filtered(name, value, given[1:], others)
+            check_filtered(name, value, own_arguments[1:], others)
         if name in GATHERING and isinstance(value, Iterator | range):
-            value = held(value)
+            value = to_sequence(value)
             check_parts((value,))
-            arguments = (*arguments[:first], value, *given[1:])
+            arguments = (*arguments[:first], value, *own_arguments[1:])
         if name == "join":
             check_join(next((text for text in others if isinstance(text, str)), ""), value)
         if name == "sum" and any(isinstance(other, list | tuple) for other in others):
             raise LimitError("sums of lists are not supported in templates")
-        return limited(function(*arguments, **named))
+        return require_limited(function(*arguments, **named))
 
     return checked
 
@@ -297,7 +304,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Hugging Face's tojson: unlike Jinja's, it leaves <, > and & as they are; and BREAK, which is to vanish again."""
+    """Encode as Hugging Face's tojson: <, > and & stay as they are, unlike in Jinja's.
+
+    BREAK stays too: it is removed later.
+    """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
         raise LimitError("an indentation is over 16")
     if separators is not None and sum(map(len, separators)) > 16:

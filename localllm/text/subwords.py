@@ -1,4 +1,4 @@
-"""From plain text (no special tokens in it) to token ids: byte-pair merging, in its two dialects.
+"""Byte-pair merging of plain text (without special tokens) to token ids, in its two dialects.
 
 Both start from single characters and join neighbours, the best pair first, until no pair is left to join; they differ
 in what a character is, in what "best" means, and in what becomes of characters that are no token.
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
-from localllm.text.pretokenize import cutter
+from localllm.text.pretokenize import make_splitter
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary
 
@@ -35,7 +35,7 @@ _REMEMBERED_LENGTH = 64  # characters: longer words hardly come twice
 
 
 def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
-    """Join neighbouring symbols, always the pair of lowest rank (the leftmost of equals), until no pair has a rank.
+    """Join neighbouring symbols, lowest rank first (leftmost of equals), until no pair has a rank.
 
     The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
     """
@@ -65,49 +65,49 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
 
 
 def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
-    """What `merge` makes of the characters, WINDOW of them at a time.
+    """Apply `merge` to a text's characters, WINDOW of them at a time.
 
     Of a window, the symbols in its last MARGIN characters are found again in the next one, which begins where a symbol
-    begins: far from its ends, a merge does not depend on them. Of a megabyte of one letter all windows are the same,
-    and the answer is remembered.
+    begins: far from its ends, a merge does not depend on them. Of a megabyte of one letter all windows are the same, so
+    the answer is cached.
     """
-    found: list[str] = []
-    known: dict[str, tuple[list[str], int]] = {}
+    merged: list[str] = []
+    cached: dict[str, tuple[list[str], int]] = {}
     at = 0
     while len(text) - at > WINDOW:
         window = text[at : at + WINDOW]
-        if window not in known:
-            known[window] = _far_from_end(merge(list(window), ranks, joint))
-        symbols, length = known[window]
-        found += symbols
+        if window not in cached:
+            cached[window] = _far_from_end(merge(list(window), ranks, joint))
+        symbols, length = cached[window]
+        merged += symbols
         at += length
-    return found + merge(list(text[at:]), ranks, joint)
+    return merged + merge(list(text[at:]), ranks, joint)
 
 
 def _far_from_end(symbols: list[str]) -> tuple[list[str], int]:
-    """The symbols of a window to keep, at least one, and how many characters they have."""
+    """Return the symbols of a window to keep, at least one, and how many characters they have."""
     ends = list(accumulate(map(len, symbols)))
-    kept = max(1, bisect_right(ends, WINDOW - MARGIN))
-    return symbols[:kept], ends[kept - 1]
+    count = max(1, bisect_right(ends, WINDOW - MARGIN))
+    return symbols[:count], ends[count - 1]
 
 
 class Subwords:
-    """Text to ids and a token's bytes; a dialect says how text is cut into words and a word into tokens."""
+    """The base of tokenizers; a dialect says how text is cut into words and a word into tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._words: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is special."""
+        """Encode a text without special tokens."""
         tokens: list[int] = []
-        known = self._words
+        cached = self._words
         for word in self._words_of(text):
-            tokens += known.get(word) or self._encode_word(word)
+            tokens += cached.get(word) or self._encode_word(word)
         return tokens
 
     def token_bytes(self, token: int, special: bool) -> bytes:
-        """The bytes that a token stands for; none for a control token, unless `special` asks for its text."""
+        """Return the bytes of a token; none for a control token unless `special`."""
         piece, kind = self.vocabulary.pieces[token], self.vocabulary.types[token]
         if kind == NORMAL:
             return self._piece_bytes(piece)
@@ -141,7 +141,7 @@ class ByteLevel(Subwords):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         assert vocabulary.pretokenizer is not None
-        self._cut = cutter(vocabulary.pretokenizer.patterns)
+        self._cut = make_splitter(vocabulary.pretokenizer.patterns)
         self._ignore_merges = vocabulary.pretokenizer.ignore_merges
 
     def _words_of(self, text: str) -> Iterable[str]:
@@ -179,7 +179,7 @@ class SentencePiece(Subwords):
         self._boundary = word_boundary(vocabulary.pieces)
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Words that merging treats as it would treat the whole text; Gemma 4 wants newlines apart besides."""
+        """Split into words that merge as the whole text would; Gemma 4 also separates newlines."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
         return (word for line in lines for word in self._boundary.split(line))
@@ -195,7 +195,7 @@ class SentencePiece(Subwords):
         return tokens
 
     def _byte_tokens(self, symbol: str) -> list[int]:
-        """The tokens of a character's bytes, <0xE2> and the like, or the unknown token if the vocabulary has none."""
+        """Return a character's byte tokens, <0xE2> and the like, or else the unknown token."""
         ids = self.vocabulary.ids
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
@@ -205,10 +205,10 @@ class SentencePiece(Subwords):
 
 
 def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
-    """Where text can be cut before "▁" without changing a token: after characters that no piece has before a "▁".
+    """Build a pattern for positions before "▁" where cutting changes no token.
 
-    Most vocabularies have "▁" only at the start of pieces, so that this cuts before every word. Merging short words one
-    by one, and remembering them, is what makes encoding fast.
+    They follow characters that no piece has before a "▁". Most vocabularies have "▁" only at the start of pieces, so
+    that this cuts before every word. Merging short words one by one, and caching them, is what makes encoding fast.
     """
     inside = "".join(sorted(set(re.findall("([^▁ ])▁", " ".join(pieces)))))
     return re.compile(f"(?<=[^▁{re.escape(inside)}])(?=▁)")

@@ -1,4 +1,4 @@
-"""Limits for templates from strangers: how long they run, and how large a value they make may be.
+"""Limits for untrusted templates: their run time, and the size of values they make.
 
 They hold for every turn of a loop, item of a filter, call and operator, and look at sizes before something is made.
 localllm.text.sandbox asks for them; those of the operating system are in localllm.text.template_probe.
@@ -42,7 +42,7 @@ def begin() -> None:
 
 
 def tick(made: int = 0) -> None:
-    """Called in every turn of a loop, and whenever something is made of so many bytes."""
+    """Count a turn of a loop, or `made` bytes of a new value."""
     _rendering.made += made
     if time.thread_time() > _rendering.deadline:
         raise LimitError(f"it ran for over {SECONDS:g} seconds")
@@ -51,35 +51,35 @@ def tick(made: int = 0) -> None:
 
 
 def bits(value: Any) -> int:
-    """Of an integer; 0 for anything else, as for the integer 0, by which nothing grows."""
+    """Return the bits of an integer; 0 for anything else, as for the integer 0, which makes nothing grow."""
     return value.bit_length() if isinstance(value, int) else 0
 
 
 def size(value: Any) -> float:
-    """What a value multiplies another's length by."""
+    """Return the factor by which a value multiplies another's length."""
     return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
 
 
-def limited(value: Any) -> Any:
-    """The value, if it is not too large; an iterator ticks."""
+def require_limited(value: Any) -> Any:
+    """Return the value if it is not too large; an iterator is counted."""
     if isinstance(value, str):
         if len(value) > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
         tick(sys.getsizeof(value))
     elif isinstance(value, list | tuple | dict):
         tick(8 * len(value))
-        return weighed(value)
+        return require_light(value)
     elif isinstance(value, KeysView | ValuesView | ItemsView):  # which would be written without a limit
-        return limited(list(value))
+        return require_limited(list(value))
     elif isinstance(value, int) and value.bit_length() > BITS:
         raise LimitError(f"a number is over {BITS} bits long")
     elif isinstance(value, Iterator):
-        return counted(value)
+        return count_items(value)
     return value
 
 
-def counted(items: Iterator[Any]) -> Iterator[Any]:
-    """What a filter finds one by one: its loop is as a template's."""
+def count_items(items: Iterator[Any]) -> Iterator[Any]:
+    """Count each item that a filter yields, as a turn of a loop."""
     for number, item in enumerate(items):
         if number > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
@@ -87,29 +87,29 @@ def counted(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def held(items: Any) -> Any:
-    """What is to be gone through at once, as something that can be weighed."""
-    return items if isinstance(items, str | list | tuple | dict) else list(counted(iter(items)))
+def to_sequence(items: Any) -> Any:
+    """Make a sequence of what will be iterated at once, so that it can be weighed."""
+    return items if isinstance(items, str | list | tuple | dict) else list(count_items(iter(items)))
 
 
-def weighed(value: Any, written: bool = False) -> Any:
-    """The value, if it does not have too many parts, all that it holds counted as often as it holds it.
+def require_light(value: Any, written: bool = False) -> Any:
+    """Return the value if it does not have too many parts, shared ones counted each time.
 
     written: it is going to be a text, in which its own texts may not be too long together.
     """
     parts, length, rest = 0, 0, [value]
     while rest:
-        held = rest.pop()
-        if isinstance(held, LoopContext):
+        container = rest.pop()
+        if isinstance(container, LoopContext):
             raise LimitError("a loop cannot be kept in a list")
-        held = held._Namespace__attrs if isinstance(held, Namespace) else held
-        parts += len(held)
+        container = container._Namespace__attrs if isinstance(container, Namespace) else container
+        parts += len(container)
         if parts > ITEMS:
             raise LimitError(f"a value has over {ITEMS} parts")
-        inner = held.values() if isinstance(held, dict) else held
+        inner = container.values() if isinstance(container, dict) else container
         if written:
             length += sum(len(text) for text in inner if isinstance(text, str))
-            length += sum(len(key) for key in held if isinstance(key, str)) if isinstance(held, dict) else 0
+            length += sum(len(key) for key in container if isinstance(key, str)) if isinstance(container, dict) else 0
             if length > LENGTH:
                 raise LimitError(f"a value is over {LENGTH} long")
         rest += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
@@ -117,25 +117,25 @@ def weighed(value: Any, written: bool = False) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """As str gives it, of a value that is not too large for that."""
+    """Convert to str if the value is not too large for that."""
     return (
         value
         if isinstance(value, str)
-        else str(weighed(value, written=True) if isinstance(value, list | tuple | dict) else value)
+        else str(require_light(value, written=True) if isinstance(value, list | tuple | dict) else value)
     )
 
 
 def check_parts(values: tuple[Any, ...]) -> None:
-    """Numbers, texts and lists that go into a text, by a format or a filter."""
+    """Check numbers, texts and lists that a format or a filter puts into a text."""
     for value in values:
         if isinstance(value, int) and value.bit_length() > BITS:
             raise LimitError(f"a number is over {BITS} bits long")
         if isinstance(value, list | tuple | dict | LoopContext):
-            weighed(value, written=True)
+            require_light(value, written=True)
 
 
 def check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """What the methods of texts and lists make must not be too long; those that nobody needs are not there."""
+    """Check a method call of a text or list: its result's length, and that the method is allowed."""
     if name not in _METHODS:
         raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
     if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
@@ -158,7 +158,7 @@ def check_method(owner: Any, name: str, arguments: tuple[Any, ...], named: dict[
 
 
 def check_join(separator: str, items: Any) -> None:
-    """Before texts are put together."""
+    """Check the length of joined texts."""
     if isinstance(items, list | tuple | dict | str):
         texts = items.values() if isinstance(items, dict) else items
         length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
@@ -167,8 +167,10 @@ def check_join(separator: str, items: Any) -> None:
 
 
 def check_layout(layout: str) -> None:
-    """Widths in a format, such as %9d or {:9}, must be sensible, and be in it: %*d and {:{}} take them elsewhere.
-    A field is a value that was given, and not a part of one, such as {0.name} or {0[1]}, which nothing would measure.
+    """Check that a format's widths, such as %9d or {:9}, are sensible and constant.
+
+    %*d and {:{}} take them from elsewhere. A field must be a whole argument, not a part of one such as {0.name} or
+    {0[1]}, which nothing would measure.
     """
     if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
         raise LimitError(f"a width is over {WIDTH - 1}")
@@ -177,7 +179,7 @@ def check_layout(layout: str) -> None:
 
 
 def check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-    """What filters make of a text."""
+    """Check the length of a filter's result."""
     if name == "replace" and len(arguments) > 1:
         check_method(text, "replace", tuple(map(str, arguments)), {})
     width = max((len(other) if isinstance(other, str) else other or 0 for other in others), default=4)
@@ -188,7 +190,7 @@ def check_filtered(name: str, text: str, arguments: tuple[Any, ...], others: tup
 
 
 def check_filled(layout: str, values: tuple[Any, ...]) -> None:
-    """What a layout becomes when each of its fields is as long as the longest value."""
+    """Check the length of a format if each field were as long as the longest value."""
     check_parts(values)
     longest = max(map(written_length, values), default=0)
     if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
@@ -196,7 +198,7 @@ def check_filled(layout: str, values: tuple[Any, ...]) -> None:
 
 
 def written_length(value: Any) -> int:
-    """How many characters a value has as a text, about; it does not have too many parts."""
+    """Estimate how many characters a value has as a text; it must not have too many parts."""
     if isinstance(value, dict):
         return written_length((*value, *value.values()))
     if isinstance(value, list | tuple):
@@ -205,11 +207,11 @@ def written_length(value: Any) -> int:
 
 
 def check_indented(value: Any, indent: int) -> None:
-    """Each part of a value has a line of its own, which is indented as deep as it lies."""
+    """Check the length of indented JSON: each part has a line, indented by its depth."""
     length, depth, layer = 0, 0, [value]
     while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
         depth += 1
-        length += depth * indent * sum(len(held) + 1 for held in layer)
+        length += depth * indent * sum(len(parts) + 1 for parts in layer)
         if length > LENGTH:
             raise LimitError(f"a value is over {LENGTH} long")
-        layer = [item for held in layer for item in (held.values() if isinstance(held, dict) else held)]
+        layer = [item for parts in layer for item in (parts.values() if isinstance(parts, dict) else parts)]

@@ -1,6 +1,6 @@
-"""From a conversation to the text that a model was trained to continue, by the Jinja template that its file brings.
+"""Chat templates: from a conversation to the text that a model was trained to continue.
 
-Templates are written for Hugging Face's `apply_chat_template` and find here what they find there:
+The Jinja templates in files are written for Hugging Face's `apply_chat_template` and find here what they find there:
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError, UsageError
-from localllm.text.builtin_templates import BUILTIN_TEMPLATES, chosen_template
+from localllm.text.builtin_templates import BUILTIN_TEMPLATES, choose_template
 from localllm.text.marker_escaping import Message
 from localllm.text.message_order import ANSWERED, arrangements, system_probe
 from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
-from localllm.text.template_probe import require_harmless
+from localllm.text.template_probe import require_safe_template
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
 class StoppedTemplateError(ModelError):
-    """The template took more than it may, whatever the conversation."""
+    """The template exceeded its limits, whatever the conversation."""
 
 
 class ChatTemplate:
@@ -36,14 +36,14 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        """Raises ModelError, with the line, if the source is no valid template, or takes too much."""
+        """Compile a template. Raises ModelError, with the line, if it is invalid or takes too much."""
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
         self._kept_systems: dict[tuple[int, str], bool] = {}
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         if source not in BUILTIN_TEMPLATES.values():
-            require_harmless(source)
+            require_safe_template(source)
         try:
             self._template = compile_template(source)
         except MemoryError:
@@ -53,16 +53,16 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
-        """Return the chosen template, by its name in the file or see chosen_template; without a choice the file's.
+        """Return the chosen template: a name in the file, or see chosen_template; by default the file's.
 
         That is the one for tools if there is no other. For a file without any it is ChatML, as in llama.cpp, if the
-        vocabulary has ChatML's tokens; otherwise "plain", names in front of what is said: base models have read many
-        such conversations. Both with a warning.
+        vocabulary has ChatML's tokens; otherwise "plain", names in front of each text: base models have read many such
+        conversations. Both with a warning.
         """
         named = tokenizer.chat_templates
         source = tokenizer.chat_template or named.get("tool_use")
         if choice is not None:
-            source = named[choice] if choice in named else chosen_template(choice)
+            source = named[choice] if choice in named else choose_template(choice)
         builtin = "chatml" if "<|im_start|>" in tokenizer.pieces else "plain"
         bos_token, eos_token = (
             "" if token is None else tokenizer.pieces[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
@@ -76,11 +76,11 @@ class ChatTemplate:
         return template
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
-        """Return the text of a conversation; add_generation_prompt: up to where the assistant's message begins.
+        """Render a conversation; add_generation_prompt: up to where the assistant's message begins.
 
         `variables` are the template's own, such as enable_thinking. A conversation that the template refuses, or of
-        which it drops a system message, is written in the other ways that message_order knows, as far as one is needed.
-        Raises ModelError with the template's line and reason.
+        which it drops a system message, is rearranged in the ways of message_order, as far as needed. Raises ModelError
+        with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         refusal = None
@@ -96,10 +96,10 @@ class ChatTemplate:
         raise ModelError(f"the chat template refuses the conversation{_place(refusal)}: {_reason(refusal)}") from None
 
     def keeps_system(self, at_head: int, later: str) -> bool:
-        """Return whether all system messages of such a conversation are in what it becomes, see message_order.
+        """Return whether the template renders all system messages at such positions.
 
-        It is tried once, with marked texts. at_head: how many there are in front of the first other message; later:
-        where there is another one, "" for nowhere.
+        It is tried once, with marked texts, see message_order. at_head: how many there are in front of the first other
+        message; later: where there is another one, "" for nowhere.
         """
         if (at_head, later) not in self._kept_systems:
             probe, marks = system_probe(at_head, later)
@@ -112,32 +112,40 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether a content should be a list of parts, as templates of models that see may want it (SmolVLM): a text
-        comes to nothing there."""
+        """Whether contents must be lists of parts, as in templates of vision models (SmolVLM).
+
+        They drop a plain text.
+        """
         if "type" not in self.source:
             return False
 
         def shows(content: Any) -> bool:
             try:
                 probe = [{"role": "user", "content": content}]
-                return "xyzzy" in self._filled(probe, {"add_generation_prompt": True})
+                return "xyzzy" in self._render_messages(probe, {"add_generation_prompt": True})
             except (RefusalError, ModelError):
                 return False
 
         return not shows("xyzzy") and shows([{"type": "text", "text": "xyzzy"}])
 
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
-        """One rendering. Raises ModelError and, for the caller to decide, RefusalError."""
-        return self._filled([_in_parts(message) for message in messages] if self._wants_parts else messages, variables)
+        """Render once. Raises ModelError and, for the caller to decide, RefusalError."""
+        return self._render_messages(
+            [_to_parts(message) for message in messages] if self._wants_parts else messages, variables
+        )
 
-    def _filled(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
-        """The same, of contents as the template wants them."""
-        given = {**self._tokens, **variables, "messages": [_as_read(message) for message in messages]}
+    def _render_messages(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
+        """Render once, with contents as the template wants them."""
+        rendered_messages = {
+            **self._tokens,
+            **variables,
+            "messages": [_to_hugging_face(message) for message in messages],
+        }
         try:
             try:
-                return render_template(self._template, {"tools": None, "documents": None, **given})
+                return render_template(self._template, {"tools": None, "documents": None, **rendered_messages})
             except TypeError:  # templates for tools, which loop over none: they work where there is no variable at all
-                return render_template(self._template, given)
+                return render_template(self._template, rendered_messages)
         except (RefusalError, MemoryError):
             raise
         except LimitError as error:
@@ -146,23 +154,25 @@ class ChatTemplate:
             raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
 
 
-def _in_parts(message: Message) -> Message:
-    """With a list of one part as its content, if that is a text."""
+def _to_parts(message: Message) -> Message:
+    """Return the message with a text content as a list of one part."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _as_read(message: Message) -> Message:
-    """A copy as templates find it in Hugging Face's: an answer's reasoning has all the names that they know it by, and
-    what is None is not there, such as the content of a message that only calls tools.
+def _to_hugging_face(message: Message) -> Message:
+    """Copy a message as Hugging Face passes it to templates.
+
+    An answer's reasoning has all the names that they know it by, and what is None is missing, such as the content of a
+    message that only calls tools.
     """
-    kept = {name: value for name, value in message.items() if value is not None}
-    found = next((kept[name] for name in ("reasoning_content", "thinking", "reasoning") if name in kept), None)
-    return kept if found is None else {"thinking": found, **kept, "reasoning_content": found}
+    fields = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in ("reasoning_content", "thinking", "reasoning") if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
 def _place(error: Exception) -> str:
-    """Where in the template it happened, as far as Jinja knows."""
+    """Return the template's line of an error, as far as Jinja knows it."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
@@ -170,6 +180,6 @@ def _place(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """An error's message as one short line of printable characters."""
+    """Return an error's message as one short line of printable characters."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     return "".join(character if character.isprintable() else "�" for character in text)

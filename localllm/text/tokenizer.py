@@ -1,4 +1,4 @@
-"""Text to token ids and back with a GGUF file's own vocabulary: special tokens, BOS, streaming without half characters.
+"""The tokenizer of a GGUF file: encoding with special tokens and BOS, decoding, and streaming.
 
 The ids are those that llama.cpp gives, whose vocabularies with test vectors are part of our tests.
 """
@@ -17,10 +17,10 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
 from localllm.text.endings import MARK_TEXTS, end_texts
 from localllm.text.marker_escaping import BREAK, IMAGE, Markers, without_surrogates
-from localllm.text.normalizing import GROWTH, composed, composes
+from localllm.text.normalizing import GROWTH, to_nfc, uses_nfc
 from localllm.text.special_tokens import SpecialTokens
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, of_kinds
+from localllm.text.token_types import CONTROL, UNKNOWN, USER_DEFINED, tokens_of_types
 from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
 
@@ -37,15 +37,15 @@ class Tokenizer:
         mark_ids: those of which no text is made: control ones, and what marks the parts of gpt-oss's answers.
         adds_bos, adds_eos: what the file asks for around a text.
         chat_template: the file's Jinja template, or None.  chat_templates: those that have names, as "tool_use".
-        marks_pairs: whether the second of two texts is told by the kind of its tokens, and one token stands between.
+        marks_pairs: whether token types tell the second of two texts, and one token stands between.
         end_texts: texts that end an answer to a conversation where the template writes them, and are no tokens.
         warnings: lines that the user should see, of the file that it comes from as well.
     """
 
     def __init__(self, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> None:
-        """Raises ModelError for a vocabulary that is missing, inconsistent or of a kind that is not supported.
+        """Build the tokenizer; oddities: receives what is odd but clear.
 
-        oddities: gets what is odd about it, and clear.
+        Raises ModelError for a vocabulary that is missing, inconsistent or not supported.
         """
         oddities = Oddities() if oddities is None else oddities
         vocabulary = read_vocabulary(metadata, oddities)
@@ -62,11 +62,11 @@ class Tokenizer:
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
         self.marks_pairs = vocabulary.model == "bert"
-        self._composes = composes(metadata) and vocabulary.model == "gpt2"
+        self._composes = uses_nfc(metadata) and vocabulary.model == "gpt2"
         self.end_texts = end_texts(metadata)
         self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
-        self._special_types = {token: types[token] for token in of_kinds(types, USER_DEFINED, CONTROL, UNKNOWN)}
+        self._special_types = {token: types[token] for token in tokens_of_types(types, USER_DEFINED, CONTROL, UNKNOWN)}
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
         self.control_ids = frozenset(control)
         marks = {token for token in self._special_types if self.pieces[token] in MARK_TEXTS}
@@ -79,34 +79,34 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
-        """The tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
+        """Load the tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
         with GGUFFile.open(path) as file:
             return cls(file.metadata, file.oddities)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Self:
-        """The tokenizer that a GGUF file's metadata describes."""
+        """Build the tokenizer that a GGUF file's metadata describes."""
         return cls(metadata, oddities)
 
     def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
-        """The token ids of a text.
+        """Encode a text.
 
         With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
         With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
         `eos`, an EOS token comes last if the file asks for one; after it, a model would begin something new.
         """
         require_text("text", text)
-        known = self._special if special else self._always_special
-        tokens = self._encode_fragments(known.cut(without_surrogates(text)))
+        fragments = self._special if special else self._special_in_plain
+        tokens = self._encode_fragments(fragments.cut(without_surrogates(text)))
         if eos and self.adds_eos and self.eos_id is not None:
             tokens.append(self.eos_id)
         return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
-        """The token ids of what Markers.render returns: control tokens, where no BREAK hides them, and a BOS token.
+        """Encode the output of Markers.render, with a BOS token if the file asks for one.
 
-        images: the ids of each, which stand where its mark stands in the text. Raises UsageError if there are more or
-        fewer marks.
+        Control tokens are those that no BREAK hides. images: the ids of each, which replace its mark in the text.
+        Raises UsageError if there are more or fewer marks.
         """
         pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
         if len(pieces) != len(images) + 1:
@@ -118,23 +118,23 @@ class Tokenizer:
         return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
 
     def _rendered(self, text: str) -> Iterator[str | int]:
-        """A rendered text with its control tokens cut out."""
+        """Split a rendered text at its control tokens."""
         for fragment in self._breakable.cut(text):
             if isinstance(fragment, str) and BREAK in fragment:
-                yield from self._always_special.cut(fragment.replace(BREAK, ""))
+                yield from self._special_in_plain.cut(fragment.replace(BREAK, ""))
             else:
                 yield fragment
 
     def encode_inside(self, text: str) -> list[int]:
-        """The token ids of plain text that stands inside another: nothing is put in front of it."""
+        """Encode plain text from the middle of another: nothing is put in front of it."""
         return self._subwords.encode(text)
 
     def fragments(self, text: str) -> list[str | int]:
-        """A text with the tokens in it that are control or other special ones cut out: texts and ids, in order."""
+        """Split a text at its control and other special tokens: texts and ids, in order."""
         return self._special.cut(text)
 
     def special_id(self, text: str) -> int | None:
-        """The token, of a control or another special one, that has just this text; None if there is none."""
+        """Return the control or other special token that has just this text; None if there is none."""
         return self._special_ids.get(text)
 
     @cached_property
@@ -146,13 +146,13 @@ class Tokenizer:
         return self._special_tokens(self._special_types)
 
     @cached_property
-    def _always_special(self) -> SpecialTokens:
-        """Those that are special in plain text too."""
+    def _special_in_plain(self) -> SpecialTokens:
+        """The tokens that are special in plain text too."""
         return self._special_tokens(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
 
     @cached_property
     def _breakable(self) -> SpecialTokens:
-        """All but the control tokens of a single character, which no BREAK can hide."""
+        """The tokens without control tokens of a single character, which no BREAK can hide."""
         single = {piece for piece in self._control_pieces if len(piece) == 1}
         return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
 
@@ -160,7 +160,7 @@ class Tokenizer:
         return SpecialTokens(self._first_of_texts(tokens), self._strips_before, self._strips_after)
 
     def _first_of_texts(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
-        """Texts and their tokens, of several that have the same text the first."""
+        """Yield texts and their tokens; the first of several with the same text."""
         first: dict[str, int] = {}
         for token in tokens:
             first.setdefault(self.pieces[token], token)
@@ -168,28 +168,28 @@ class Tokenizer:
 
     @cached_property
     def markers(self) -> Markers:
-        """The texts of control tokens, which mean nothing in the text of a message."""
+        """The control tokens' texts, which are plain text in a message."""
         return Markers(self._control_pieces)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """The text of token ids; control tokens are left out, or shown with `special`. UsageError for an unknown id."""
+        """Decode token ids; control tokens only with `special`. Raises UsageError for an unknown id."""
         stream = self.stream(special)
         return "".join([stream.push(token) for token in token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
-        """A decoder for tokens that come one by one; `continued` if they go on with a text that others have begun."""
+        """Make a decoder for single tokens; `continued` if they continue an earlier text."""
         return StreamDecoder(self, special, strips_space=self._strips_space and not continued)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
-        """The bytes that a token stands for, perhaps part of a character. UsageError for an id that does not exist."""
+        """Return a token's bytes, perhaps a part of a character. Raises UsageError for an unknown id."""
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
 
     def most_bytes(self, tokens: int) -> int:
-        """No text of more bytes of UTF-8 becomes only so many tokens; sys.maxsize where a token may be of any number.
+        """Return the most bytes of UTF-8 that `tokens` tokens can stand for.
 
-        That is so where normalizing, or special tokens, swallow white space.
+        sys.maxsize where a token may stand for any number: where normalizing, or special tokens, strip white space.
         """
         longest = max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more than a space
         return sys.maxsize if self._swallows else tokens * max(longest, MOST_UTF8) * (GROWTH if self._composes else 1)
@@ -201,7 +201,7 @@ class Tokenizer:
             if isinstance(fragment, int):
                 tokens.append(fragment)
             else:
-                text = composed(fragment) if self._composes else fragment
+                text = to_nfc(fragment) if self._composes else fragment
                 tokens += self._subwords.encode(" " + text if self._puts_space and after_special else text)
             after_special = isinstance(fragment, int)
         return tokens
@@ -211,14 +211,14 @@ class Tokenizer:
 
 
 def _chat_template(keys: Checked) -> str | None:
-    """Return the template that is used where nothing else is said. Raises ModelError."""
+    """Return the file's default template. Raises ModelError."""
     if keys.has("chat_templates"):
         keys.strings("chat_templates")
     return keys.text("chat_template", "") or _named_templates(keys).get("default")
 
 
 def _named_templates(keys: Checked) -> dict[str, str]:
-    """Return the templates for other purposes by their names. Raises ModelError for what is no text."""
+    """Return the file's other templates by name. Raises ModelError if one is not a text."""
     prefix = "tokenizer.chat_template."
     names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     return {name: text for name in names if (text := keys.text(f"chat_template.{name}"))}
@@ -234,9 +234,9 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
         return WordPiece
     if vocabulary.model == "rwkv":
-        from localllm.text.rwkv_vocab import World
+        from localllm.text.rwkv_vocab import RwkvVocab
 
-        return World
+        return RwkvVocab
     if vocabulary.model == "plamo2":
         from localllm.text.plamo import Plamo
 
@@ -246,9 +246,9 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
 
 class StreamDecoder:
-    """Text out of tokens as they come. What `push` and `flush` return, joined, is what `decode` gives for all of them.
+    """A decoder for streamed tokens; what `push` and `flush` return, joined, is what `decode` returns.
 
-    A character's first bytes wait for its last; bytes that can be no character become U+FFFD.
+    A character's first bytes wait for its last; invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool, strips_space: bool) -> None:
@@ -258,7 +258,7 @@ class StreamDecoder:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that is complete with this token, often "". UsageError for an id that does not exist."""
+        """Return the text that is complete with this token, often "". Raises UsageError for an unknown id."""
         data = self._tokenizer.token_bytes(token, self._special)
         if data and self._strips_space:
             self._strips_space = False
@@ -266,11 +266,11 @@ class StreamDecoder:
         return self._characters.decode(data)
 
     def copy(self) -> "StreamDecoder":
-        """A decoder that goes on from here by itself."""
+        """Copy the decoder with its pending bytes."""
         twin = copy.copy(self)
         twin._characters = copy.copy(self._characters)
         return twin
 
     def flush(self) -> str:
-        """The rest: U+FFFD if the last character is not complete, otherwise ""."""
+        """Return the rest: U+FFFD if the last character is incomplete, otherwise ""."""
         return self._characters.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""SentencePiece's unigram model (T5): of all ways to cut a text into pieces, the one whose scores sum to the most.
+"""SentencePiece's unigram tokenizer (T5): the segmentation whose scores have the largest sum.
 
 Unlike its BPE it normalizes texts first, by the file's charsmap. https://arxiv.org/abs/1804.10959
 """
@@ -16,7 +16,7 @@ _PENALTY = 10.0  # how much less than the worst piece a character scores that is
 
 
 class Unigram(Subwords):
-    """Text to ids by a unigram model."""
+    """A unigram tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -31,20 +31,20 @@ class Unigram(Subwords):
         for piece in scores:
             lengths.setdefault(piece[0], set()).add(len(piece))
         self._lengths = {
-            first: sorted(found) for first, found in lengths.items()
+            first: sorted(by_length) for first, by_length in lengths.items()
         }  # of pieces, by their first character
         self._boundary = word_boundary(list(scores))
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is special; unknown characters side by side are one unknown token."""
+        """Encode a text without special tokens; adjacent unknown characters are one unknown token."""
         tokens = super().encode(text)
         if not self._unknown or self._unknown[0] not in tokens:
             return tokens
         return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Words whose best cuts are that of the text; "▁" for a space."""
+        """Split into words whose best segmentations are that of the text; "▁" for a space."""
         text = self._normalized(text)
         if self.vocabulary.merges_spaces:
             text = "".join("▁" + word for word in text.split(" ") if word)
@@ -64,15 +64,15 @@ class Unigram(Subwords):
         return tokens[::-1]
 
     def _best_starts(self, word: str) -> list[int]:
-        """Where the last piece begins in the best cut of the word's first n characters, by n: Viterbi's algorithm."""
-        count, known, lengths = len(word), self._scores, self._lengths
+        """Find where the last piece of the best segmentation of each prefix begins: Viterbi's algorithm."""
+        count, scores, lengths = len(word), self._scores, self._lengths
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
         for start in range(count):
             is_piece = False
             for length in lengths.get(word[start], ()):
                 if (end := start + length) > count:
                     break
-                if (score := known.get(word[start:end])) is None:
+                if (score := scores.get(word[start:end])) is None:
                     continue
                 is_piece = is_piece or length == 1
                 if best[start] + score > best[end]:

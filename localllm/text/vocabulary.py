@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: its pieces, what kind each is, and the ids that mean something, all of it checked.
+"""The checked vocabulary of a GGUF file: pieces, token types, and the ids of special tokens.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer. Where a file is silent, llama.cpp's defaults
 hold, except that a byte-level vocabulary without a BOS or EOS id has none (llama.cpp takes id 11, a comma in most).
@@ -16,8 +16,8 @@ from localllm.files.gguf.metadata_reader import Checked, show
 from localllm.files.gguf.strings import MappedStrings, StringIndex
 from localllm.files.oddities import Oddities
 from localllm.frozen import frozen
-from localllm.text.duplicates import Twins, ids_of_duplicates
-from localllm.text.endings import more_ends, settle_types, stripping, without_exceptions
+from localllm.text.duplicates import Twins, index_duplicates
+from localllm.text.endings import correct_types, find_stripping, read_more_ends, remove_exceptions
 from localllm.text.merges import merge_ranks
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 from localllm.text.token_types import (
@@ -29,9 +29,9 @@ from localllm.text.token_types import (
     UNDEFINED,
     UNKNOWN,
     UNUSED,
-    is_beyond,
-    of_kinds,
+    has_invalid_id,
     special_id,
+    tokens_of_types,
 )
 
 _UNSUPPORTED = {
@@ -62,7 +62,7 @@ _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @frozen
 class Vocabulary:
-    """What a file says about its tokens. Ids are positions in `pieces`."""
+    """A file's tokens. Ids are positions in `pieces`."""
 
     model: (
         str  # "gpt2": byte-level BPE, "llama": SentencePiece's, "t5": its unigram model, "gemma4": BPE with "▁", others
@@ -89,16 +89,16 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = None) -> Vocabulary:
-    """The vocabulary that the metadata describes; ModelError where it is missing, inconsistent or not supported.
+    """Read the vocabulary. Raises ModelError if it is missing, inconsistent or not supported.
 
-    oddities: gets what is odd and has a clear meaning.
+    oddities: receives what is odd but clear.
     """
     keys = Checked(metadata, PREFIX, oddities=oddities)
     model = _model(keys)
-    kept = _kept(keys, "tokens")
-    pieces = kept or _pieces(keys)
+    cached = _cached_strings(keys, "tokens")
+    pieces = cached or _pieces(keys)
     types = _types(keys, len(pieces))
-    ids, twins = _ids(keys, pieces, types, kept)
+    ids, twins = _ids(keys, pieces, types, cached)
     _check_flags_and_ids(keys, len(pieces))
     pretokenizer, warning = _pretokenizer(keys, model)
     special = _special_ids(keys, model, len(pieces))
@@ -110,21 +110,21 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
     ranks: dict[str, float] | StringIndex
     if model == "bert":
         ranks = {}
-        _keep(metadata, kept, twins, "tokens")
+        _cache_strings(metadata, cached, twins, "tokens")
     elif pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
         ranks |= {piece: -float(scores[ids[piece]]) for piece in twins}
-    elif merges := _kept(keys, "merges"):
+    elif merges := _cached_strings(keys, "merges"):
         ranks = StringIndex(merges)
     else:
         ranks, is_usual = merge_ranks(keys, ids, pretokenizer.needs_merges)
         if not pretokenizer.marks_spaces and is_usual:
-            _keep(metadata, kept, twins, "tokens", "merges")
-    ends = settle_types(keys, ids, types, twins)
+            _cache_strings(metadata, cached, twins, "tokens", "merges")
+    ends = correct_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
-    ends = without_exceptions(ends, ids, types) | more_ends(keys, len(pieces))
-    before, after = stripping(metadata, ids, types)
-    for token in of_kinds(types, CONTROL, UNKNOWN):
+    ends = remove_exceptions(ends, ids, types) | read_more_ends(keys, len(pieces))
+    before, after = find_stripping(metadata, ids, types)
+    for token in tokens_of_types(types, CONTROL, UNKNOWN):
         if not twins or ids.get(pieces[token]) == token:
             del ids[pieces[token]]
             if pretokenizer is None and model != "bert":
@@ -153,19 +153,19 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
     )
 
 
-def _kept(keys: Checked, name: str) -> MappedStrings | None:
-    """An array of strings that was checked at an earlier start, which need not be made."""
+def _cached_strings(keys: Checked, name: str) -> MappedStrings | None:
+    """Return a cached array of strings that was checked at an earlier start."""
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
-def _keep(metadata: Mapping[str, Any], kept: MappedStrings | None, twins: Twins, *names: str) -> None:
-    """Arrays of strings for later starts, unless they are kept already, or have to be looked at every time."""
-    if isinstance(metadata, Metadata) and not kept and not twins:
+def _cache_strings(metadata: Mapping[str, Any], cached: MappedStrings | None, twins: Twins, *names: str) -> None:
+    """Cache arrays of strings, unless they are cached already or must be checked every time."""
+    if isinstance(metadata, Metadata) and not cached and not twins:
         metadata.keep(*(PREFIX + name for name in names))
 
 
 def _model(keys: Checked) -> str:
-    """The kind of the vocabulary."""
+    """Read the tokenizer model."""
     model = keys.text("model")
     if not _NAME.fullmatch(model):
         raise keys.wrong("model", "a name")
@@ -177,7 +177,7 @@ def _model(keys: Checked) -> str:
 
 
 def _pieces(keys: Checked) -> list[str]:
-    """The text of every token; an empty one, which no text can contain, gets a name."""
+    """Read the text of every token; an empty one, which no text can contain, gets a name."""
     pieces = keys.strings("tokens")
     if not pieces:
         raise keys.wrong("tokens", "an array of strings")
@@ -185,17 +185,17 @@ def _pieces(keys: Checked) -> list[str]:
 
 
 def _ids(
-    keys: Checked, pieces: Sequence[str], types: bytearray, kept: MappedStrings | None
+    keys: Checked, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
 ) -> tuple[dict[str, int] | StringIndex, Twins]:
-    """The token of each text, and the texts that several tokens have; of those that are kept, none."""
-    if kept:
-        return StringIndex(kept), {}
+    """Map texts to tokens, and list the texts of several tokens; none of these for a cached vocabulary."""
+    if cached:
+        return StringIndex(cached), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
-    return (ids, {}) if len(ids) == len(pieces) else ids_of_duplicates(pieces, types, keys.oddities)
+    return (ids, {}) if len(ids) == len(pieces) else index_duplicates(pieces, types, keys.oddities)
 
 
 def _types(keys: Checked, count: int) -> bytearray:
-    """Of every token; without any, all are normal."""
+    """Read each token's type; without any, all are normal."""
     if not keys.has("token_type"):
         return bytearray([NORMAL]) * count
     types = _of_every_token(keys, "token_type", "iu", count)
@@ -210,7 +210,7 @@ def _types(keys: Checked, count: int) -> bytearray:
 
 
 def _scores(keys: Checked, count: int, needed: bool) -> np.ndarray:
-    """Of every token, float [count]."""
+    """Read each token's score, float [count]."""
     if not needed and not keys.has("scores"):
         return np.zeros(count)
     scores = _of_every_token(keys, "scores", "f", count)
@@ -221,7 +221,7 @@ def _scores(keys: Checked, count: int, needed: bool) -> np.ndarray:
 
 
 def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndarray:
-    """One number for each, [count], of these NumPy kinds."""
+    """Read an array with one number per token, [count], of these NumPy kinds."""
     values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'whole numbers'}")
     if len(values) != count:
         raise ModelError(f"{keys.key(name)}: expected {count} numbers, one for every token, found {len(values)}")
@@ -229,10 +229,10 @@ def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndar
 
 
 def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
-    for token in of_kinds(types, BYTE):
+    for token in tokens_of_types(types, BYTE):
         if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
-            found = repr(pieces[token][:40])
-            raise ModelError(f"{PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {found}")
+            tokens = repr(pieces[token][:40])
+            raise ModelError(f"{PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {tokens}")
     if NORMAL not in types:
         raise ModelError(f"{PREFIX}token_type: no token is a normal one")
 
@@ -240,7 +240,7 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
 def _check_all_bytes(
     ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
 ) -> None:
-    """Text must not vanish for want of a token: there are bytes, or an unknown token and few bytes or none."""
+    """Check that every text can be encoded: by byte tokens, or by an unknown token and few or no bytes."""
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     missing = [piece for piece in (_USUAL_BYTES if is_byte_level else _BYTE_PIECES) if piece not in ids]
     has_others = unknown_id is not None and len(missing) > len(_BYTE_PIECES) // 2
@@ -249,7 +249,7 @@ def _check_all_bytes(
 
 
 def _check_flags_and_ids(keys: Checked, count: int) -> None:
-    """Also of those that nothing here needs."""
+    """Check flags and ids, also those that nothing here uses."""
     for name in _FLAGS:
         if keys.has(name):
             keys.flag(name)
@@ -261,7 +261,7 @@ def _check_flags_and_ids(keys: Checked, count: int) -> None:
 
 
 def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str | None]:
-    """The pre-tokenizer of a BPE vocabulary, and a warning when the file names none that is known."""
+    """Return the pre-tokenizer of a BPE vocabulary, and a warning if its name is missing or unknown."""
     name = keys.text("pre", "")
     if name and not _NAME.fullmatch(name):
         raise keys.wrong("pre", "a name")
@@ -270,37 +270,40 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
     name = "gemma4" if model == "gemma4" else name
     if name in PRETOKENIZERS:
         return PRETOKENIZERS[name], None
-    found = f"unknown ({name[:40]!r})" if name else "missing"
-    return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {found}: using the default one, answers may suffer"
+    row = f"unknown ({name[:40]!r})" if name else "missing"
+    return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {row}: using the default one, answers may suffer"
 
 
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
-    """The ids that the file gives, or that are usual where it is silent."""
+    """Read the special ids; llama.cpp's defaults where the file is silent."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
     names |= {name: other for name, other in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
     special = {name: special_id(keys, other, count) for name, other in names.items()}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
-    is_silent = {name: not keys.has(other + ID) or is_beyond(keys, other, count) for name, other in names.items()}
+    is_silent = {name: not keys.has(other + ID) or has_invalid_id(keys, other, count) for name, other in names.items()}
     return special | {name: token for name, token in usual.items() if is_silent[name]}
 
 
 def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
-    """Whether a BOS token comes first. Gemma 4's files say no by mistake, and llama.cpp overrules them."""
+    """Return whether a BOS token comes first.
+
+    Gemma 4's files say no by mistake, and llama.cpp overrules them.
+    """
     if pretokenizer is None:
         return _adds(keys, "bos", token, model in ("llama", "bert"))
     return _adds(keys, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
 
 
 def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
-    """Whether the file asks for a BOS (or EOS) token."""
-    wanted = keys.flag(f"add_{name}_token", default)
-    if wanted and token is None and keys.has(key := f"add_{name}_token"):
+    """Return whether the file asks for a BOS (or EOS) token."""
+    flag = keys.flag(f"add_{name}_token", default)
+    if flag and token is None and keys.has(key := f"add_{name}_token"):
         keys.oddities.note(f"{PREFIX}{key} is true, but there is no {name} token: none is added", PREFIX + key)
-    return wanted and token is not None
+    return flag and token is not None
 
 
 def _charsmap(keys: Checked) -> bytes:
-    """The bytes of the precompiled charsmap; none where the file has none."""
+    """Read the bytes of the precompiled charsmap; none where the file has none."""
     if not keys.has("precompiled_charsmap"):
         return b""
     data = keys.array("precompiled_charsmap", "iu", "an array of bytes")

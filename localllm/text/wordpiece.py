@@ -1,9 +1,9 @@
-"""WordPiece (BERT, Devlin et al. 2018): of a word the longest piece that it begins with, and so on to its end.
+"""WordPiece (BERT, Devlin et al. 2018): the longest piece that a word begins with, until its end.
 
 Texts are normalized before: control characters go, accents too, letters become small; white space, punctuation and
 Chinese characters end words. As in the models' own tokenizers, a word with something in it that is no piece is one
-unknown token as a whole, and so is one that is too long.
-Source: https://github.com/google-research/bert/blob/master/tokenization.py
+unknown token as a whole, and so is one that is too long. Source:
+https://github.com/google-research/bert/blob/master/tokenization.py
 """
 
 import re
@@ -23,7 +23,7 @@ ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordPiece(Subwords):
-    """Text to ids by WordPiece. "▁" stands in front of pieces that begin words."""
+    """A WordPiece tokenizer. "▁" stands in front of pieces that begin words."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -31,7 +31,7 @@ class WordPiece(Subwords):
         self._lower, self._strips = vocabulary.lowers, vocabulary.strips_accents
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """What stands between white space."""
+        """Split at white space."""
         return [chunk for chunk in SPACE.split(text) if chunk]
 
     def _tokens(self, word: str) -> list[int]:
@@ -40,10 +40,10 @@ class WordPiece(Subwords):
         return [token for part in self._parts(word) for token in self._pieces(part)]
 
     def _parts(self, chunk: str) -> list[str]:
-        """Normalized words, and punctuation and Chinese characters by themselves."""
+        """Split into normalized words, and single punctuation and Chinese characters."""
         parts: list[str] = []
-        kept = "".join(one for one in chunk if not is_control(one))
-        for piece in CHINESE.split(kept):
+        normalized = "".join(one for one in chunk if not is_control(one))
+        for piece in CHINESE.split(normalized):
             word, begin = self._normalized(piece), 0
             for at, one in enumerate(word):
                 if is_punctuation(one):
@@ -58,7 +58,7 @@ class WordPiece(Subwords):
         return "".join([one.lower() for one in piece]) if self._lower else piece  # one by one: a last sigma is as any
 
     def _pieces(self, word: str) -> list[int]:
-        """The tokens of a normalized word."""
+        """Encode a normalized word."""
         if len(word) > LONGEST:
             return self._unknown
         ids, tokens, rest = self.vocabulary.ids, list[int](), "▁" + word
@@ -75,10 +75,10 @@ class WordPiece(Subwords):
 
 
 def is_control(one: str) -> bool:
-    """Whether a character is dropped: control and format characters, those of private use, and what is none."""
+    """Return whether a character is dropped: control, format, private use and unassigned ones."""
     return one in ("\0", "\ufffd") or (category(one) in ("Cc", "Cf", "Co") and one not in "\t\n\r")
 
 
 def is_punctuation(one: str) -> bool:
-    """Whether a character is a word by itself."""
+    """Return whether a character is a word by itself."""
     return one in ASCII_PUNCTUATION or category(one)[0] == "P"

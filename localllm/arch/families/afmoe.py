@@ -26,7 +26,7 @@ class AFMoE(LocallyRotated):
 
 
 def read(fields: Fields) -> AFMoE:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = AFMoE.shared_fields(fields, interleaved=False)
     return AFMoE(
         **common,
@@ -38,12 +38,15 @@ def read(fields: Fields) -> AFMoE:
 
 
 def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
 def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     seen = attend(b, h, state, *normed_heads(b, w, h, q, k), v)

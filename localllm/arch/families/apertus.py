@@ -22,13 +22,13 @@ MOST = 1e4  # of their sizes
 
 @frozen
 class Apertus(Transformer):
-    """By layer, what the verb takes: alpha_p, alpha_n, beta, epsilon."""
+    """The hyperparameters with the arguments of xIELU by layer: alpha_p, alpha_n, beta, epsilon."""
 
     xielu: tuple[tuple[float, float, float, float], ...]
 
 
 def read(fields: Fields) -> Apertus:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Apertus.shared_fields(fields, interleaved=False)
     of_xielu = Checked(fields.metadata, "xielu.", fields.path)
     alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
@@ -38,7 +38,7 @@ def read(fields: Fields) -> Apertus:
 
 
 def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
-    """A number for each layer, or one for all. Raises ModelError."""
+    """Return a number for each layer, or one for all. Raises ModelError."""
     value = fields.raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
     if (
@@ -52,13 +52,13 @@ def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
 
 
 def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

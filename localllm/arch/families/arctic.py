@@ -15,18 +15,21 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     fields.count("expert_count")  # which is not 0
     return read_llama(fields)
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, and experts, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, and experts.
+
+    Each output is added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.add(y, gated(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))

@@ -30,7 +30,7 @@ class Baichuan(Transformer):
 
 
 def read(fields: Fields) -> Baichuan:
-    """The hyperparameters. Raises ModelError, also for a Baichuan of another size."""
+    """Read the hyperparameters. Raises ModelError, also for a Baichuan of another size."""
     shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
@@ -41,12 +41,12 @@ def read(fields: Fields) -> Baichuan:
 
 
 def forward(b: Builder, w: Weights, h: Baichuan) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     slopes = () if h.rotated else alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))

@@ -33,7 +33,7 @@ class Ling3(KimiLinear):
 
 
 def read(fields: Fields) -> Ling3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, layers = read_kimi(fields), fields.layers()
     lowest = fields.raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
@@ -54,12 +54,15 @@ def read(fields: Fields) -> Ling3:
 
 
 def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:
-    """One layer: attention of a kind, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention of a kind, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Latent):
         seen = to_latents(b, w, h, state, y)

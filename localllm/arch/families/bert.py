@@ -1,5 +1,6 @@
-"""BERT (Devlin et al. 2018, arXiv 1810.04805) and XLM-RoBERTa (Conneau et al. 2019, arXiv 1911.02116): MiniLM, BGE, E5,
-GTE, Arctic.
+"""BERT (Devlin et al. 2018, arXiv 1810.04805) and XLM-RoBERTa (Conneau et al. 2019, arXiv 1911.02116).
+
+MiniLM, BGE, E5, GTE and Arctic are of this kind.
 
 Unlike llama: tokens see those behind them; a table of positions is added to the embeddings, and nothing is rotated;
 layer norms, behind what they normalize and not before it; GELU without a gate; biases everywhere.
@@ -23,12 +24,12 @@ class BERT(Encoder):
 
 
 def read(fields: Fields) -> BERT:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return BERT(**encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     x = b.add(embedded(b, w), b.embed_positions(w.position_embd, b.positions))
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
     for state in h.states():
@@ -39,7 +40,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 
 
 def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
-    """What heads see, added to x, and normalized."""
+    """Compute the heads' outputs, added to x, and normalized."""
     q, k, v = qkv(b, w, h, state.layer, x)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     return b.layer_norm(b.add(y, x), w.attn_output_norm, h.epsilon)

@@ -13,7 +13,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.raw(name, "silu")) != "silu":
             raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
@@ -21,12 +21,12 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.rms_norm(attend(b, h, state, q, k, v), w.attn_sub_norm, h.epsilon)
     x = b.add(x, b.linear(y, w.attn_output))

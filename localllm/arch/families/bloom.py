@@ -14,13 +14,13 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> MPT:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return decoder(b, w, h, block, x, centered(b, w, h))

@@ -27,7 +27,7 @@ class Chameleon(Transformer):
 
 
 def read(fields: Fields) -> Chameleon:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     if fields.vocab_size < IMAGES.stop:
         raise fields.error(f"{fields.vocab_size} tokens are fewer than those of images")
     common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
@@ -35,21 +35,21 @@ def read(fields: Fields) -> Chameleon:
 
 
 def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     of_images = np.zeros(h.vocab_size, np.float32)
     of_images[IMAGES] = np.finfo(np.float32).min
     return b.add_vector(decoder(b, w, h, block), of_images)
 
 
 def normed(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
-    """Each head by its own layer norm."""
+    """Return each head by its own layer norm."""
     head_dim = h.attention.head_dim
     bias = weight.bias.shaped(heads, head_dim).flat() if weight.bias else None
     return b.layer_norm(x, replace(weight.shaped(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
 
 
 def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     a, keep = h.attention, lambda y, _: y
     norm = lambda y, weight: b.rms_norm(y, weight, h.epsilon)  # noqa: E731
     before, behind = (keep, norm) if h.norms_behind else (norm, keep)

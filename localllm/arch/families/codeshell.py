@@ -10,6 +10,6 @@ __all__ = ["forward", "read"]
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
     return decoder(b, w, h, block, x, centered(b, w, h))

@@ -16,7 +16,10 @@ OF_IMAGES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError, also for a rotation that llama.cpp does not compute for this family."""
+    """Read the hyperparameters.
+
+    Raises ModelError, also for a rotation that llama.cpp does not compute for this family.
+    """
     h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
     a, rope = h.attention, h.attention.rope
     if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
@@ -27,7 +30,7 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     logits = decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.block(layer)

@@ -19,7 +19,7 @@ class Cohere2(Cohere):
 
 
 def read(fields: Fields) -> Cohere2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Cohere2.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     windows = read_windows(fields, period=4)
     return Cohere2(**shared, windows=windows, logit_scale=fields.number("logit_scale") or 1.0)

@@ -28,7 +28,7 @@ class Cohere2MoE(Cohere2):
 
 
 def read(fields: Fields) -> Cohere2MoE:
-    """The hyperparameters; windows must be listed. Raises ModelError."""
+    """Read the hyperparameters; windows must be listed. Raises ModelError."""
     centered = not fields.has(RMS_EPSILON)
     epsilon = LAYER_EPSILON if centered else RMS_EPSILON
     return Cohere2MoE(
@@ -43,17 +43,17 @@ def read(fields: Fields) -> Cohere2MoE:
 
 
 def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation:
-    """A norm with mean or without."""
+    """Return a norm with mean or without."""
     return (b.layer_norm if h.centered else b.rms_norm)(x, weight, h.epsilon)
 
 
 def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return b.scale(decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) -> Activation:
-    """One layer: attention and the feed-forward network, added to the residual stream."""
+    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
     q, k, v = qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
@@ -62,6 +62,6 @@ def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) ->
 
 
 def guess(b: Builder, w: Weights, h: Cohere2MoE, made: Activation) -> MtpOutput:
-    """What the layer says that guesses."""
+    """Apply the MTP layer."""
     found = guessed(b, w, h, made, block, lambda x, weight: norm(b, h, x, weight))
     return MtpOutput(found.made, b.scale(found.logits, h.logit_scale))

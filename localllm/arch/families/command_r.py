@@ -22,19 +22,19 @@ class Cohere(Windowed):
 
 
 def read(fields: Fields) -> Cohere:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     return Cohere(**shared, windows=(None,) * shared["layers"], logit_scale=fields.number("logit_scale") or 1.0)
 
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
     return b.scale(logits, h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Activation:
-    """One layer: attention and the feed-forward network, added to the residual stream."""
+    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = centered_heads(b, w, h, q, k)

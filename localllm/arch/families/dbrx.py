@@ -15,18 +15,18 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> OLMo:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = OLMo.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
     return OLMo(**shared, limit=fields.number("attention.clamp_kqv"), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

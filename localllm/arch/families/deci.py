@@ -30,7 +30,7 @@ class Deci(Transformer):
 
 
 def read(fields: Fields) -> Deci:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = fields.common()
     heads, kv_heads = (
         fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
@@ -49,7 +49,7 @@ def read(fields: Fields) -> Deci:
 
 
 def forward(b: Builder, w: Weights, h: Deci) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     states = {state.layer: state for state in h.states()}
     for layer in range(h.layers):
@@ -61,7 +61,10 @@ def forward(b: Builder, w: Weights, h: Deci) -> Activation:
 def block(
     b: Builder, w: Weights, h: Deci, layer: int, state: Paged | None, x: Activation, factors: Weight | None
 ) -> Activation:
-    """One layer: what it has of attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: what it has of attention, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     if not h.feeds[layer]:
         b.ignore(*w.all())
         return x

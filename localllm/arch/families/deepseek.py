@@ -1,5 +1,4 @@
-"""DeepSeek's first with experts (DeepSeek-AI 2024, arXiv 2401.06066), Ling (Ant 2025, arXiv 2503.05139), ERNIE 4.5 with
-experts (Baidu 2025).
+"""DeepSeek MoE (2024, arXiv 2401.06066), Ling (Ant 2025, arXiv 2503.05139), ERNIE 4.5 with experts (Baidu 2025).
 
 Unlike llama: experts are beside one for all tokens, and the first layers have none. Their weights add up to 1 in ERNIE,
 whose choice has a bias, and in Ling if the file says so.
@@ -22,7 +21,7 @@ class DeepSeek(Transformer):
 
 
 def read(fields: Fields) -> DeepSeek:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = DeepSeek.shared_fields(fields, interleaved=True, rotates_all=True)
     if fields.arch == "deepseek2-ocr":
         return read_ocr(fields)
@@ -35,7 +34,10 @@ def read(fields: Fields) -> DeepSeek:
 
 
 def read_ocr(fields: Fields) -> DeepSeek:
-    """Those of the text part of DeepSeek-OCR, whose pairs are half a head apart, to one base. Raises ModelError."""
+    """Return those of the text part of DeepSeek-OCR, whose pairs are half a head apart, to one base.
+
+    Raises ModelError.
+    """
     common = DeepSeek.shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
     if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
@@ -44,12 +46,12 @@ def read_ocr(fields: Fields) -> DeepSeek:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None

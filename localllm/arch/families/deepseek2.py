@@ -51,7 +51,7 @@ class DeepSeek2(Hyperparameters):
 
 
 def read(fields: Fields) -> DeepSeek2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     temperature = fields.number("attention.temperature_scale", 0.0)
     return DeepSeek2(
         **read_latent(fields),
@@ -62,7 +62,7 @@ def read(fields: Fields) -> DeepSeek2:
 
 
 def read_latent(fields: Fields) -> dict[str, Any]:
-    """What those have in common whose attention is such. Raises ModelError."""
+    """Compute what those have in common whose attention is such. Raises ModelError."""
     keeps_latent = fields.raw("attention.key_length_mla") is not None
     suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
@@ -88,7 +88,7 @@ def read_latent(fields: Fields) -> dict[str, Any]:
 
 
 def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
-    """The rotation, and what scores are multiplied by in a stretched context.
+    """Return the rotation, and what scores are multiplied by in a stretched context.
 
     Files have a tenth of the model's multiplier. YaRN with one leaves the rotated numbers as long as they are; without,
     and where the stretch is linear, scores get its usual magnitude, too, as in llama.cpp. Raises ModelError.
@@ -105,12 +105,12 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
@@ -118,19 +118,19 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activa
 
 
 def guess(b: Builder, w: Weights, h: DeepSeek2, made: Activation) -> MtpOutput:
-    """What the layer says that guesses."""
+    """Apply the MTP layer."""
     return guessed(b, w, h, made, block)
 
 
 def projected(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
-    """Queries, of all heads the plain parts and the rotated ones; the latent row, and the rotated key."""
+    """Project queries (plain and rotated parts), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
         return projected_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
     return projected_from(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
-    """What queries are made of."""
+    """Compute what queries are made of."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
@@ -138,7 +138,10 @@ def projected_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
-    """The same, of queries that are there already; key_norm: of the rotated key, if it is normalized."""
+    """Return the same, of queries that are there already; key_norm.
+
+    Of the rotated key, if it is normalized.
+    """
     if h.temperature:
         q = b.temper(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
@@ -150,7 +153,10 @@ def projected_from(
 
 
 def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
-    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    """Compute the heads' outputs.
+
+    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    """
     plain, rotated, latent, key = projected(b, w, h, x)
     q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     y = b.attend(q, b.join(latent, key, 1), None, state, Scores(h.heads, h.scale))
@@ -160,7 +166,7 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
 def to_keys(
     b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
 ) -> Activation:
-    """What the heads see, of keys and values."""
+    """Compute the heads' outputs, of keys and values."""
     plain, rotated, latent, key = projected(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)

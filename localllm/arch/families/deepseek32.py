@@ -40,7 +40,7 @@ class Indexer:
     layers: tuple[int, ...]
 
     def states(self) -> list[Latent]:
-        """What is kept of the tokens for it."""
+        """Compute what is kept of the tokens for it."""
         return [Latent(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
 
 
@@ -53,7 +53,7 @@ class DeepSeek32(DeepSeek2):
 
 
 def read(fields: Fields) -> DeepSeek32:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     if fields.raw("attention.key_length_mla") is None:
         raise fields.unsupported(f"{fields.arch} models with fused matrices of keys and values are not supported")
     common, is_glm = read_latent(fields), fields.arch == "glm-dsa"
@@ -72,7 +72,9 @@ def read_indexer(
     fields: Fields, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True, at_end: bool = False,
     epsilon: float = KEY_EPSILON,
 ) -> Indexer:  # fmt: skip
-    """Its keys; usual: whether a layer has one, where the file does not say, and the first one mostly needs one.
+    """Return its keys; usual: whether a layer has one, where the file does not say.
+
+    And the first one mostly needs one.
 
     Raises ModelError.
     """
@@ -89,7 +91,7 @@ def read_indexer(
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, chosen = b.embed(w.token_embd, b.ids), None
     for state in h.layer_states():
         block = w.block(state.layer)
@@ -105,12 +107,12 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
 
 
 def index_of(indexer: Indexer, layer: int) -> Latent | None:
-    """What is kept for a layer's indexer, None if it has none."""
+    """Compute what is kept for a layer's indexer, None if it has none."""
     return next((state for state in indexer.states() if state.layer == layer), None)
 
 
 def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
-    """Which keys tokens see. What all weights of heads are divided by makes no difference."""
+    """Select the keys that tokens see. What all weights of heads are divided by makes no difference."""
     w.require_biases("indexer.k_norm")
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
@@ -119,14 +121,14 @@ def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Acti
 
 
 def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
-    """Heads of an indexer, rotated."""
+    """Rotate the heads of an indexer."""
     if not indexer.at_end:
         return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
     return turned_at_end(b, indexer.rope, x, heads, indexer.dim)
 
 
 def turned_at_end(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Heads of `dim` numbers, of which the last ones are rotated; rope: of heads of so many."""
+    """Rotate the last numbers of heads of `dim` numbers; rope: of heads of so many."""
     plain = dim - rope.dims
     behind = b.rope(b.columns(x, plain, dim, dim), rope, b.positions)
     return b.join(b.columns(x, 0, plain, dim), behind, heads)
@@ -136,7 +138,10 @@ def attention(
     b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: Scores, narrow: Activation, x: Activation,
     key_norm: Weight | None = None,
 ) -> Activation:  # fmt: skip
-    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    """Compute the heads' outputs.
+
+    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    """
     plain, rotated, latent, key = projected_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.join(latent, key, 1), None, state, scores), w.attn_v_b)

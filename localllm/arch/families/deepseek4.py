@@ -32,8 +32,10 @@ CHOSEN, RATIOS = 4, (0, 4, 128)  # tokens of a block where an indexer chooses, a
 
 
 class LayerStates(NamedTuple):
-    """What a layer keeps: rows of tokens, and if it sees blocks, their rows and the last tokens, which may go into the
-    next one; and the same of an indexer, whose tokens are beside those."""
+    """The states of a layer: rows of tokens, and if it sees blocks, their rows and the last tokens.
+
+    The last tokens may go into the next block; an indexer has the same states, whose tokens are beside those.
+    """
 
     near: Latent
     far: Latent | None = None
@@ -43,7 +45,9 @@ class LayerStates(NamedTuple):
 
 @frozen
 class DeepSeek4(Hyperparameters):
-    """By layer, tokens of a block, 0 for none; and limits of gates and what they meet, of experts and others.
+    """The hyperparameters with, by layer, the tokens of a block, 0 for none.
+
+    And limits of gates and what they meet, of experts and others.
 
     The first `hashed` layers go by ids; `far` is the rotation of layers that see blocks.
     """
@@ -69,7 +73,7 @@ class DeepSeek4(Hyperparameters):
         return [state for layer in range(self.layers) for state in self.of_layer(layer) if state]
 
     def of_layer(self, layer: int) -> LayerStates:
-        """What one layer keeps."""
+        """Compute what one layer keeps."""
         near, ratio = Latent(layer, self.dim, self.dim, self.window), self.ratios[layer]
         if not ratio:
             return LayerStates(near)
@@ -80,7 +84,7 @@ class DeepSeek4(Hyperparameters):
 
 
 def read(fields: Fields) -> DeepSeek4:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
     rope, said = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(said) < layers or not {*said} <= {*RATIOS}:
@@ -123,7 +127,7 @@ def read(fields: Fields) -> DeepSeek4:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     ignore_guessing(b, w, h)
     x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
@@ -139,7 +143,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
 
 
 def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
-    """What the heads see, turned back, and made narrow group by group."""
+    """Compute the heads' outputs, turned back, and made narrow group by group."""
     rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
     q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
     k = b.rms_norm(b.linear(x, w.attn_kv), w.attn_kv_a_norm, h.epsilon)
@@ -152,7 +156,7 @@ def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -
 def seen(
     b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
 ) -> Activation:
-    """By each head, in the window and of the past, by the sums of what its scores are to the power of e."""
+    """Combine what each head sees in the window and of the past, by the sums of their exponentiated scores."""
     kept, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
     if not kept.far:
         return b.attend(q, k, None, kept.near, scores)
@@ -166,7 +170,7 @@ def seen(
 
 
 def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x: Activation) -> Activation:
-    """Rows of blocks, by their last tokens, rotated as their first ones are."""
+    """Return rows of blocks, by their last tokens, rotated as their first ones are."""
     assert kept.far and kept.last
     ratio, is_index = kept.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
@@ -177,7 +181,7 @@ def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x
 
 
 def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Activation, x: Activation) -> Activation:
-    """Which blocks tokens see."""
+    """Select the blocks that tokens see."""
     assert kept.choosing
     q = turned_at_end(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
     k = blocks(b, w, h, kept, "indexer", x)
@@ -185,7 +189,7 @@ def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Acti
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
-    """Experts, and one for all tokens, whose gates are limited."""
+    """Apply the experts, and one for all tokens, whose gates are limited."""
     of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
     b.ignore(w.bias("exp_probs_b_vl"))  # of images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None

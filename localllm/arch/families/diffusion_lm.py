@@ -1,5 +1,6 @@
-"""Models that fill masked places instead of writing on: LLaDA (Nie et al. 2025, arXiv 2502.09992), Dream (Ye et al.
-2025, arXiv 2508.15487), LLaDA-MoE and RND1 (Radical Numerics 2025).
+"""Diffusion models: LLaDA (Nie et al. 2025, arXiv 2502.09992), Dream (Ye et al. 2025, arXiv 2508.15487), RND1.
+
+They fill masked positions instead of continuing a text. LLaDA-MoE and RND1 (Radical Numerics 2025) have experts.
 
 Unlike llama and Qwen 2 and 3, whose layers they have: tokens see those behind them.
 """
@@ -27,7 +28,7 @@ class Masked(Transformer):
 
 
 def read(fields: Fields) -> Masked:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     fields.flag("attention.causal", False)
     shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
@@ -37,5 +38,5 @@ def read(fields: Fields) -> Masked:
 
 
 def forward(b: Builder, w: Weights, h: Masked) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return (qwen3 if h.routing else llama).forward(b, w, h)

@@ -16,26 +16,26 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
     function = SIGMOID if fields.arch == "hy_v3" else None
     return Transformer(**common, routing=read_own_routing(fields, function))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(
     b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None = None
 ) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, *normed_heads(b, w, h, q, k), v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
-    """What the layer says that guesses."""
+    """Apply the MTP layer."""
     return guessed(b, w, h, made, block)

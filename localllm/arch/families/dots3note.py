@@ -37,7 +37,7 @@ class Dots3Note(Hyperparameters):
 
 
 def read(fields: Fields) -> Dots3Note:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, epsilon = fields.common(), fields.epsilon(RMS_EPSILON)
     layers, heads = common["layers"], fields.counts("attention.head_count", fields.layers())
     windows = read_windows(fields, period=None)
@@ -70,7 +70,7 @@ def read(fields: Fields) -> Dots3Note:
 
 
 def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.embed(w.token_embd, b.ids)
     for state, latent in zip(h.layer_states(), h.latent, strict=True):
         block, index = w.block(state.layer), index_of(h.indexer, state.layer)

@@ -22,8 +22,9 @@ COUNT = 3  # of the model's layers
 
 @frozen
 class Eagle(Transformer):
-    """Attributes:
-    target_layers: whose inputs are read; as many as the model has: what comes out of its last one.
+    """Attributes: target_layers: whose inputs are read; as many as the model has.
+
+    What comes out of its last one.
     target_width: numbers of a row there.
     norms_inputs: whether they are normalized together.
     adds_normed: whether what attention makes is added to the normalized row, not to the row.
@@ -43,7 +44,7 @@ class Pair(NamedTuple):
 
 
 def read(fields: Fields) -> Eagle:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
     layers = fields.raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
@@ -62,7 +63,7 @@ def read(fields: Fields) -> Eagle:
 
 
 def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
-    """A row for each token, float32 [tokens, width], of what goes into the model's layers: [tokens, 3 target_width]."""
+    """Fuse the inputs of the model's layers, [tokens, 3 target_width], to float32 [tokens, width]."""
     w, columns = pair.own, COUNT * h.target_width
     if h.norms_inputs:
         inputs = b.rms_norm(inputs, w.require("enc.output_norm").shaped(columns), h.epsilon)
@@ -70,7 +71,10 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
 
 
 def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
-    """What the layer makes of tokens, and its logits; made: of the token before each one, float32 [tokens, width]."""
+    """Compute what the layer makes of tokens, and its logits; made.
+
+    Of the token before each one, float32 [tokens, width].
+    """
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
     normed = b.rms_norm(made, w.require("attn_norm_2"), h.epsilon)

@@ -1,5 +1,6 @@
-"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500), NeoBERT (Le Breton et al. 2025, arXiv 2502.19587), and Llama as an
-encoder (Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025).
+"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500), NeoBERT (Le Breton et al. 2025, arXiv 2502.19587).
+
+And Llama as an encoder (Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025).
 
 As llama, but that tokens see those behind them, whatever files say, as in llama.cpp.
 """
@@ -17,7 +18,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Encoder:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     is_llama = fields.arch == "llama-embed"
     shared = Encoder.shared_fields(fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama)
     routing = read_routing(fields) if is_llama else None
@@ -25,7 +26,7 @@ def read(fields: Fields) -> Encoder:
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     if h.arch == "llama-embed":
         return llama.forward(b, w, h)
     if h.arch == "eurobert":
@@ -37,7 +38,7 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

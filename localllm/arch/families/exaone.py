@@ -11,5 +11,5 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))

@@ -25,19 +25,22 @@ class EXAONE4(Windowed):
 
 
 def read(fields: Fields) -> EXAONE4:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = EXAONE4.shared_fields(fields, interleaved=False)
     default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
     return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
 
 
 def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = normed_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)

@@ -22,11 +22,11 @@ class EXAONEMoE(Windowed):
 
 
 def read(fields: Fields) -> EXAONEMoE:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = EXAONEMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     return EXAONEMoE(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))

@@ -22,7 +22,7 @@ class FalconH1(Transformer):
     space: StateSpace
 
     def pairs(self) -> list[tuple[Paged, Recurrent]]:
-        """Of every layer, keys and values, and what Mamba 2 keeps."""
+        """Pair each layer's KV state with Mamba 2's state."""
         return [(state, self.space.state(state.layer)) for state in super().states()]
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
@@ -30,12 +30,12 @@ class FalconH1(Transformer):
 
 
 def read(fields: Fields) -> FalconH1:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return FalconH1(**FalconH1.shared_fields(fields, interleaved=False), space=read_state_space(fields))
 
 
 def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.embed(w.token_embd, b.ids)
     for paged, recurrent in h.pairs():
         x = block(b, w.block(paged.layer), h, paged, recurrent, x)
@@ -43,7 +43,10 @@ def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurrent, x: Activation) -> Activation:
-    """One layer: attention and Mamba 2, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention and Mamba 2, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     seen = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
     x = b.add(x, b.add(seen, mixed(b, w, h.space, h.epsilon, recurrent, y)))

@@ -25,13 +25,13 @@ class Gemma2(Windowed):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         a = self.attention
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
 def read(fields: Fields) -> Gemma2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Gemma2(
         **Gemma2.shared_fields(fields, interleaved=False),
         windows=read_windows(fields, period=2, default=4096),
@@ -41,13 +41,16 @@ def read(fields: Fields) -> Gemma2:
 
 
 def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

@@ -26,13 +26,13 @@ class Gemma3(LocallyRotated):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         a = self.attention
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
 def read(fields: Fields) -> Gemma3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Gemma3.shared_fields(fields, interleaved=False)
     return Gemma3(
         **shared,
@@ -44,14 +44,17 @@ def read(fields: Fields) -> Gemma3:
 
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.begin(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     logits = decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 
 def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)

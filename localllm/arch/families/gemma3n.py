@@ -27,8 +27,10 @@ NOTHING = 1e-30  # for norms without an epsilon
 
 @frozen
 class Gemma3n(LocallyRotated):
-    """Only the first `own_states` layers make keys and values. Gates of layers are cut at so many `deviations` above
-    their mean, or not."""
+    """Only the first `own_states` layers make keys and values.
+
+    Gates of layers are cut at so many `deviations` above their mean, or not.
+    """
 
     own_states: int
     layer_width: int
@@ -37,20 +39,20 @@ class Gemma3n(LocallyRotated):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         return 1.0
 
     def states(self) -> Sequence[Paged]:
-        """Keys and values of the layers that make them."""
+        """Return keys and values of the layers that make them."""
         return super().states()[: self.own_states]
 
     def state_of(self, layer: int) -> Paged:
-        """What a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        """Compute what a layer reads: its own keys and values, or those of the last layer alike that has some."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
 def read(fields: Fields) -> Gemma3n:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared, windows = Gemma3n.shared_fields(fields, interleaved=False), read_windows(fields, period=5)
     layers = shared["layers"]
     own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
@@ -71,7 +73,7 @@ def read(fields: Fields) -> Gemma3n:
 
 
 def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
-    """By layer, where its gates are cut: minus infinity in the file stands for nowhere. Raises ModelError."""
+    """Read where each layer's gates are cut: minus infinity in the file is nowhere. Raises ModelError."""
     name = "activation_sparsity_scale"
     given = fields.raw(name)
     if given is None:
@@ -82,7 +84,7 @@ def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
 
 
 def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = layer_inputs(b, w, h, x)
     others = b.head_linear(repeated(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
@@ -96,7 +98,7 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
 
 
 def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """The mean of the streams, each made as long as the first one."""
+    """Compute the mean of the streams, each made as long as the first one."""
     total, rest = b.columns(x, 0, h.width), b.columns(x, h.width, STREAMS * h.width)
     others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
     others = as_long_as(b, h, others, total)
@@ -106,13 +108,13 @@ def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
 
 
 def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
-    """Each stream with the length of x."""
+    """Return each stream with the length of x."""
     length = b.scale(b.head_dots(x, b.rms_norm(x, None, NOTHING), 1), 1 / h.width)
     return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
 
 
 def repeated(b: Builder, x: Activation, count: int) -> Activation:
-    """X so many times, side by side."""
+    """Repeat x `count` times, side by side."""
     every = x
     for _ in range(count - 1):
         every = b.join(every, x, 1)
@@ -120,7 +122,10 @@ def repeated(b: Builder, x: Activation, count: int) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, own: Activation) -> Activation:
-    """One layer: guesses for all streams, what becomes of the first one, and what that says of the others."""
+    """Apply one layer: guesses for all streams, what becomes of the first one.
+
+    And what that says of the others.
+    """
     guesses = b.add(streams, b.mix(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS))
     active = b.columns(guesses, 0, h.width)
     x = computed(b, w, h, layer, active)
@@ -134,13 +139,13 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """What the first stream, or what became of it, is like: [tokens, STREAMS], from -1 to 1."""
+    """Compute what the first stream, or what became of it, is like: [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 
 def computed(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
-    """Attention and Laurel, then the feed-forward network, as in other models."""
+    """Apply attention and Laurel, then the feed-forward network, as in other models."""
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
     laurel = b.add(normed, b.rms_norm(narrow, w.laurel_post_norm, h.epsilon))
@@ -156,14 +161,14 @@ def computed(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation)
 
 
 def cut(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
-    """What is so many standard deviations above the mean of a row, less that, and 0 elsewhere."""
+    """Compute what is so many standard deviations above the mean of a row, less that, and 0 elsewhere."""
     normed = b.layer_norm(x, None, NOTHING)  # by the deviation of all columns, not of one less
     deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)
     return b.multiply_heads(b.relu(b.plus(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
 
 
 def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
-    """What the heads of a layer see."""
+    """Compute the attention of a layer."""
     state, head_dim = h.state_of(layer), h.attention.head_dim
     rope = h.local_rope if h.windows[layer] else h.attention.rope
     q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(head_dim), h.epsilon, head_dim)

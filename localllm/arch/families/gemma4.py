@@ -37,19 +37,19 @@ class Gemma4(Windowed):
         return self.local if self.windows[layer] else self.attention
 
     def states(self) -> Sequence[Paged]:
-        """Keys and values of the layers that make them."""
+        """Return keys and values of the layers that make them."""
         return [
             Paged(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
             for layer, a in ((layer, self.attention_of(layer)) for layer in range(self.own_states))
         ]
 
     def state_of(self, layer: int) -> Paged:
-        """What a layer reads: its own keys and values, or those of the last layer alike that has some."""
+        """Compute what a layer reads: its own keys and values, or those of the last layer alike that has some."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
 def read(fields: Fields) -> Gemma4:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Gemma4.shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
@@ -67,7 +67,7 @@ def read(fields: Fields) -> Gemma4:
 
 
 def read_local(fields: Fields, whole: Attention) -> Attention:
-    """Attention of the layers with a window."""
+    """Read the attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
         raise fields.wrong("attention.value_length_swa", f"{head_dim}, the length of keys")
@@ -79,7 +79,7 @@ def read_local(fields: Fields, whole: Attention) -> Attention:
 
 
 def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
     inputs = layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
@@ -95,7 +95,7 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
 
 
 def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
-    """What each layer is told of the token, of its own table and of the embeddings: [tokens, layers * layer_width]."""
+    """Compute the per-layer inputs from their own table and the embeddings: [tokens, layers * layer_width]."""
     y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
     y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)
     return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
@@ -108,7 +108,10 @@ def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, own: Activation) ->
 
 
 def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
     y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
@@ -119,7 +122,7 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
 
 
 def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
-    """What the chosen experts make of the residual stream, each times its factor."""
+    """Apply the chosen experts to the residual stream, each times its factor."""
     router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
         raise ModelError(f"tensors {router.name} and {down.name} should have a scale")
@@ -132,7 +135,10 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
 
 
 def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
-    """The factor of each row's expert, by a matrix that has it in all places of its only row: [rows, 1]."""
+    """Look up the factor of each row's expert: [rows, 1].
+
+    By a matrix that has it in all places of its only row.
+    """
     many = factors.repeated(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)
     stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
@@ -144,7 +150,7 @@ PLACES = 32
 
 
 def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
-    """What the heads of a layer see."""
+    """Compute the attention of a layer."""
     a, state, k, v = h.attention_of(layer), h.state_of(layer), None, None
     q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
     if state.layer == layer:

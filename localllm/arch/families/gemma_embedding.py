@@ -27,12 +27,12 @@ class EmbeddingGemma(Gemma3):
 
 
 def read(fields: Fields) -> EmbeddingGemma:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     h = gemma3.read(fields)
     known = {field.name: getattr(h, field.name) for field in dataclass_fields(h)}
     return EmbeddingGemma(**{**known, "pooling": own_pooling(fields)})
 
 
 def forward(b: Builder, w: Weights, h: EmbeddingGemma) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     return gemma3.forward(b, w, h)

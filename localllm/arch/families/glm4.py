@@ -19,19 +19,22 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
     return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
@@ -40,5 +43,5 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
-    """What the layer of GLM-OCR says that guesses."""
+    """Apply the MTP layer of GLM-OCR."""
     return guessed(b, w, h, made, block)

@@ -18,7 +18,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=False)
     attention = common.pop("attention")
     attention = replace(attention, rope=with_sections(fields, attention.rope))
@@ -26,12 +26,12 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = normed_heads(b, w, h, q, k)
@@ -43,5 +43,5 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 
 def guess(b: Builder, w: Weights, h: Transformer, made: Activation) -> MtpOutput:
-    """What the layer says that guesses."""
+    """Apply the MTP layer."""
     return guessed(b, w, h, made, block)

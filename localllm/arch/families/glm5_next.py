@@ -45,7 +45,7 @@ class Pools:
 
 @frozen
 class MixedStreams:
-    """How many there are, and how often rows and columns are made to add up to 1."""
+    """The number of residual streams, and of iterations that make rows and columns sum to 1."""
 
     count: int
     iterations: int
@@ -54,8 +54,11 @@ class MixedStreams:
 
 @frozen
 class Glm5Next(Hyperparameters):
-    """By layer, whether it attends, and whether it chooses keys; heads of both kinds; what the logarithms of decays are
-    not below, None for no bound; limits of gates and what they meet, by layer, of experts and others."""
+    """The hyperparameters of GLM 5.3.
+
+    By layer, whether it attends, and whether it chooses keys; heads of both kinds; what the logarithms of decays are
+    not below, None for no bound; limits of gates and what they meet, by layer, of experts and others.
+    """
 
     epsilon: float
     attends: tuple[bool, ...]
@@ -73,12 +76,14 @@ class Glm5Next(Hyperparameters):
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
     def states(self) -> Sequence[State]:
-        """Latent rows, those of indexers and the last tokens of a pool; or the last queries, keys and values, and
-        matrices."""
+        """Latent rows, those of indexers and the last tokens of a pool.
+
+        Or the last queries, keys and values, and matrices.
+        """
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
 
     def of_layer(self, layer: int) -> list[State]:
-        """What one layer keeps."""
+        """Compute what one layer keeps."""
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
             return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
@@ -90,7 +95,7 @@ class Glm5Next(Hyperparameters):
 
 
 def read(fields: Fields) -> Glm5Next:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, layers, lowest = fields.common(), fields.layers(), fields.raw("kda.gate_lower_bound")
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
@@ -128,7 +133,7 @@ def read(fields: Fields) -> Glm5Next:
 
 
 def read_pools(fields: Fields) -> Pools:
-    """The attention.indexer.* keys. Raises ModelError."""
+    """Read the attention.indexer.* keys. Raises ModelError."""
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
     if size < 2 or count % size:
@@ -140,7 +145,7 @@ def read_pools(fields: Fields) -> Pools:
 
 
 def read_mixed_streams(fields: Fields) -> MixedStreams:
-    """The hyper_connection.* keys. Raises ModelError."""
+    """Read the hyper_connection.* keys. Raises ModelError."""
     count, iterations = (fields.count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
     if count > MOST_STREAMS or iterations > MOST_ITERATIONS:
         raise fields.unsupported(f"{count} streams, mixed by {iterations} steps, are not supported")
@@ -148,7 +153,7 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
 
 
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     ignore_guessing(b, w, h)
     x, chosen = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
@@ -171,7 +176,10 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
 
 
 def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Activation, Callable]:
-    """What goes into the half of a layer with that name; and what adds to the streams what it makes."""
+    """Compute what goes into the half of a layer with that name.
+
+    And what adds to the streams what it makes.
+    """
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     factors, offsets = scale.shaped(3).vector(), base.shaped((2 + n) * n).vector()
@@ -195,7 +203,7 @@ def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Acti
 def choose(
     b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
 ) -> Activation:
-    """Which keys tokens see. What all weights of heads are divided by makes no difference."""
+    """Select the keys that tokens see. What all weights of heads are divided by makes no difference."""
     w.require_biases("indexer.k_norm")
     norm = w.require("indexer.k_norm").shaped(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
@@ -208,14 +216,17 @@ def choose(
 def attention(
     b: Builder, w: Weights, h: Glm5Next, state: Any, scores: Scores, narrow: Activation, x: Activation
 ) -> Activation:
-    """What the heads see: queries by the matrices of the keys, latent rows, and results by those of the values."""
+    """Compute the heads' outputs.
+
+    Queries by the matrices of the keys, latent rows, and results by those of the values.
+    """
     latent = b.rms_norm(b.linear(x, w.attn_kv_a_mqa), w.attn_kv_a_norm, h.epsilon)
     q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.shaped(h.heads, h.latent, h.key_dim))
     return b.head_linear(b.attend(q, latent, None, state, scores), w.attn_v_b.shaped(h.heads, h.value_dim, h.latent))
 
 
 def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
-    """What the heads read that keep matrices, normalized and through a gate."""
+    """Compute the heads' outputs that keep matrices, normalized and through a gate."""
     w.require_biases("ssm_dt")
     steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
     rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
@@ -228,7 +239,7 @@ def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activati
 
 
 def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
-    """A dense network, or experts and one for all tokens, whose gates are limited."""
+    """Apply a dense network, or experts and one for all tokens, whose gates are limited."""
     of_experts, of_others = (limited(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated_or_mixture(b, w, None, x, of_others)

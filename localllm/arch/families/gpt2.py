@@ -21,11 +21,11 @@ class GPT2(Transformer):
 
 
 def read(fields: Fields) -> GPT2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     return decoder(b, w, h, block, x, centered(b, w, h))

@@ -19,7 +19,7 @@ BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_dow
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     return LocallyRotated(
         **shared,
@@ -30,12 +30,12 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases(*BIASED)
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))

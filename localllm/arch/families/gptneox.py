@@ -22,19 +22,19 @@ class GPTNeoX(Transformer):
 
 
 def read(fields: Fields) -> GPTNeoX:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = GPTNeoX.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return GPTNeoX(**shared, parallel=fields.flag("use_parallel_residual"))
 
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:
-    """One layer: attention and the feed-forward network, added to the residual stream."""
+    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)

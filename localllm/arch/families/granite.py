@@ -27,7 +27,7 @@ class Granite(Transformer):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         return self.score_scale
 
     def rope(self, layer: int) -> Rope | None:
@@ -35,7 +35,7 @@ class Granite(Transformer):
 
 
 def read(fields: Fields) -> Granite:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Granite.shared_fields(fields, interleaved=True)
     return Granite(
         **common,
@@ -45,7 +45,7 @@ def read(fields: Fields) -> Granite:
 
 
 def read_scales(fields: Fields, head_dim: int) -> dict:
-    """What else is Granite's. Raises ModelError."""
+    """Compute what else is Granite's. Raises ModelError."""
     return {
         "routing": read_routing(fields),
         "embedding_scale": fields.number("embedding_scale", 0.0) or 1.0,
@@ -57,20 +57,23 @@ def read_scales(fields: Fields, head_dim: int) -> dict:
 
 
 def forward(b: Builder, w: Weights, h: Granite) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is scaled and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 
 
 def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
-    """The second half of a layer."""
+    """Apply the second half of a layer."""
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared if h.has_shared else None
     y = gated_or_mixture(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))

@@ -34,7 +34,7 @@ class GraniteSWA(Granite):
 
 
 def read(fields: Fields) -> GraniteSWA:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     h, name = read_granite(fields), "attention.rope_pattern"
     rotates = fields.array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
@@ -46,13 +46,16 @@ def read(fields: Fields) -> GraniteSWA:
 
 
 def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is scaled and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     sinks = w.attn_sinks.shaped(h.attention.heads[state.layer])
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
@@ -63,6 +66,6 @@ def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, fa
 
 
 def shared_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """The expert that every token goes to."""
+    """Return the expert that every token goes to."""
     of_gate, up = w.ffn_up_shexp.halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)

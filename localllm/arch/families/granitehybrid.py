@@ -21,12 +21,12 @@ class GraniteHybrid(Granite):
     space: StateSpace
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or what Mamba 2 keeps."""
+        """Return keys and values, or what Mamba 2 keeps."""
         return [state if state.kv_heads else self.space.state(state.layer) for state in super().states()]
 
 
 def read(fields: Fields) -> GraniteHybrid:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     attention = read_attention(fields, interleaved=True, every_layer=False)
     return GraniteHybrid(
         **fields.common(),
@@ -39,7 +39,7 @@ def read(fields: Fields) -> GraniteHybrid:
 
 
 def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
 
@@ -47,7 +47,10 @@ def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
 def block(
     b: Builder, w: Weights, h: GraniteHybrid, state: Paged | Recurrent, x: Activation, factors: Weight | None
 ) -> Activation:
-    """One layer: attention or Mamba 2, then the feed-forward network, each scaled and added to the residual stream."""
+    """Apply one layer: attention or Mamba 2, then the feed-forward network.
+
+    Each output is scaled and added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         w.require("ssm_norm")

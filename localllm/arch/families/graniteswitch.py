@@ -29,7 +29,7 @@ MOST = 4096
 
 @frozen
 class GraniteSwitch(Granite):
-    """Of each adapter its token, and what is read instead; `gain`: how large keys are."""
+    """The hyperparameters with each adapter's token, and what is read instead; `gain`: the size of keys."""
 
     tokens: tuple[int, ...]
     instead: tuple[int, ...]
@@ -41,7 +41,7 @@ class GraniteSwitch(Granite):
 
 
 def read(fields: Fields) -> GraniteSwitch:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = GraniteSwitch.shared_fields(fields, interleaved=True, rotates_all=True)
     count, lists = fields.count("adapters.count"), []
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
@@ -67,7 +67,7 @@ def read(fields: Fields) -> GraniteSwitch:
 
 
 def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     other = np.arange(h.vocab_size)
     other[[*h.tokens]] = h.instead
     x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, other)), h.embedding_scale)
@@ -91,7 +91,7 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
 
 
 def adapters(b: Builder, h: GraniteSwitch) -> Choice:
-    """Which adapter each token has: the number that is nearest to what the head sees."""
+    """Return which adapter each token has: the number that is nearest to what the head sees."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     own, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
@@ -106,7 +106,7 @@ def adapters(b: Builder, h: GraniteSwitch) -> Choice:
 
 
 def table(name: str, first: np.ndarray, columns: int) -> Weight:
-    """A matrix that no file has: its first column, and zeros."""
+    """Return a matrix that no file has: its first column, and zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
@@ -115,7 +115,7 @@ def table(name: str, first: np.ndarray, columns: int) -> Weight:
 def switched(
     b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
-    """What a matrix makes of x, and that of the token's adapter beside it."""
+    """Compute what a matrix makes of x, and that of the token's adapter beside it."""
     low, high = w.exactly(f"{name}.lora_a"), w.exactly(f"{name}.lora_b")
     slots = len(h.tokens) + 1
     low.shaped(slots, h.rank, matrix.shape[1])

@@ -33,12 +33,12 @@ class Grok(Transformer):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         return self.score_scale
 
 
 def read(fields: Fields) -> Grok:
-    """The hyperparameters; what Grok 1 has if the file does not say. Raises ModelError."""
+    """Read the hyperparameters; what Grok 1 has if the file does not say. Raises ModelError."""
     fields.asked.update(UNREAD)
     common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
     attention = common.pop("attention")
@@ -55,7 +55,10 @@ def read(fields: Fields) -> Grok:
 
 
 def read_stretch(fields: Fields, rope: Rope) -> Rope:
-    """YaRN keeps pairs that turn 8 times in the original context, if the file says nothing else. Raises ModelError."""
+    """Read YaRN, which keeps pairs that turn 8 times in the original context. Raises ModelError.
+
+    If the file says nothing else.
+    """
     if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
         raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
     if not rope.yarn and fields.number("rope.scaling.yarn_attn_factor", 1.0) != 1:
@@ -65,13 +68,13 @@ def read_stretch(fields: Fields, rope: Rope) -> Rope:
 
 
 def forward(b: Builder, w: Weights, h: Grok) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     logits = b.scale(decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: Grok, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the experts, each normalized and added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))

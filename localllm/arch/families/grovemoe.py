@@ -25,7 +25,7 @@ class GroveMoE(Transformer):
 
 
 def read(fields: Fields) -> GroveMoE:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
@@ -35,12 +35,12 @@ def read(fields: Fields) -> GroveMoE:
 
 
 def forward(b: Builder, w: Weights, h: GroveMoE) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     assert h.routing
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)

@@ -28,7 +28,7 @@ class HRMText(Transformer):
 
 
 def read(fields: Fields) -> HRMText:
-    """The hyperparameters. Prompts are read from left to right, as in llama.cpp. Raises ModelError."""
+    """Read the hyperparameters. Prompts are read from left to right, as in llama.cpp. Raises ModelError."""
     in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if fields.layers() != in_stack * cycles * (low + 1):
         raise fields.error(f"{fields.layers()} layers are no {cycles} cycles of {low + 1} stacks of {in_stack}")
@@ -42,7 +42,7 @@ def read(fields: Fields) -> HRMText:
 
 
 def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     states = iter(h.states())
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
@@ -54,14 +54,14 @@ def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
 
 
 def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: int, x: Activation) -> Activation:
-    """The layers from number `first` on, and a norm."""
+    """Return the layers from number `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
         x = block(b, w.block(layer), h, next(states), x)
     return b.rms_norm(x, None, h.epsilon)
 
 
 def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, None, h.epsilon)
     seen = attend(b, h, state, *qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(seen, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))

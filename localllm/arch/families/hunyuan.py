@@ -17,7 +17,7 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters; alpha lengthens the context by another base (NTK). Raises ModelError."""
+    """Read the hyperparameters; alpha lengthens the context by another base (NTK). Raises ModelError."""
     h = Transformer(**Transformer.shared_fields(fields, interleaved=fields.arch == "maincoder"))
     rope, alpha = h.attention.rope, fields.number("rope.scaling.alpha", 0.0)
     if fields.arch == "hunyuan_vl":
@@ -35,12 +35,12 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, *rotated(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))

@@ -23,7 +23,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Hunyuan4(DeepSeek2):
-    """By layer, the largest of experts' gates and magnitudes of what they meet, 0 for none."""
+    """The hyperparameters with, by layer, the limit of experts' gates and inputs, 0 for none."""
 
     streams: ResidualStreams
     indexer: Indexer | None
@@ -34,7 +34,7 @@ class Hunyuan4(DeepSeek2):
 
 
 def read(fields: Fields) -> Hunyuan4:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     fields.count("attention.key_length_mla")
     common = read_latent(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
@@ -52,7 +52,7 @@ def read(fields: Fields) -> Hunyuan4:
 
 
 def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     ignore_guessing(b, w, h)
     streams, chosen = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.layer_states():
@@ -75,7 +75,10 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
 
 
 def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
-    """A dense network, or experts, whose gates are limited, and one for all tokens, whose gate is not."""
+    """Apply a dense network, or experts, whose gates are limited.
+
+    And one for all tokens, whose gate is not.
+    """
     if not w.get("ffn_gate_inp", by_layer=True):
         return gated_or_mixture(b, w, h.routing, x, b.swiglu)
     y = gated_or_mixture(b, w, h.routing, x, limited(b, h.limits[layer]))

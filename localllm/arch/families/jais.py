@@ -23,19 +23,19 @@ class Jais(MPT):
 
 
 def read(fields: Fields) -> Jais:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Jais.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return Jais(**shared, limit=0.0, alibi_bias=fields.number("attention.max_alibi_bias", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))

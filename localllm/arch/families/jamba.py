@@ -26,12 +26,12 @@ class Jamba(Transformer):
         return None
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or what Mamba keeps."""
+        """Return keys and values, or what Mamba keeps."""
         return [state if state.kv_heads else self.selection.state(state.layer) for state in super().states()]
 
 
 def read(fields: Fields) -> Jamba:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Jamba(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
@@ -42,12 +42,15 @@ def read(fields: Fields) -> Jamba:
 
 
 def forward(b: Builder, w: Weights, h: Jamba) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activation) -> Activation:
-    """One layer: attention or Mamba, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention or Mamba, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):

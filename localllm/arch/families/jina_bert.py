@@ -18,12 +18,12 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> BERT:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return BERT(**encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     x = b.layer_norm(embedded(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
@@ -33,7 +33,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 
 
 def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:
-    """What heads see, added to x, and normalized; once or twice."""
+    """Compute the heads' outputs, added to x, and normalized; once or twice."""
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = centered_rows(b, w, h, q, k)
     y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
@@ -42,7 +42,7 @@ def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation
 
 
 def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
-    """With a gate, or without."""
+    """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
         return plain(b, w, x, b.gelu_erf)
     return gated(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))

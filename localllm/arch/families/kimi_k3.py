@@ -25,8 +25,11 @@ LOWEST = 1e3  # size of a lower bound: e to the power of it is 0
 
 @frozen
 class KimiK3(KimiLinear):
-    """Layers from one whose input is kept to the next, 0 for none; bounds of gates, and of what they meet, 0 for none;
-    what the logarithms of decays are not below, 0 for no bound."""
+    """The hyperparameters of Kimi K3.
+
+    Layers from one whose input is kept to the next, 0 for none; bounds of gates, and of what they meet, 0 for none;
+    what the logarithms of decays are not below, 0 for no bound.
+    """
 
     period: int
     bounds: tuple[float, float]
@@ -35,7 +38,7 @@ class KimiK3(KimiLinear):
 
 
 def read(fields: Fields) -> KimiK3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, lowest = read_kimi(fields), fields.raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
@@ -54,7 +57,7 @@ def read(fields: Fields) -> KimiK3:
 
 
 def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, kept = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.states():
         layer = w.block(state.layer)
@@ -69,7 +72,7 @@ def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
 
 
 def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: Weights, name: str) -> Activation:
-    """What was kept and the stream, by the softmax of their scores."""
+    """Compute what was kept and the stream, by the softmax of their scores."""
     if not h.period:
         return x
     by = w.require(name).shaped(h.width)
@@ -82,7 +85,7 @@ def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: W
 
 
 def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Of either kind."""
+    """Apply attention of either kind."""
     if isinstance(state, Latent):
         y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
@@ -98,7 +101,7 @@ def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: A
 
 
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
-    """A dense network, or experts on narrower rows, and beside them one for all tokens."""
+    """Apply a dense network, or experts on narrower rows, and beside them one for all tokens."""
     gate = bounded(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated(b, w, x, gate)
@@ -113,7 +116,7 @@ def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation
 
 
 def bounded(b: Builder, h: KimiK3) -> Gate:
-    """SwiGLU, of numbers that are not beyond bounds."""
+    """Make a SwiGLU of numbers that are not beyond bounds."""
     of_gate, of_others = h.bounds
 
     def gate(gate: Activation, up: Activation) -> Activation:

@@ -22,14 +22,14 @@ from localllm.frozen import frozen
 
 @frozen
 class KimiLinear(DeepSeek2):
-    """Of `attends`, by layer, those that are False keep matrices, with heads of `delta_dim`."""
+    """The hyperparameters; layers where `attends` is False keep matrices, with heads of `delta_dim`."""
 
     attends: tuple[bool, ...]
     delta_dim: int
     taps: int  # of the convolutions before
 
     def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
-        """Latent rows; or the last queries, keys and values, and the matrices."""
+        """Return latent rows; or the last queries, keys and values, and the matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         kept = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
         rows = super().states()
@@ -37,7 +37,7 @@ class KimiLinear(DeepSeek2):
 
 
 def read(fields: Fields) -> KimiLinear:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, function = read_kimi(fields), fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -47,7 +47,7 @@ def read(fields: Fields) -> KimiLinear:
 
 
 def read_kimi(fields: Fields) -> dict[str, Any]:
-    """What those have in common that are built alike. Raises ModelError."""
+    """Compute what those have in common that are built alike. Raises ModelError."""
     common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
     latent = fields.count("attention.kv_lora_rank")
@@ -74,12 +74,15 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
 
 
 def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
-    """One layer: attention of a kind, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention of a kind, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
@@ -89,7 +92,7 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: A
 
 
 def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
-    """What the heads read, normalized and through a gate."""
+    """Compute the heads' outputs, normalized and through a gate."""
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
     decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
@@ -97,7 +100,7 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
 
 
 def rates_of(w: Weights, h: KimiLinear) -> Weight:
-    """That of each head for all of its numbers."""
+    """Return that of each head for all of its numbers."""
     rates = w.exactly("ssm_a")
     return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
 
@@ -106,7 +109,10 @@ def delta_heads(
     b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
-    """The same, of decays and a gate [tokens, heads * delta_dim]; epsilon: of heads of length 1, if it is another."""
+    """Return the same, of decays and a gate [tokens, heads * delta_dim]; epsilon.
+
+    Of heads of length 1, if it is another.
+    """
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
     parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
@@ -124,9 +130,9 @@ def delta_heads(
 def kimi_delta(
     b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
 ) -> Activation:
-    """For each head h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h (Kimi Delta Attention).
+    """Apply Kimi Delta Attention: h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
 
-    w [tokens, heads * key_dim]; strength [tokens, heads].
+    For each head. w [tokens, heads * key_dim]; strength [tokens, heads].
     """
     q, k, v = qkv
     written = b.multiply_heads(k, strength)

@@ -27,13 +27,13 @@ class Lfm2(Transformer):
         return self.attention_window
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or the last tokens."""
+        """Return keys and values, or the last tokens."""
         kept, window = super().states(), ((self.taps - 1, self.width),)
         return [state if state.kv_heads else Recurrent(state.layer, window) for state in kept]
 
 
 def read(fields: Fields) -> Lfm2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Lfm2(
         **fields.common(),
@@ -46,12 +46,15 @@ def read(fields: Fields) -> Lfm2:
 
 
 def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activation) -> Activation:
-    """One layer: convolution or attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: convolution or attention, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     normed = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         y = short_convolution(b, w, h, state, normed)
@@ -63,7 +66,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
-    """The last few tokens, through a gate before and one behind."""
+    """Return the last few tokens, through a gate before and one behind."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     before, behind, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
     y = b.convolve(b.multiply(before, inner), taps, state, silu=False)

@@ -10,7 +10,7 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
+    """Read the hyperparameters. Raises ModelError, also if a part of a head were not rotated: no llama is so."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
         if not fields.has("attention.key_length"):  # one of the two is damaged
@@ -21,12 +21,12 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -39,7 +39,7 @@ class Llama4(LocallyRotated):
 
 
 def read(fields: Fields) -> Llama4:
-    """The hyperparameters. A sliding window of 0 stands for none, and rotation everywhere. Raises ModelError."""
+    """Read the hyperparameters. A sliding window of 0 stands for none, and rotation everywhere. Raises ModelError."""
     key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
     chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
     if chunk not in (0, CHUNK):
@@ -54,12 +54,12 @@ def read(fields: Fields) -> Llama4:
 
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu, shared))
@@ -68,7 +68,7 @@ def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factor
 def attention(
     b: Builder, h: Llama4, state: Paged, q: Activation, k: Activation, v: Activation, factors: Weight | None
 ) -> Activation:
-    """What the heads of a layer see."""
+    """Compute the attention of a layer."""
     if rope := h.rope(state.layer):
         q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
         if h.normed:

@@ -27,7 +27,7 @@ class Selection:
     normalized: bool  # what the scan gets
 
     def state(self, layer: int) -> Recurrent:
-        """The last tokens and the states."""
+        """Return the last tokens and the states."""
         return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
 
 
@@ -41,7 +41,7 @@ class Mamba(Hyperparameters):
 
 
 def read_selection(fields: Fields) -> Selection:
-    """The ssm.* keys. Raises ModelError."""
+    """Read the ssm.* keys. Raises ModelError."""
     return Selection(
         inner=fields.count("ssm.inner_size"),
         state_size=fields.count("ssm.state_size"),
@@ -52,22 +52,22 @@ def read_selection(fields: Fields) -> Selection:
 
 
 def read(fields: Fields) -> Mamba:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
-    """One layer, added to the residual stream."""
+    """Apply one layer, added to the residual stream."""
     return b.add(x, mixed(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
 def mixed(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
-    """What a layer adds to the residual stream."""
+    """Compute what a layer adds to the residual stream."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
     inner = b.convolve(inner, w.ssm_conv1d, state)

@@ -33,7 +33,7 @@ class StateSpace:
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
     def state(self, layer: int) -> Recurrent:
-        """The last tokens and the states."""
+        """Return the last tokens and the states."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
 
@@ -48,7 +48,7 @@ class Mamba2(Hyperparameters):
 
 
 def read_state_space(fields: Fields) -> StateSpace:
-    """The ssm.* keys. Raises ModelError."""
+    """Read the ssm.* keys. Raises ModelError."""
     inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
     groups = fields.count("ssm.group_count")
     if inner % heads or heads % groups:
@@ -57,22 +57,22 @@ def read_state_space(fields: Fields) -> StateSpace:
 
 
 def read(fields: Fields) -> Mamba2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
-    """One layer, added to the residual stream."""
+    """Apply one layer, added to the residual stream."""
     return b.add(x, mixed(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
 def mixed(b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation) -> Activation:
-    """What a layer adds to the residual stream."""
+    """Compute what a layer adds to the residual stream."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))

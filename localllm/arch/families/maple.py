@@ -24,7 +24,7 @@ class Maple(LocallyRotated):
 
 
 def read(fields: Fields) -> Maple:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Maple.shared_fields(fields, interleaved=False)
     return Maple(
         **shared,
@@ -36,13 +36,13 @@ def read(fields: Fields) -> Maple:
 
 
 def forward(b: Builder, w: Weights, h: Maple) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Acti
 
 
 def limited(b: Builder, limit: float) -> Gate:
-    """SwiGLU, of numbers that are not beyond the limit if there is one."""
+    """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
     if not limit:
         return b.swiglu
 

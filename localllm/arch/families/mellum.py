@@ -1,5 +1,6 @@
-"""Mellum 2 (JetBrains 2026). As Qwen 3 with experts, but that three of four layers see a window, whose rotation is not
-stretched.
+"""Mellum 2 (JetBrains 2026).
+
+As Qwen 3 with experts, but that three of four layers see a window, whose rotation is not stretched.
 """
 
 from localllm.arch.attention import Windowed, read_windows
@@ -20,6 +21,6 @@ class Mellum(Windowed):
 
 
 def read(fields: Fields) -> Mellum:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Mellum.shared_fields(fields, interleaved=False)
     return Mellum(**shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields))

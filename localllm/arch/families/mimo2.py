@@ -32,7 +32,7 @@ class MiMo2(LocallyRotated):
 
 
 def read(fields: Fields) -> MiMo2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
@@ -48,13 +48,13 @@ def read(fields: Fields) -> MiMo2:
 
 
 def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y, kv_heads = b.rms_norm(x, w.attn_norm, h.epsilon), state.kv_heads
     if fused := w.get("attn_qkv"):
         rows = h.attention.heads[state.layer] * state.key_dim

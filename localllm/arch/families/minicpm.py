@@ -7,7 +7,7 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: Fields) -> Granite:
-    """The hyperparameters, with llama.cpp's defaults. Raises ModelError."""
+    """Read the hyperparameters, with llama.cpp's defaults. Raises ModelError."""
     if experts := fields.count("expert_count", 0):
         raise fields.unsupported(f"mixtures of experts are not supported yet ({experts} experts)")
     shared = Granite.shared_fields(fields, interleaved=True)

@@ -17,12 +17,12 @@ EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WID
 
 
 def read(fields: Fields) -> DeepSeek2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return read_latent(fields, interleaved=False)
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
@@ -31,7 +31,10 @@ def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each scaled and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is scaled and added to the residual stream.
+    """
     scale = DEPTH_SCALE / h.layers**0.5
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))

@@ -20,26 +20,26 @@ from localllm.frozen import frozen
 
 @frozen
 class MiniMax01(Transformer):
-    """Of `attends`, by layer, those that are False keep matrices."""
+    """The hyperparameters; layers where `attends` is False keep matrices."""
 
     attends: tuple[bool, ...]
     residual_scale: float
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or the matrices."""
+        """Return keys and values, or the matrices."""
         dim = self.attention.head_dim
         kept = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
         return [state if self.attends[state.layer] else kept[state.layer] for state in super().states()]
 
     def slopes(self, layer: int) -> list[float]:
-        """How fast heads fade: as ALiBi's (Press et al. 2021), the slower the later the layer."""
+        """Return how fast heads fade: as ALiBi's (Press et al. 2021), the slower the later the layer."""
         heads = self.attention.heads[layer]
         slower = 1 - layer / max(self.layers - 1, 1) + 1e-5
         return [slower * 2 ** (-8 * (head + 1) / heads) for head in range(heads)]
 
 
 def read(fields: Fields) -> MiniMax01:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = MiniMax01.shared_fields(fields, interleaved=False)
     routing = read_routing(fields)
     if routing is None:
@@ -49,12 +49,15 @@ def read(fields: Fields) -> MiniMax01:
 
 
 def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
-    """One layer: attention of one kind or the other, then experts, each added to what it was made of."""
+    """Apply one layer: attention of one kind or the other, then experts.
+
+    Each output is added to what it was made of.
+    """
     assert h.routing is not None
     x = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
@@ -68,7 +71,7 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Act
 
 
 def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
-    """What the heads read, normalized and through a gate. Queries, keys and values stand head by head."""
+    """Compute the heads' outputs, normalized and through a gate. Queries, keys and values stand head by head."""
     ((heads, dim, _),) = state.shapes
     every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))

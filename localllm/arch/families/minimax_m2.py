@@ -15,7 +15,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     function = fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -24,11 +24,11 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer, as there."""
+    """Apply one layer, as there."""
     w.require_biases("exp_probs_b")
     return olmoe.block(b, w, h, state, x)

@@ -22,8 +22,11 @@ from localllm.frozen import frozen
 
 @frozen
 class MiniMaxM3(Transformer):
-    """Layers that see everything; numbers of an indexer's heads; how many blocks of so many positions are seen, and the
-    last ones among them that always are."""
+    """The hyperparameters of MiniMax M3.
+
+    Layers that see everything; numbers of an indexer's heads; how many blocks of so many positions are seen, and the
+    last ones among them that always are.
+    """
 
     dense: int
     index_dim: int
@@ -32,17 +35,17 @@ class MiniMaxM3(Transformer):
     local: int
 
     def states(self) -> Sequence[Paged | Latent]:  # type: ignore[override]
-        """Keys and values, and the keys of the indexers."""
+        """Return keys and values, and the keys of the indexers."""
         indexes = (Latent(n, self.index_dim, self.index_dim, is_index=True) for n in range(self.dense, self.layers))
         return [*super().states(), *indexes]
 
     def index(self, layer: int) -> Latent | None:
-        """What is kept for a layer's indexer."""
+        """Compute what is kept for a layer's indexer."""
         return Latent(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
 
 
 def read(fields: Fields) -> MiniMaxM3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Transformer.shared_fields(fields, interleaved=False)
     names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
     heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
@@ -62,12 +65,12 @@ def read(fields: Fields) -> MiniMaxM3:
 
 
 def forward(b: Builder, w: Weights, h: MiniMaxM3) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     chosen = None
@@ -80,7 +83,7 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> 
 
 
 def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -> Activation:
-    """Which keys the heads see."""
+    """Select the keys that the heads see."""
 
     def heads(name: str) -> Activation:
         y, norm = b.linear(x, w.require(f"indexer.{name}_proj")), w.require(f"indexer.{name}_norm")

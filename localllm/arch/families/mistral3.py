@@ -25,7 +25,7 @@ class Mistral3(Transformer):
 
 
 def read(fields: Fields) -> Mistral3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Mistral3.shared_fields(fields, interleaved=True)
     shared["attention"] = with_own_yarn(fields, shared["attention"])
     temperature = fields.number("attention.temperature_scale", 0.0)
@@ -33,7 +33,7 @@ def read(fields: Fields) -> Mistral3:
 
 
 def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
-    """Rotation by the keys that llama.cpp reads for this family only."""
+    """Rotate by the keys that llama.cpp reads for this family only."""
     rope = attention.rope
     turns = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -42,12 +42,12 @@ def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
 
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if h.temperature:
         q = b.temper(q, b.positions, h.temperature, h.attention.rope.original_context)

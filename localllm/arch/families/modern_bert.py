@@ -34,7 +34,7 @@ class ModernBERT(Encoder):
 
 
 def read(fields: Fields) -> ModernBERT:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared, activation = encoder_fields(fields), fields.text("hidden_activation", "gelu")
     if activation not in ACTIVATIONS:
         raise fields.wrong("hidden_activation", "gelu or silu")
@@ -48,7 +48,7 @@ def read(fields: Fields) -> ModernBERT:
 
 
 def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
@@ -56,7 +56,7 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     norm = w.get("attn_norm", by_layer=True)  # the first layer's stands behind the embeddings
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

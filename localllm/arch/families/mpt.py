@@ -17,7 +17,10 @@ from localllm.frozen import frozen
 
 @frozen
 class MPT(Transformer):
-    """`limit` is the largest magnitude of queries, keys and values, 0 for none; ALiBi's slopes begin at its bias."""
+    """`limit` is the largest magnitude of queries, keys and values, 0 for none.
+
+    ALiBi's slopes begin at its bias.
+    """
 
     limit: float
     alibi_bias: float
@@ -27,14 +30,14 @@ class MPT(Transformer):
 
 
 def read(fields: Fields) -> MPT:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     limit, bias = fields.number("attention.clamp_kqv", 0.0), fields.number("attention.max_alibi_bias")
     return MPT(**shared, limit=limit, alibi_bias=bias)
 
 
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
@@ -42,7 +45,7 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = [b.clamp(y, h.limit) for y in heads] if h.limit else heads
     if w.get("attn_q_norm"):
@@ -53,7 +56,10 @@ def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activa
 
 
 def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
-    """By head: a geometric series; the heads beyond a power of 2 go between the first ones (Press et al. 2021)."""
+    """Return each head's slope: a geometric series (Press et al. 2021).
+
+    The heads beyond a power of 2 go between the first ones.
+    """
     whole = 1 << heads.bit_length() - 1
     first = [2 ** (-bias * (head + 1) / whole) for head in range(whole)]
     return (*first, *(2 ** (-bias * (head + 0.5) / whole) for head in range(heads - whole)))

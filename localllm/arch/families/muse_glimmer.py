@@ -30,7 +30,7 @@ class MuseGlimmer(LocallyRotated):
 
 
 def read(fields: Fields) -> MuseGlimmer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = MuseGlimmer.shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
@@ -45,14 +45,17 @@ def read(fields: Fields) -> MuseGlimmer:
 
 
 def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = b.scale(decoder(b, w, h, block, x), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
 def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = normed_heads(b, w, h, q, k)

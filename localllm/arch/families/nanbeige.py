@@ -25,13 +25,13 @@ class Nanbeige(Transformer):
     skips_norm: bool
 
     def states(self) -> Sequence[Paged]:
-        """Those of the layers, once for each loop."""
+        """Return those of the layers, once for each loop."""
         a = self.attention
         return [Paged(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 
 
 def read(fields: Fields) -> Nanbeige:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     h, loops = llama.read(fields), fields.whole("num_loops", 1, 1, MOST_LOOPS)
     attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
     skips_norm = fields.flag("skip_loop_final_norm", False)
@@ -39,7 +39,7 @@ def read(fields: Fields) -> Nanbeige:
 
 
 def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
     for state in h.states():
         loop, layer = divmod(state.layer, h.layers)

@@ -14,19 +14,19 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     if h.arch == "nemotron":
         w.require("output")
     return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

@@ -30,13 +30,13 @@ class NemotronH(Transformer):
         return None
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or what Mamba 2 keeps, of layers that keep anything."""
+        """Return keys and values, or what Mamba 2 keeps, of layers that keep anything."""
         kept = [state for state in super().states() if not self.feeds[state.layer]]
         return [state if state.kv_heads else self.space.state(state.layer) for state in kept]
 
 
 def read(fields: Fields) -> NemotronH:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     normalized = fields.flag("expert_weights_norm", False)
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return NemotronH(
@@ -51,7 +51,7 @@ def read(fields: Fields) -> NemotronH:
 
 
 def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
     for layer in range(h.layers):
         block = w.block(layer)
@@ -60,7 +60,7 @@ def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
 
 
 def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x: Activation) -> Activation:
-    """What a layer adds to the residual stream."""
+    """Compute what a layer adds to the residual stream."""
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
         return mixed(b, w, h.space, h.epsilon, state, x)
@@ -70,7 +70,7 @@ def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x
 
 
 def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
-    """What the chosen experts make of each token, and the one beside them."""
+    """Apply the chosen experts to each token, and the one beside them."""
     w.require_biases("exp_probs_b")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
     rows = b.gather(b.linear(x, w.ffn_latent_down) if h.narrow else x, choice)

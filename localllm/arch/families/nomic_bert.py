@@ -1,5 +1,6 @@
-"""Nomic Embed (Nussbaum et al. 2024, arXiv 2402.01613), with experts: 2502.07972; Jina v3 without its adapters
-(Sturua et al. 2024, arXiv 2409.10173).
+"""Nomic Embed (Nussbaum et al. 2024, arXiv 2402.01613), with experts: 2502.07972; Jina v3 (Sturua et al. 2024).
+
+Jina v3 (arXiv 2409.10173) without its adapters.
 
 Unlike BERT: queries and keys are rotated, no positions are added; SwiGLU in the first one; in every other layer of the
 second one experts without a gate, whose weights are not normalized.
@@ -16,13 +17,13 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Encoder:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Encoder(**encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
-    """A row for each text."""
+    """Compute a row for each text."""
     x = b.layer_norm(embedded(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
@@ -32,14 +33,14 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
 
 
 def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:
-    """With a gate, without, or by experts, as the layer has it."""
+    """Apply the network: with a gate, without, or by experts, as the layer has it."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return mixture(b, w, h.routing, x)
     return gated(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activation:
-    """What the chosen experts make of each token, weighted and added up."""
+    """Apply the chosen experts to each token, weighted and added up."""
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing)
     y = b.gelu_erf(b.expert_linear(b.gather(x, choice), w.ffn_up_exps, choice))
     return b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)

@@ -21,18 +21,18 @@ class OLMo(Transformer):
 
 
 def read(fields: Fields) -> OLMo:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
 
 
 def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

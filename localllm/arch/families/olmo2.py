@@ -23,18 +23,21 @@ class OLMo2(Windowed):
 
 
 def read(fields: Fields) -> OLMo2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = OLMo2.shared_fields(fields, interleaved=False)
     return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

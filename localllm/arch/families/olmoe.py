@@ -14,18 +14,18 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = Transformer.shared_fields(fields, interleaved=False)
     return Transformer(**shared, routing=read_routing(fields, normalized=False))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

@@ -14,25 +14,25 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require_biases("output_norm", "output")
     norm = lambda x: biased(b, h, x, w.output_norm)  # noqa: E731
     return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))
 
 
 def biased(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
-    """A norm without mean, and its bias."""
+    """Return a norm without mean, and its bias."""
     assert weight.bias
     return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     w.require_biases("attn_norm", "ffn_norm", "attn_output")
     q, k, v = qkv(b, w, h, state.layer, biased(b, h, x, w.attn_norm))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

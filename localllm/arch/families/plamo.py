@@ -14,17 +14,17 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError, also if a part of a head were not rotated."""
+    """Read the hyperparameters. Raises ModelError, also if a part of a head were not rotated."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, rotates_all=True))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention and the feed-forward network, added to the residual stream."""
+    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     of_heads = b.linear(attend(b, h, state, q, k, v), w.attn_output)

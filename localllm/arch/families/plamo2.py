@@ -22,7 +22,7 @@ LEAST_RANK = 64  # of the matrix that makes time steps
 
 @frozen
 class Plamo2(Transformer):
-    """Of Mamba: columns, heads, numbers of a column's state, and what the convolution sees."""
+    """The hyperparameters with Mamba's columns, heads, state size and convolution length."""
 
     inner: int
     scan_heads: int
@@ -30,14 +30,14 @@ class Plamo2(Transformer):
     taps: int
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or the last tokens and the states."""
+        """Return keys and values, or the last tokens and the states."""
         heads = self.scan_heads, self.state_size, self.inner // self.scan_heads
         shapes = (self.taps - 1, self.inner), heads
         return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().states()]
 
 
 def read(fields: Fields) -> Plamo2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, head_dim = fields.common(), fields.count("attention.key_length")
     heads, kv_heads = (fields.counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
     if any(
@@ -62,25 +62,28 @@ def read(fields: Fields) -> Plamo2:
 
 
 def forward(b: Builder, w: Weights, h: Plamo2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activation) -> Activation:
-    """One layer: attention or Mamba, then the feed-forward network, normalized and added to the residual stream."""
+    """Apply one layer: attention or Mamba, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = scanned(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
     return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))
 
 
 def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
-    """The second part of a layer."""
+    """Apply the second part of a layer."""
     y = gated(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
 
 
 def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) -> Activation:
-    """What the heads see."""
+    """Compute the heads' outputs."""
     heads, shared, head_dim = h.attention.heads[state.layer], state.kv_heads, state.key_dim
     parts = w.attn_qkv.split(heads * head_dim, shared * head_dim, shared * head_dim)
     q, k, v = (b.linear(x, part) for part in parts)
@@ -90,7 +93,7 @@ def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) ->
 
 
 def scanned(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
-    """What the heads of Mamba read, through a gate."""
+    """Compute the outputs of Mamba's heads, through a gate."""
     both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
     gate, inner = b.columns(both, 0, size, 2 * size), b.columns(both, size, 2 * size, 2 * size)
     inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)

@@ -13,7 +13,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     rope = shared["attention"].rope
     return LocallyRotated(
@@ -24,12 +24,15 @@ def read(fields: Fields) -> LocallyRotated:
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each normalized and added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is normalized and added to the residual stream.
+    """
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

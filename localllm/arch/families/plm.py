@@ -12,7 +12,7 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
     usual = fields.count("embedding_length") // heads  # of a head, if the file does not say
     key_dim = fields.count("attention.key_length", usual)
@@ -35,12 +35,12 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, plain(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

@@ -16,7 +16,7 @@ forward = llama.forward
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError, also for a file without sections."""
+    """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen2.read(fields)
     if fields.raw(NAME) is None:
         raise fields.error(f"no {fields.key(NAME)} in the metadata")

@@ -13,17 +13,17 @@ from localllm.arch.weights import Weight, Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normed_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

@@ -40,14 +40,14 @@ class DeltaNet:
         return keys, keys, self.heads * self.value_dim
 
     def state(self, layer: int) -> Recurrent:
-        """The last queries, keys and values, and the matrices."""
+        """Return the last queries, keys and values, and the matrices."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
 
 
 @frozen
 class Qwen35(Transformer):
-    """Of `attends`, by layer, those that are False have the delta rule."""
+    """The hyperparameters; layers where `attends` is False have the delta rule."""
 
     delta: DeltaNet
     attends: tuple[bool, ...]
@@ -55,16 +55,16 @@ class Qwen35(Transformer):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The scale of the scores."""
         return self.score_scale
 
     def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
-        """Keys and values, or what the delta rule keeps."""
+        """Return keys and values, or what the delta rule keeps."""
         return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
 
 
 def read(fields: Fields) -> Qwen35:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, attention = fields.common(), read_attention(fields, interleaved=False)
     return Qwen35(
         **common,
@@ -78,7 +78,7 @@ def read(fields: Fields) -> Qwen35:
 
 
 def read_delta(fields: Fields) -> DeltaNet:
-    """The ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
+    """Read the ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
     heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
     inner = fields.count("ssm.inner_size")
     if inner % heads or heads % key_heads:
@@ -89,7 +89,7 @@ def read_delta(fields: Fields) -> DeltaNet:
 
 
 def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
-    """By layer, whether it attends: the last of every few, or as the file lists. Raises ModelError."""
+    """Read which layers attend: the last of every few, or as listed. Raises ModelError."""
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
@@ -100,12 +100,15 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
 
 
 def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:
-    """One layer: attention or the delta rule, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention or the delta rule, then the feed-forward network.
+
+    Each output is added to the residual stream.
+    """
     mix = delta_net if isinstance(state, Recurrent) else attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
@@ -113,14 +116,17 @@ def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activa
 
 
 def guess(b: Builder, w: Weights, h: Qwen35, made: Activation) -> MtpOutput:
-    """What the layer says that guesses."""
+    """Apply the MTP layer."""
     return guessed(b, w, h, made, block)
 
 
 def attention(
     b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, chosen: Activation | None = None
 ) -> Activation:
-    """What the heads see, through their gates. Each head's query has its gate behind it. chosen: as of Scores."""
+    """Compute the heads' outputs, through their gates.
+
+    Each head's query has its gate behind it. chosen: as of Scores.
+    """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
     q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
@@ -131,7 +137,7 @@ def attention(
 def delta_net(
     b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
 ) -> Activation:
-    """What the heads read, normalized and through a gate, b.swiglu if None."""
+    """Compute the heads' outputs, normalized and through a gate, b.swiglu if None."""
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)
@@ -145,7 +151,10 @@ def delta_net(
 
 
 def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
-    """How much heads write and forget, by a matrix for each, or one for both: in turn for the heads that share keys."""
+    """Return how much heads write and forget, by a matrix for each, or one for both.
+
+    In turn for the heads that share keys.
+    """
     if not (fused := w.get("ssm_ba", by_layer=True)):
         return [b.linear(x, w.ssm_beta), b.linear(x, w.ssm_alpha)]
     both, heads = b.linear(x, fused), d.heads // d.key_heads
@@ -153,6 +162,6 @@ def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> li
 
 
 def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
-    """Heads of length 1."""
+    """Normalize heads to length 1."""
     key_dim = h.delta.key_dim
     return b.scale(b.rms_norm(x, None, h.epsilon / key_dim, key_dim), key_dim**-0.5)

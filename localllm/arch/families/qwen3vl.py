@@ -1,5 +1,7 @@
-"""The text part of Qwen3-VL (2025). As Qwen 3, but that positions may be those of an image, and that the first layers
-add to its rows what the encoder's earlier layers saw.
+"""The text part of Qwen3-VL (2025).
+
+As Qwen 3, but that positions may be those of an image, and that the first layers add to its rows what the encoder's
+earlier layers saw.
 """
 
 from dataclasses import replace
@@ -29,7 +31,7 @@ class Qwen3VL(Transformer):
 
 
 def read(fields: Fields) -> Qwen3VL:
-    """The hyperparameters. Raises ModelError, also for a file without sections."""
+    """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen3.read(fields)
     if fields.raw(NAME) is None:
         raise fields.error(f"no {fields.key(NAME)} in the metadata")
@@ -39,12 +41,12 @@ def read(fields: Fields) -> Qwen3VL:
 
 
 def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = b.begin(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
     return decoder(b, w, h, block, x, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer of Qwen 3, and what an image's rows have for it."""
+    """Apply one layer of Qwen 3, and what an image's rows have for it."""
     x = qwen3.block(b, w, h, state, x, factors)
     return b.deepen(x, 1 + state.layer) if state.layer < h.deep else x

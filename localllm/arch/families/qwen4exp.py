@@ -28,8 +28,11 @@ OF_DELTA = 4  # states of a layer with the delta rule
 
 @frozen
 class BlockIndexer:
-    """Heads of an indexer, and the length of each; by layer, of how many tokens a block is, 0 where all keys are seen;
-    how many tokens all the blocks have that are seen."""
+    """An indexer of blocks.
+
+    Heads of an indexer, and the length of each; by layer, of how many tokens a block is, 0 where all keys are seen; how
+    many tokens all the blocks have that are seen.
+    """
 
     heads: int
     dim: int
@@ -39,7 +42,7 @@ class BlockIndexer:
 
 @frozen
 class Qwen4(Qwen35):
-    """How many streams there are, and numbers of the matrix that mixes them."""
+    """The hyperparameters with the number of streams and the size of the matrix that mixes them."""
 
     streams: int
     rank: int
@@ -50,8 +53,11 @@ class Qwen4(Qwen35):
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
 
     def of_layer(self, layer: int) -> list[State]:
-        """Keys and values, the keys of blocks and the last ones of an indexer; or what the delta rule keeps, and what
-        sequences of tokens do."""
+        """Return one layer's states.
+
+        Keys and values, the keys of blocks and the last ones of an indexer; or what the delta rule keeps, and what
+        sequences of tokens do.
+        """
         state, size = super().states()[layer], self.blocks.sizes[layer]
         if isinstance(state, Recurrent):
             has_sequences = self.ngrams and self.ngrams.layer == layer
@@ -62,7 +68,7 @@ class Qwen4(Qwen35):
 
 
 def read(fields: Fields) -> Qwen4:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
     attends = read_attends(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
@@ -92,7 +98,7 @@ def read(fields: Fields) -> Qwen4:
 
 
 def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
-    """The attention.indexer.* keys. Raises ModelError."""
+    """Read the attention.indexer.* keys. Raises ModelError."""
     heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
     if dim < rope.dims:
@@ -104,7 +110,7 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
 
 
 def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     x = joined(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
         block, states = w.block(layer), h.of_layer(layer)
@@ -119,7 +125,10 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
 
 
 def half(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Callable]:
-    """What goes into the half of a layer with that name; and what adds to the streams what it makes."""
+    """Compute what goes into the half of a layer with that name.
+
+    And what adds to the streams what it makes.
+    """
     y, normed = mean_of_streams(b, w, h, x, name)
     weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
     weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
@@ -127,7 +136,10 @@ def half(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Ac
 
 
 def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
-    """The mean of the normalized streams, each number by a gate that all of them together say; and these streams."""
+    """Compute the mean of the normalized streams, each number by a gate that all of them together say.
+
+    And these streams.
+    """
     normed, width = each_normed(b, h, x, w.require(f"{name}_norm").flat()), h.width
     narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
     narrow = b.scale(narrow, 1 / h.streams)
@@ -138,7 +150,10 @@ def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
 
 
 def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
-    """What a layer's tokens learn of each other: by the delta rule, whose gate is a sigmoid here, or by attention."""
+    """Compute what a layer's tokens learn of each other.
+
+    By the delta rule, whose gate is a sigmoid here, or by attention.
+    """
     state, *others = states
     if isinstance(state, Paged):
         return attention(b, w, h, state, x, choose(b, w, h, others, x))
@@ -147,7 +162,9 @@ def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation
 
 
 def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
-    """Which keys tokens see, None for all of them: those of some blocks, and those behind the last whole one.
+    """Select the keys that tokens see, None for all of them.
+
+    Those of some blocks, and those behind the last whole one.
 
     A block's key turns as its first token does.
     """

@@ -14,17 +14,17 @@ USES = "wkvrg"  # what a token is mixed for: decay, key, value, receptance, gate
 
 
 def read(fields: Fields) -> Rwkv:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return read_rwkv(fields, ["time_mix_extra_dim", "time_decay_extra_dim"])
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return said(b, w, h, time_mix, channel_mix)
 
 
 def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
-    """The token, mixed with the one before it, for each use."""
+    """Return the token, mixed with the one before it, for each use."""
     before, rank = b.previous(x, state, 1), h.ranks[0]
     y = b.linear(b.lerp(x, before, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
     y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))
@@ -36,7 +36,7 @@ def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    """What the heads read, through a gate."""
+    """Compute the heads' outputs, through a gate."""
     xw, xk, xv, xr, xg = mixtures(b, w, h, state, x)
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
     y = b.softcap(b.linear(xw, w.time_mix_decay_w1.shaped(h.ranks[1], h.width)), 1.0)
@@ -54,7 +54,7 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -
 
 
 def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
-    """Keys or values as often as heads share them."""
+    """Repeat keys or values for the heads that share them."""
     every = x
     for _ in range(h.heads // h.kv_heads - 1):
         every = b.join(every, x, h.kv_heads)
@@ -62,7 +62,7 @@ def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
 
 
 def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    """The feed-forward network, through a gate."""
+    """Apply the feed-forward network, through a gate."""
     before = b.previous(x, state, 2)
     gate = b.sigmoid(b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_r")), w.channel_mix_receptance))
     y = b.linear(b.lerp(x, before, vector(w, h, "channel_mix_lerp_k")), w.channel_mix_key)

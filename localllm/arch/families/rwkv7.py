@@ -16,12 +16,12 @@ TINY = 1e-24  # below a key's square
 
 
 def read(fields: Fields) -> Rwkv:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return read_rwkv(fields, RANKS)
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     first: list[Activation] = []  # the values of the first layer
 
     def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
@@ -31,7 +31,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
-    """What the heads read, with the last token, through a gate."""
+    """Compute the heads' outputs, with the last token, through a gate."""
     before, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
     xr, xw, xk, xv, xa, *xg = (b.lerp(x, before, by) for by in lerps(w, h, "rwkvag" if gate else "rwkva"))
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
@@ -62,6 +62,6 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
 
 
 def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    """The feed-forward network."""
+    """Apply the feed-forward network."""
     x = b.lerp(x, b.previous(x, state, 2), vector(w, h, "channel_mix_lerp_k"))
     return b.linear(b.relu_squared(b.linear(x, w.channel_mix_key)), w.channel_mix_value)

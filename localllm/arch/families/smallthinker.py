@@ -26,7 +26,7 @@ class SmallThinker(LocallyRotated):
 
 
 def read(fields: Fields) -> SmallThinker:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = SmallThinker.shared_fields(fields, interleaved=False, rotates_all=True)
     function = fields.count("expert_gating_func")
     if function not in FUNCTIONS or function == SOFTMAX_OF_CHOSEN:
@@ -41,12 +41,12 @@ def read(fields: Fields) -> SmallThinker:
 
 
 def forward(b: Builder, w: Weights, h: SmallThinker) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the experts, each added to the residual stream."""
+    """Apply one layer: attention, then the experts, each added to the residual stream."""
     assert h.routing
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing)
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))

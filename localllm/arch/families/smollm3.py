@@ -16,5 +16,5 @@ class SmolLM3(Transformer):
 
 
 def read(fields: Fields) -> SmolLM3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))

@@ -14,19 +14,19 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> LocallyRotated:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     local_rope = read_wider_local_rope(fields, shared["attention"].rope)
     return LocallyRotated(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
 
 
 def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     seen = attend(b, h, state, q, k, v)

@@ -15,18 +15,18 @@ from localllm.arch.weights import Weights
 
 
 def read(fields: Fields) -> Transformer:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     return decoder(b, w, h, block, norm=centered(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    """One layer: attention and the feed-forward network, added to the residual stream."""
+    """Apply one layer: attention and the feed-forward network, added to the residual stream."""
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     q, k = centered_heads(b, w, h, q, k)

@@ -24,14 +24,17 @@ LEAST_LIMIT = 0.3  # below, it would cut what SiLU makes of negative numbers
 
 @frozen
 class Step35(LocallyRotated):
-    """By layer, the largest of gates and magnitudes of what they meet, 0 for none: of experts, and elsewhere."""
+    """The hyperparameters with, by layer, the limits of gates and inputs, 0 for none.
+
+    Of experts, and elsewhere.
+    """
 
     expert_limits: tuple[float, ...]
     limits: tuple[float, ...]
 
 
 def read(fields: Fields) -> Step35:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     common = Step35.shared_fields(fields, interleaved=False)
     attention, layers = common["attention"], fields.layers()
     rope = attention.rope
@@ -51,7 +54,7 @@ def read(fields: Fields) -> Step35:
 
 
 def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
-    """One for each layer, or for all. Raises ModelError."""
+    """Return one for each layer, or for all. Raises ModelError."""
     if isinstance(fields.raw(name), np.ndarray):
         limits = fields.array(name, "f", f"{layers} numbers").tolist()
     else:
@@ -62,7 +65,7 @@ def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
 
 
 def forward(b: Builder, w: Weights, h: Step35) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # there are some for whole heads
@@ -71,7 +74,7 @@ def forward(b: Builder, w: Weights, h: Step35) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
@@ -90,7 +93,7 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
 
 
 def limited(b: Builder, limit: float) -> Gate:
-    """SwiGLU, of numbers that are not beyond the limit if there is one."""
+    """Make a SwiGLU of numbers that are not beyond the limit if there is one."""
     if not limit:
         return b.swiglu
     return lambda gate, up: b.multiply(b.clamp(b.multiply(gate, b.sigmoid(gate)), limit), b.clamp(up, limit))

@@ -1,5 +1,6 @@
-"""T5, Flan-T5, mT5 and UMT5 (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, 2210.11416; 2010.11934), and
-their encoders alone (Sentence-T5, 2108.08877).
+"""T5, Flan-T5, mT5 and UMT5 (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, 2210.11416; 2010.11934).
+
+Their encoders alone, too (Sentence-T5, 2108.08877).
 
 Unlike llama: an encoder, whose tokens see those behind them, reads the text, and a decoder writes the answer, whose
 layers see what the encoder has made of the text, too; nothing is rotated, scores get biases by distance, which the
@@ -43,8 +44,11 @@ class T5(Hyperparameters):
         return encode
 
     def states(self) -> Sequence[Paged]:
-        """Of each layer of the encoder or the decoder, whose tokens have places of their own; behind them, of what the
-        encoder has read, for each layer of the decoder."""
+        """Return the KV states of the layers.
+
+        Of each layer of the encoder or the decoder, whose tokens have positions of their own; after them, of the
+        encoder's output, for each layer of the decoder.
+        """
         count = max(self.layers, self.decoder_layers) + self.decoder_layers
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
 
@@ -58,7 +62,7 @@ class T5Encoder(T5):
 
 
 def read(fields: Fields) -> T5:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     heads, common = fields.count("attention.head_count"), fields.common()
     head_dim = fields.count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
@@ -80,7 +84,7 @@ def read(fields: Fields) -> T5:
 
 
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
-    """Logits of the wanted tokens, or a row for each text of an encoder alone."""
+    """Compute the logits of the wanted tokens, or a row for each text of an encoder alone."""
     if h.looks_ahead:
         return pooled(b, w, h, encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
@@ -97,7 +101,7 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
 
 
 def encode(b: Builder, w: Weights, h: T5) -> Activation:
-    """Keys and values of a text for each layer of the decoder; nothing that anybody asks for."""
+    """Cache a text's keys and values for each layer of the decoder; return a row that nothing uses."""
     x = encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
     for number, state in enumerate(h.states()[-h.decoder_layers :]):
         layer = w.part("dec.").block(number)
@@ -106,7 +110,7 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
 
 
 def encoded(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """What the encoder makes of a text's embeddings."""
+    """Compute what the encoder makes of a text's embeddings."""
     biases = distances(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
         layer = w.block(state.layer)
@@ -115,7 +119,7 @@ def encoded(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
 
 
 def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **given: Any) -> Activation:
-    """x, and what the heads see; a layer may have biases of its own."""
+    """Compute x, and what the heads see; a layer may have biases of its own."""
     y, own = b.rms_norm(x, w.attn_norm, h.epsilon), given["biases"].get(state.layer, given["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
     y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**given, "biases": own}))
@@ -123,14 +127,17 @@ def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **give
 
 
 def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """x, and what the network makes of it."""
+    """Compute x, and what the network makes of it."""
     w.ffn_up.shaped(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, gated(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
 
 
 def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
-    """By layer that has some, biases by distance, float32 [heads, 2 * REACH + 1]. Raises ModelError."""
+    """Return biases by distance for each layer that has some, float32 [heads, 2 * REACH + 1].
+
+    Raises ModelError.
+    """
     numbers, found = bucket_of(h.buckets, both_ways), {}
     for layer in range(h.layers if both_ways else h.decoder_layers):
         table = w.block(layer).get("attn_rel_b", by_layer=True)
@@ -143,13 +150,16 @@ def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.nd
 
 
 def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
-    """A table's numbers by distance. Raises ModelError."""
+    """Return a table's numbers by distance. Raises ModelError."""
     return np.ascontiguousarray(table.flat().vector().reshape(table.shape)[numbers].T)
 
 
 def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
-    """Which of the biases distances from -REACH to REACH have: near ones their own, farther ones by their logarithms,
-    in float32 as in llama.cpp. A decoder's keys are never behind the query."""
+    """Return the bucket of each distance from -REACH to REACH.
+
+    Near ones have their own, farther ones by their logarithms, in float32 as in llama.cpp. A decoder's keys are never
+    after the query.
+    """
     distance = np.arange(-REACH, REACH + 1)
     count = buckets // 2 if both_ways else buckets
     exact, far = count // 2, np.abs(distance) if both_ways else np.maximum(-distance, 0)

@@ -23,12 +23,12 @@ class Talkie(Transformer):
 
 
 def read(fields: Fields) -> Talkie:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Talkie(**Talkie.shared_fields(fields, interleaved=False), logit_scale=fields.factor("logit_scale"))
 
 
 def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
-    """Logits of the wanted tokens."""
+    """Compute the logits of the wanted tokens."""
     w.require("output")
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = decoder(b, w, h, block, x, lambda y: b.rms_norm(y, None, h.epsilon), embeddings=x)
@@ -36,7 +36,10 @@ def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Talkie, state: Paged, x: Activation, embeddings: Activation) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream; then the embeddings."""
+    """Apply one layer: attention, then the feed-forward network.
+
+    Each output is added to the residual stream; then the embeddings.
+    """
     heads, head_dim = h.attention.heads[state.layer], h.attention.head_dim
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, None, h.epsilon))
     q, k = rotated(b, h, state.layer, q, k)

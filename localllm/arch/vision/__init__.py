@@ -34,7 +34,10 @@ CLIP = "clip"  # and their architecture, whatever it is
 
 
 def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
-    """The family's module, and its hyperparameters. Raises ModelError for what is no projector or is not supported."""
+    """Return the family's module, and its hyperparameters.
+
+    Raises ModelError for what is no projector or is not supported.
+    """
     if require_general(file, KINDS) != CLIP:
         raise ModelError(f"{file.path}: a language model, not a projector (mmproj), which goes with one")
     fields = Fields(file.metadata, file.path, 0)

@@ -1,5 +1,7 @@
-"""Encoders of pictures of any size: an image keeps its shape, but for sides of whole rows of the language model, and
-narrow black bars that make up for it."""
+"""Encoders of pictures of any size.
+
+An image keeps its shape, but for sides of whole rows of the language model, and narrow black bars that make up for it.
+"""
 
 from typing import Any, ClassVar
 
@@ -13,8 +15,10 @@ MOST_MERGED = 4  # patches, on each side
 
 
 class AnySize(Vision):
-    """The rows in the language model of a picture are `least` at least; one that is a square has `square` on each side
-    at most."""
+    """An encoder whose pictures have at least `least` rows in the language model.
+
+    A square one has at most `square` on each side.
+    """
 
     least: ClassVar[int]
     square: ClassVar[int]
@@ -34,11 +38,11 @@ class AnySize(Vision):
         return (1,) * quarter + (2,) * quarter
 
     def fitted(self, picture: Picture) -> Any:
-        """As large as the encoder wants it."""
+        """Resize a picture as the encoder wants it."""
         return with_bars(picture, self.whole_size(picture.size), BICUBIC)
 
     def whole_size(self, size: Size) -> Size:
-        """The nearest one of whole rows of the language model."""
+        """Return the nearest one of whole rows of the language model."""
         unit = self.patch * self.merge
         return whole_size(size, unit, Pixels(self.least * unit**2, self.square**2 * unit**2))
 
@@ -48,7 +52,7 @@ class AnySize(Vision):
 
 
 def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
-    """The arguments that all of these have. Raises ModelError. merge: if the file does not say it."""
+    """Return the arguments that all of these have. Raises ModelError. merge: if the file does not say it."""
     found = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
     if found["merge"] > MOST_MERGED:
         raise fields.error(f"patches merged by {found['merge']} are not supported, {MOST_MERGED} is the most")

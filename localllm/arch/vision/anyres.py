@@ -1,5 +1,6 @@
-"""LLaVA 1.6's images (Liu et al. 2024, https://llava-vl.github.io/blog/2024-01-30-llava-next/): all of an image in one
-square, and tiles of it, at the size of a few in which it fits best.
+"""LLaVA 1.6's images (Liu et al. 2024, https://llava-vl.github.io/blog/2024-01-30-llava-next/).
+
+All of an image in one square, and tiles of it, at the size of a few in which it fits best.
 
 As it was trained, and as Hugging Face's transformers does it: all of it comes first, then the rows of the tiles line by
 line, without those of the black bars, each line with an embedding of its own behind it. llama.cpp has the tiles first,
@@ -23,7 +24,7 @@ UNPADDED = "spatial_unpad"
 
 
 class Anyres(NamedTuple):
-    """How images are cut.
+    """The rules for cutting images.
 
     Attributes:
         sizes: of which an image is made the best one, pixels, whole tiles; none: it is not cut.
@@ -35,7 +36,7 @@ class Anyres(NamedTuple):
 
 
 def read_anyres(fields: Fields, side: int) -> Anyres:
-    """side: of a tile. Raises ModelError."""
+    """Read how images are cut; side: of a tile. Raises ModelError."""
     name = "vision.image_grid_pinpoints"
     if fields.raw(name) is None:
         return Anyres()
@@ -52,13 +53,15 @@ def read_anyres(fields: Fields, side: int) -> Anyres:
 
 
 def squares(picture: Picture, side: int, how: Anyres) -> list[Picture]:
-    """All of an image, and then the tiles, row by row."""
+    """Return all of an image, and then the tiles, row by row."""
     whole = resized(picture, (side, side), BICUBIC)
     return [whole, *cut(with_bars(picture, most_used(picture.size, how.sizes), BICUBIC), side)]
 
 
 def arranged(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline: np.ndarray) -> np.ndarray:
-    """The rows of the squares of an image of that size, float32 [rows, width] each, as the language model reads them.
+    """Return the rows of the squares of an image of that size, float32 [rows, width] each.
+
+    As the language model reads them.
 
     newline: float32 [width], the embedding behind a line.
     """
@@ -74,7 +77,10 @@ def arranged(rows: list[np.ndarray], size: Size, how: Anyres, side: int, newline
 
 
 def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
-    """Rows of patches [lines, columns, width] of which some are of the bars, of an image of that size."""
+    """Return rows of patches [lines, columns, width] of which some are of the bars.
+
+    Of an image of that size.
+    """
     lines, columns = grid.shape[:2]
     if size[0] / size[1] > columns / lines:
         bar = (lines - int(round(size[1] * (columns / size[0]), 7))) // 2
@@ -84,7 +90,7 @@ def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
 
 
 def newline_of(w: Weights, how: Anyres, width: int) -> Weight | None:
-    """The embedding behind a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
+    """Return the embedding behind a line, if the file has one. Raises ModelError if it is needed, or not so wide."""
     found = next(filter(None, map(w.bare, NEWLINES)), None)
     if found is None and how.is_unpadded:
         raise ModelError(f"the model has no tensor {NEWLINES[0]}")
@@ -92,6 +98,6 @@ def newline_of(w: Weights, how: Anyres, width: int) -> Weight | None:
 
 
 def newline_numbers(w: Weights, how: Anyres, width: int) -> np.ndarray:
-    """Float32 [width]; zeros if the file has none."""
+    """Return the newline embedding, float32 [width]; zeros if the file has none."""
     found = newline_of(w, how, width)
     return np.zeros(width, np.float32) if found is None else numbers_of(found)

@@ -1,4 +1,6 @@
-"""CLIP (Radford et al. 2021, arXiv 2103.00020): a picture and a text as vectors of one space, by an encoder for each.
+"""CLIP (Radford et al. 2021, arXiv 2103.00020).
+
+A picture and a text as vectors of one space, by an encoder for each.
 
 Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.cpp's legacy converter writes, too:
 `general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
@@ -30,7 +32,7 @@ TEXT_ENCODER = "clip.has_text_encoder"
 
 @frozen
 class ClipVision(Vision):
-    """What reads pictures."""
+    """The hyperparameters of CLIP's image encoder."""
 
     exact: ClassVar[bool] = True
 
@@ -45,7 +47,7 @@ class ClipVision(Vision):
 
 @frozen
 class ClipText(Vision):
-    """What reads texts, as rows of embeddings. context: the most tokens of one."""
+    """The hyperparameters of CLIP's text encoder. context: the most tokens of one."""
 
     exact: ClassVar[bool] = True
     ahead: ClassVar[int] = 0
@@ -69,12 +71,12 @@ class Towers(NamedTuple):
 
 
 def is_pair(file: GGUFFile) -> bool:
-    """Whether a file has an encoder for texts beside that for pictures."""
+    """Return whether a file has an encoder for texts beside that for pictures."""
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 
 def read_pair(file: GGUFFile) -> Towers:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     require_general(file, ("model", "mmproj"))
     fields = Fields(file.metadata, file.path, 0)
     if not (fields.flag("has_text_encoder", False) and fields.flag("has_vision_encoder", False)):
@@ -96,7 +98,7 @@ def read_pair(file: GGUFFile) -> Towers:
 
 
 def prepared(h: ClipVision, picture: Picture) -> Picture:
-    """The square in the middle, the shorter side of the picture as long as it."""
+    """Return the square in the middle, the shorter side of the picture as long as it."""
     columns, rows = picture.size
     shorter = min(columns, rows)
     columns, rows = (int(h.side * length / shorter) for length in (columns, rows))
@@ -105,19 +107,19 @@ def prepared(h: ClipVision, picture: Picture) -> Picture:
 
 
 def see(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
-    """A row for the whole picture and one for each patch, of patches."""
+    """Compute a row for the whole picture and one for each patch, of patches."""
     v = w.part("v.")
     x = b.add(b.linear(x, as_matrix(v.patch_embd, h.pixels)), b.embed_positions(positions(b, v), b.positions))
     return transformer(b, v, h, b.layer_norm(x, with_bias(v.pre_ln), h.epsilon), h.layers)
 
 
 def vector_of_picture(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
-    """Of the row for the whole picture."""
+    """Project the row for the whole picture."""
     return b.linear(b.layer_norm(x, with_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
 
 
 def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
-    """A row for each token, of embeddings with those of their positions."""
+    """Compute a row for each token, of embeddings with those of their positions."""
     t = w.part("t.")
     b.ignore(t.token_embd, t.position_embd)
     for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):
@@ -128,12 +130,12 @@ def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
 
 
 def vector_of_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
-    """Of the last token's row."""
+    """Project the last token's row."""
     return b.linear(b.layer_norm(x, with_bias(w.part("t.").post_ln), h.epsilon), w.text_projection)
 
 
 def with_bias(norm: Weight) -> Weight:
-    """Raises ModelError for one that lacks its bias."""
+    """Return a norm that has a bias. Raises ModelError for one without."""
     if norm.bias is None:
         raise ModelError(f"tensor {norm.name}: the bias beside it is missing")
     return norm

@@ -29,18 +29,21 @@ class Gemma3Vision(Vision):
 
 
 def read(fields: Fields) -> Gemma3Vision:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Gemma3Vision(**read_vision(fields, merge=4))
 
 
 def prepared(h: Vision, picture: Picture) -> Prepared:
-    """One square, between marks."""
+    """Return one square, between marks."""
     square = resized(picture, (h.side, h.side), BILINEAR)
     return Prepared([square], [MARKS[0], 0, MARKS[1]])
 
 
 def panned(h: Vision, picture: Picture) -> Prepared:
-    """The same of a picture that is too short to be cut; else its square, and one of each crop, with words around."""
+    """Return the same of a picture that is too short to be cut.
+
+    Else its square, and one of each crop, with words around.
+    """
     boxes = crops(picture.size)
     if not boxes:
         return prepared(h, picture)
@@ -53,8 +56,10 @@ def panned(h: Vision, picture: Picture) -> Prepared:
 
 
 def crops(size: Size) -> list[tuple[int, int, int, int]]:
-    """Left, upper, right and lower borders of the crops of a picture, along its longer side; none if they would be too
-    small, or it is hardly longer than wide."""
+    """Return the crops of a picture along its longer side: left, upper, right and lower borders.
+
+    None if they would be too small, or it is hardly longer than wide.
+    """
     shorter, longer = sorted(size)
     count = min(max(min(longer // LEAST_CROP, int(longer / shorter + 0.5)), 2), MOST_CROPS)
     length = -(-longer // count)
@@ -67,13 +72,13 @@ def crops(size: Size) -> list[tuple[int, int, int, int]]:
 
 
 def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The mean of each square of patches; those that fill none are left out."""
+    """Compute the mean of each square of patches; those that fill none are left out."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     whole = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
     return in_squares(whole, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)
 
 
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
     return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transposed(mm.input_projection))

@@ -1,4 +1,4 @@
-"""What vision encoders share: hyperparameters, and how a picture becomes rows of numbers."""
+"""The common parts of vision encoders: hyperparameters, and pictures as rows of numbers."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -88,7 +88,7 @@ class Vision:
 
     @property
     def most_patches(self) -> int:
-        """Of a picture."""
+        """The most patches of a picture."""
         return (self.side // self.patch) ** 2
 
     @property
@@ -97,48 +97,54 @@ class Vision:
         return self.side // self.patch, self.side // self.patch
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:
-        """What the encoder is given of a picture, float32 [patches, columns]."""
+        """Compute what the encoder is given of a picture, float32 [patches, columns]."""
         return pixels_of(self, picture)
 
     def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
-        """A picture's rows as the language model reads them, with others between that its family has."""
+        """Return a picture's rows as the language model reads them, with others between that its family has."""
         return rows
 
     def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
-        """The rows of an image's pictures, of an image of that size, with those of several together as one if the
-        family has them so."""
+        """Arrange the rows of an image's pictures, those of several together if the family has them so."""
         return rows
 
     def axes(self, picture: Picture) -> np.ndarray | None:
-        """By time, height and width, positions of a picture's rows, int64 [rows, 3]; None: one behind the other."""
+        """Return the positions of a picture's rows, int64 [rows, 3]: time, height and width.
+
+        None: one after the other.
+        """
         return None
 
     def turns(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """By which positions the queries and keys of an encoder's rows turn, int64 [rows, 3]: time, height and width;
-        None: they do not."""
+        """Return the rotary positions of an encoder's rows, int64 [rows, 3]: time, height and width.
+
+        None: they do not turn.
+        """
         return None
 
     def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Behind which rows the windows end of which some layers see one, int64; None: there are none."""
+        """Return the ends of the windows, int64, for layers that see only one; None: there are none."""
         return None
 
     def windowed(self, layer: int) -> bool:
-        """Whether a layer's rows see those of their window only."""
+        """Return whether a layer's rows see those of their window only."""
         return False
 
     def states(self) -> Sequence[Paged]:
-        """Keys and values of every layer."""
+        """Return keys and values of every layer."""
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
     def grid(self, picture: Picture) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Return rows and columns of patches."""
         columns, rows = picture.size
         return rows // self.patch, columns // self.patch
 
 
 def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any]:
-    """The arguments that all encoders have. Raises ModelError. merge: if the file does not say it; kind: where the file
-    has no projector."""
+    """Return the arguments that all encoders have.
+
+    Raises ModelError. merge: if the file does not say it; kind: where the file has no projector.
+    """
     heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
     if width % heads:
         raise fields.error(f"{width} columns do not make {heads} attention heads")
@@ -167,12 +173,12 @@ def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any
 
 
 def projector_type(fields: Fields) -> str:
-    """What a file calls its projector. Raises ModelError."""
+    """Compute what a file calls its projector. Raises ModelError."""
     return fields.text("projector_type" if fields.has("projector_type") else "vision.projector_type")
 
 
 def read_activation(fields: Fields) -> str:
-    """The feed-forward network's function: without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
+    """Apply the feed-forward network's function: without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
     found = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
     if len(found) > 1:
         raise fields.error("clip.use_gelu and clip.use_silu are both true")
@@ -180,7 +186,7 @@ def read_activation(fields: Fields) -> str:
 
 
 def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
-    """Three numbers, for red, green and blue. Raises ModelError."""
+    """Return three numbers, for red, green and blue. Raises ModelError."""
     numbers = fields.array(name, "f", "three numbers")
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
         raise fields.wrong(name, f"three numbers from {least:g} up")
@@ -188,8 +194,10 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
 
 
 def pixels_of(h: Vision, picture: Any) -> np.ndarray:
-    """A picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch], each colour's pixels
-    together, as the weights of a convolution lie."""
+    """Return a picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch].
+
+    Each colour's pixels together, as the weights of a convolution lie.
+    """
     numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32)
     numbers /= np.float32(255)
     numbers -= np.array(h.mean, np.float32)
@@ -200,7 +208,7 @@ def pixels_of(h: Vision, picture: Any) -> np.ndarray:
 
 
 def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
-    """Rows of a grid, those of each square of `side` * `side` together: [squares, side * side, numbers of a row].
+    """Group a grid's rows by squares of `side` * `side`: [squares, side * side, numbers of a row].
 
     Squares that a grid does not fill are filled with zeros.
     """

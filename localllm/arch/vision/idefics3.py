@@ -1,5 +1,6 @@
-"""Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299): SigLIP, of whose
-patches squares are put one behind the other.
+"""Idefics 3 and SmolVLM (Laurençon et al. 2024, arXiv 2408.12637; Marafioti et al. 2025, 2504.05299).
+
+SigLIP, of whose patches squares are put one behind the other.
 
 An image is cut in squares of the side that the encoder was trained for, after it was made as long as the file says
 (`preproc_image_size`); behind them comes the whole image as one more square.
@@ -27,7 +28,7 @@ class Idefics3(Vision):
 
 
 def read(fields: Fields) -> Idefics3:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared, longest = read_vision(fields, merge=1), fields.count("vision.preproc_image_size", 0)
     if longest > 32 * shared["side"]:
         raise fields.wrong("vision.preproc_image_size", f"up to {32 * shared['side']}")
@@ -35,7 +36,7 @@ def read(fields: Fields) -> Idefics3:
 
 
 def prepared(h: Idefics3, picture: Picture) -> Prepared:
-    """The squares, row by row, each with its place, and then all of it."""
+    """Return the squares, row by row, each with its place, and then all of it."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
         picture = resized(picture, fitted(picture.size, h.longest), LANCZOS)
@@ -53,7 +54,7 @@ def prepared(h: Idefics3, picture: Picture) -> Prepared:
 
 
 def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """An image's size with its longer side so long, the other one even."""
+    """Return an image's size with its longer side so long, the other one even."""
     columns, rows = size
     ratio = columns / rows
     if columns >= rows:
@@ -66,11 +67,11 @@ def even(length: int) -> int:
 
 
 def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Each square of patches as one row."""
+    """Return each square of patches as one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
 def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     return b.linear(x, w.part("mm.").require("model.fc"))

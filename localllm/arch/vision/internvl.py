@@ -1,5 +1,6 @@
-"""InternVL 2.5, 3 and 3.5 (Zhu et al. 2025, arXiv 2504.10479): a vision transformer of theirs, of whose patches squares
-are put one behind the other, then a norm and two matrices.
+"""InternVL 2.5, 3 and 3.5 (Zhu et al. 2025, arXiv 2504.10479).
+
+A vision transformer of theirs, of whose patches squares are put one behind the other, then a norm and two matrices.
 
 A large image is cut in tiles of the side that the encoder was trained for; behind them comes all of it as one more. As
 in Hugging Face's transformers the token that stands for the whole picture (`class_embd`) comes first; llama.cpp puts it
@@ -44,12 +45,12 @@ class InternVision(Vision):
         return super().most_patches + 1
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:
-        """Nothing for the token that stands for all, and the patches."""
+        """Return the patches, after zeros for the token of the whole picture."""
         return with_whole(self, picture)
 
 
 def read(fields: Fields) -> InternVision:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     least = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
     most = fields.whole("vision.preproc_max_tiles", 12, least, MOST_TILES)
     h = InternVision(**read_vision(fields), tiles=(least, most))
@@ -59,27 +60,27 @@ def read(fields: Fields) -> InternVision:
 
 
 def prepared(h: InternVision, picture: Picture) -> Prepared:
-    """The tiles, row by row, and then all of it, between marks."""
+    """Return the tiles, row by row, and then all of it, between marks."""
     tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
     whole = resized(picture, (h.side, h.side), BICUBIC)
     return Prepared([*tiles, whole], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
-    """A row for the whole picture and one for each patch."""
+    """Compute a row for the whole picture and one for each patch."""
     v = w.part("v.")
     x = b.add(embedded(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
     return transformer(b, v, h, x, h.layers)
 
 
 def gathered(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Each square of patches as one row."""
+    """Return each square of patches as one row."""
     squares = in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
 def project(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     mlp = w.part("mm.model.mlp.")
     x = b.layer_norm(x, mlp.require("0"), EPSILON)
     return b.linear(b.gelu_erf(b.linear(x, mlp.require("1"))), mlp.require("3"))

@@ -1,5 +1,6 @@
-"""LFM2-VL (Liquid AI 2025, arXiv 2511.23404): SigLIP 2 (Tschannen et al. 2025, 2502.14786), of pictures of any size: a
-table of positions for a square picture is stretched. Squares of patches are put one behind the other.
+"""LFM2-VL (Liquid AI 2025, arXiv 2511.23404): SigLIP 2 (Tschannen et al. 2025, 2502.14786), for any picture size.
+
+A table of positions for a square picture is stretched. Squares of patches are put one behind the other.
 
 An image of up to 512 rows is one picture, stretched to whole rows; a larger one is cut in tiles of 512 pixels, with
 black bars; behind them comes all of it as one more.
@@ -54,7 +55,7 @@ class Lfm2Vision(AnySize):
 
 
 def read(fields: Fields) -> Lfm2Vision:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     h = Lfm2Vision(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
         raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fill tiles of {TILE}")
@@ -62,7 +63,7 @@ def read(fields: Fields) -> Lfm2Vision:
 
 
 def prepared(h: Lfm2Vision, picture: Picture) -> Prepared:
-    """One picture, or tiles row by row and all of it, between marks."""
+    """Return one picture, or tiles row by row and all of it, between marks."""
     begin, end, thumbnail = MARKS
     if not is_large(h, picture.size):
         return Prepared([h.fitted(picture)], [begin, 0, end])
@@ -75,15 +76,17 @@ def prepared(h: Lfm2Vision, picture: Picture) -> Prepared:
 
 
 def is_large(h: Lfm2Vision, size: Size) -> bool:
-    """Whether an image has more than twice the pixels that one picture may have."""
+    """Return whether an image has more than twice the pixels that one picture may have."""
     unit = h.patch * h.merge
     columns, rows = (max(h.patch, round(length / unit) * unit) for length in size)
     return columns * rows > 2 * (h.square * unit) ** 2
 
 
 def grid_for(size: Size) -> Size:
-    """Columns and rows of tiles whose shape is nearest to the image's; of equal ones the one with the most tiles of
-    which the image would fill half."""
+    """Return the columns and rows of tiles whose shape is nearest to the image's.
+
+    Of equal ones the one with the most tiles of which the image would fill half.
+    """
     shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
     sides = range(1, MOST_TILES + 1)
     grids = [(x, y) for x in sides for y in sides if LEAST_TILES <= x * y <= MOST_TILES]
@@ -95,7 +98,7 @@ def grid_for(size: Size) -> Size:
 
 
 def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
-    """A row for each patch."""
+    """Compute a row for each patch."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
     x = b.add(embedded(b, v, h, b.columns(x, 0, h.pixels)), b.columns(x, h.pixels, h.columns))
@@ -103,13 +106,13 @@ def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
 
 
 def gathered(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Each square of patches as one row."""
+    """Return each square of patches as one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
 def project(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     norm = w.get("mm.input_norm")
     x = b.layer_norm(x, norm, EPSILON) if norm else x
     return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

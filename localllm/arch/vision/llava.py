@@ -1,5 +1,6 @@
-"""LLaVA 1.5 and 1.6 (Liu et al. 2023, arXiv 2310.03744): CLIP (Radford et al. 2021, 2103.00020) up to the layer before
-its last, and two matrices.
+"""LLaVA 1.5 and 1.6 (Liu et al. 2023, arXiv 2310.03744).
+
+CLIP (Radford et al. 2021, 2103.00020) up to the layer before its last, and two matrices.
 
 An image is made square by bars of CLIP's mean colour; in 1.6 it is cut (localllm.arch.vision.anyres). As in Hugging
 Face's transformers, all layers of the file count, the token that stands for the whole image (`class_embd`) comes first,
@@ -39,7 +40,7 @@ class Llava(Vision):
         return super().most_patches + 1
 
     def rows(self, picture: Any, w: Weights) -> np.ndarray:
-        """Nothing for the token that stands for all, and the patches."""
+        """Return the patches, after zeros for the token of the whole picture."""
         return with_whole(self, picture)
 
     def arranged(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
@@ -49,19 +50,22 @@ class Llava(Vision):
 
 
 def with_whole(h: Vision, picture: Any) -> np.ndarray:
-    """Zeros for the token that stands for the whole picture, and the patches, float32 [1 + patches, pixels]."""
+    """Return zeros for the token that stands for the whole picture.
+
+    And the patches, float32 [1 + patches, pixels].
+    """
     return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 
 
 def read(fields: Fields) -> Llava:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = read_vision(fields)
     cuts = read_anyres(fields, shared["side"])
     return Llava(**shared, seen=feature_layer(fields, shared["layers"]), cuts=cuts)
 
 
 def feature_layer(fields: Fields, layers: int) -> int:
-    """Behind how many layers the rows are taken. Raises ModelError."""
+    """Return after how many layers the rows are taken. Raises ModelError."""
     if fields.raw("vision.feature_layer") is None:
         return layers
     chosen = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
@@ -73,14 +77,14 @@ def feature_layer(fields: Fields, layers: int) -> int:
 
 
 def prepared(h: Llava, picture: Picture) -> Prepared:
-    """One square, or several whose rows are put together, without marks."""
+    """Return one square, or several whose rows are put together, without marks."""
     if h.cuts.sizes:
         return Prepared(squares(picture, h.side, h.cuts), [0])
     return Prepared([with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
 def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
-    """A row for the whole image and one for each patch."""
+    """Compute a row for the whole image and one for each patch."""
     v = w.part("v.")
     x = b.linear(x, as_matrix(v.patch_embd, h.pixels))
     x = b.add(x, b.embed_positions(positions(b, v), b.positions))
@@ -92,7 +96,10 @@ def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
 
 
 def positions(b: Builder, v: Weights) -> Weight:
-    """The table of positions, whose first row has what stands for the whole image, too: that has no pixels."""
+    """Return the table of positions, whose first row has what stands for the whole image, too.
+
+    That has no pixels.
+    """
     table, whole, bias = v.position_embd, v.exactly("class_embd"), v.patch_embd.bias
     b.ignore(table, whole)
     if len(table.shape) != 2:
@@ -106,12 +113,12 @@ def positions(b: Builder, v: Weights) -> Weight:
 
 
 def gathered(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The patches' rows."""
+    """Return the patches' rows."""
     return x[1:]
 
 
 def project(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     mm = w.part("mm.")
     if newline := newline_of(w, h.cuts, h.out):
         b.ignore(newline)

@@ -1,6 +1,7 @@
-"""Pixtral (Agrawal et al. 2024, arXiv 2410.07073) and Mistral Small 3.1 and later: pictures of any size, whose patches
-turn by their rows and columns; in the newer ones squares of patches become one row. Each line of the picture but the
-last one ends with a row of its own, the embedding of [IMG_BREAK].
+"""Pixtral (Agrawal et al. 2024, arXiv 2410.07073) and Mistral Small 3.1 and later.
+
+Pictures of any size, whose patches turn by their rows and columns; in the newer ones squares of patches become one row.
+Each line of the picture but the last one ends with a row of its own, the embedding of [IMG_BREAK].
 """
 
 from typing import ClassVar
@@ -45,17 +46,17 @@ class Pixtral(AnySize):
 
 
 def read(fields: Fields) -> Pixtral:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     return Pixtral(**read_any_size(fields, merge=1))
 
 
 def prepared(h: Pixtral, picture: Picture) -> Prepared:
-    """One picture, and the mark behind it."""
+    """Return one picture, and the mark behind it."""
     return Prepared([h.fitted(picture)], [0, *MARKS])
 
 
 def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    """A row for each patch."""
+    """Compute a row for each patch."""
     v = w.part("v.")
     x = normed(b, h, embedded(b, v, h, x), v.pre_ln)
     x = transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
@@ -63,13 +64,13 @@ def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
 
 
 def gathered(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The patches of each square as one row, their first numbers first."""
+    """Return the patches of each square as one row, their first numbers first."""
     squares = in_squares(x, grid, h.merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)
 
 
 def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     end = w.exactly(BREAK)
     if end.shape != (h.out,):
         raise ModelError(f"tensor {end.name} should have {h.out} numbers, has the shape {list(end.shape)}")

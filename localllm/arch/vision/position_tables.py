@@ -14,20 +14,20 @@ Blend = Callable[[int, int], np.ndarray]  # of how many places, how many there a
 
 
 def stretched(table: Weight, grid: tuple[int, int], blend: Blend) -> np.ndarray:
-    """Rows for a grid of patches, float32 [rows, columns, width], of a table for a square one."""
+    """Return rows for a grid of patches, float32 [rows, columns, width], of a table for a square one."""
     numbers, side = numbers_of(table), math.isqrt(table.shape[0])
     y, x = (blend(count, side) for count in grid)
     return np.einsum("ys,xt,stc->yxc", y, x, numbers.reshape(side, side, -1), optimize=True).astype(np.float32)
 
 
 def by_corners(wanted: int, there: int) -> np.ndarray:
-    """Between neighbours, the first and the last place where they are."""
+    """Interpolate so that the first and the last position stay."""
     places = np.linspace(0, there - 1, wanted) if wanted > 1 else np.zeros(1)
     return np.maximum(1 - np.abs(places[:, None] - np.arange(there)), 0)
 
 
 def by_areas(wanted: int, there: int) -> np.ndarray:
-    """Between neighbours of middles, and where there are fewer places, of all that become one."""
+    """Interpolate between middles; with fewer positions, average all that become one."""
     scale = there / wanted
     distances = np.arange(there) + 0.5 - (np.arange(wanted)[:, None] + 0.5) * scale
     found = np.maximum(1 - np.abs(distances) / max(scale, 1), 0)
@@ -35,7 +35,7 @@ def by_areas(wanted: int, there: int) -> np.ndarray:
 
 
 def use_square_table(b: Builder, table: Weight, width: int) -> None:
-    """It is used outside of verbs. Raises ModelError if it is not of a square picture."""
+    """Mark the table as used, since no verb uses it. Raises ModelError if it is not of a square picture."""
     b.ignore(table)
     if len(table.shape) != 2 or math.isqrt(table.shape[0]) ** 2 != table.shape[0] or table.shape[1] != width:
         raise ModelError(f"tensor {table.name} should be for a square, {width} wide, is {list(table.shape)}")

@@ -1,5 +1,7 @@
-"""Qwen2-VL (Wang et al. 2024, arXiv 2409.12191) and Qwen2.5-VL (Bai et al. 2025, 2502.13923): pictures of any size,
-whose patches turn by their rows and columns; in the newer one most layers see windows of the picture.
+"""Qwen2-VL (Wang et al. 2024, arXiv 2409.12191) and Qwen2.5-VL (Bai et al. 2025, 2502.13923).
+
+Pictures of any size, whose patches turn by their rows and columns; in the newer one most layers see windows of the
+picture.
 """
 
 from typing import ClassVar
@@ -22,7 +24,10 @@ WINDOW = 112  # pixels, on each side
 
 @frozen
 class Qwen2Vision(AnySize):
-    """pattern: of so many layers the last one sees the whole picture, the others windows of it; 0: all see it."""
+    """pattern: of so many layers the last one sees the whole picture, the others windows of it; 0.
+
+    All see it.
+    """
 
     pattern: int
 
@@ -43,8 +48,10 @@ class Qwen2Vision(AnySize):
         return bool(self.pattern) and (layer + 1) % self.pattern != 0
 
     def places(self, grid: tuple[int, int]) -> np.ndarray:
-        """Row and column of each patch, int64 [patches, 2]: window by window, and in these those together that become
-        one row of the language model."""
+        """Return row and column of each patch, int64 [patches, 2], window by window.
+
+        In these those together that become one row of the language model.
+        """
         y, x = np.indices(grid).reshape(2, -1)
         side = WINDOW // self.patch // self.merge * self.merge if self.pattern else max(grid)
         order = np.lexsort((x, y, x // self.merge, y // self.merge, x // side, y // side))
@@ -72,7 +79,7 @@ class Qwen2Vision(AnySize):
 
 
 def read(fields: Fields) -> Qwen2Vision:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared = read_any_size(fields, merge=2)
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
     h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
@@ -82,25 +89,25 @@ def read(fields: Fields) -> Qwen2Vision:
 
 
 def prepared(h: Qwen2Vision, picture: Picture) -> Prepared:
-    """One picture, between marks."""
+    """Return one picture, between marks."""
     return Prepared([h.fitted(picture)], [MARKS[0], 0, MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """A row for each patch."""
+    """Compute a row for each patch."""
     v = w.part("v.")
     x = transformer(b, v, h, patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return normed(b, h, x, v.post_ln)
 
 
 def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """A row for each patch, of two frames of a film that are the same."""
+    """Compute a row for each patch, of two frames of a film that are the same."""
     first, second = (as_matrix(weight, h.pixels) for weight in (v.patch_embd, v.exactly("patch_embd.weight.1")))
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
 def gathered(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """The patches of each square as one row, in the order of the picture."""
+    """Return the patches of each square as one row, in the order of the picture."""
     together = h.merge**2
     places = h.places(grid)[::together] // h.merge
     rows = np.empty((len(x) // together, together * x.shape[1]), np.float32)
@@ -109,10 +116,10 @@ def gathered(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray
 
 
 def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings."""
+    """Return rows as wide as the language model's embeddings."""
     return two_products(b, x, w.require("mm.0"), w.require("mm.2"))
 
 
 def two_products(b: Builder, x: Activation, first: Weight, second: Weight) -> Activation:
-    """With GELU between."""
+    """Apply two matrices with GELU between."""
     return b.linear(b.gelu_erf(b.linear(x, first)), second)

@@ -1,6 +1,7 @@
-"""Qwen3-VL (Bai et al. 2025, arXiv 2511.21631) and what sees in Qwen 3.5: as Qwen2-VL, but with a table of positions,
-too, for a square picture, between whose rows those of others are; and with rows for the first layers of the language
-model, of what earlier layers of the encoder see (DeepStack).
+"""Qwen3-VL (Bai et al. 2025, arXiv 2511.21631) and the vision encoder of Qwen 3.5.
+
+As Qwen2-VL, but with a table of positions, too, for a square picture, between whose rows those of others are; and with
+rows for the first layers of the language model, of what earlier layers of the encoder see (DeepStack).
 """
 
 import numpy as np
@@ -41,7 +42,7 @@ class Qwen3Vision(Qwen2Vision):
 
 
 def read(fields: Fields) -> Qwen3Vision:
-    """The hyperparameters. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError."""
     shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
     flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())
@@ -51,7 +52,7 @@ def read(fields: Fields) -> Qwen3Vision:
 
 
 def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
-    """A row for each patch: what the last layer makes of it, and then those whose rows go deep."""
+    """Compute a row for each patch: what the last layer makes of it, and then those whose rows go deep."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
     positions = b.columns(x, h.pixels, h.columns)
@@ -66,7 +67,7 @@ def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
 
 
 def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
-    """Rows as wide as the language model's embeddings, side by side."""
+    """Return rows as wide as the language model's embeddings, side by side."""
     y = two_products(b, part(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
         own = w.part(f"v.deepstack.{layer}.")
@@ -76,5 +77,8 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
 
 
 def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
-    """Of the patches that become one row what one of the layers has made: the last one, and then those that go deep."""
+    """Return one layer's outputs of the patches that become one row.
+
+    The last one, and then those that go deep.
+    """
     return b.columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)

@@ -1,4 +1,4 @@
-"""How large encoders want their pictures, and how an image is made so large.
+"""The sizes that encoders want, and resizing of images.
 
 Sizes are columns and rows, pixels. They are rounded as llama.cpp does it, in float32.
 """
@@ -12,7 +12,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of its filters
 
 
 class Picture(Protocol):
-    """What is asked of a picture: a Pillow image in RGB."""
+    """The interface of a picture: a Pillow image in RGB."""
 
     @property
     def size(self) -> Size: ...
@@ -23,20 +23,25 @@ class Picture(Protocol):
 
 
 class Pixels(NamedTuple):
-    """How many pixels a picture may have."""
+    """The limits on a picture's pixels."""
 
     least: int
     most: int
 
 
 def resized(picture: Picture, size: Size, resample: int) -> Any:
-    """A picture of another size: first its columns, then its rows, as llama.cpp does it. Pillow 13 takes the cheaper
-    order, and numbers are rounded in between."""
+    """Return a picture of another size: first its columns, then its rows, as llama.cpp does it.
+
+    Pillow 13 takes the cheaper order, and numbers are rounded in between.
+    """
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
 def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Any:
-    """A picture as large as it fits into a size, as it was cut, with bars above and below or on both sides."""
+    """Return a picture as large as it fits into a size, as it was cut.
+
+    With bars above and below or on both sides.
+    """
     from PIL import Image  # Pillow is there if somebody has a picture
 
     if picture.size == size:
@@ -51,7 +56,10 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
-    """The size that is nearest to a picture's, of whole units on each side and not too few or too many pixels."""
+    """Return the size that is nearest to a picture's.
+
+    Of whole units on each side and not too few or too many pixels.
+    """
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

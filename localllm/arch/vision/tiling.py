@@ -1,4 +1,6 @@
-"""Images that are cut in tiles: what they are resized to, of the sizes that an encoder allows, and the tiles of it.
+"""Images that are cut in tiles.
+
+What they are resized to, of the sizes that an encoder allows, and the tiles of it.
 
 As llama.cpp does it, in float32.
 """
@@ -12,8 +14,10 @@ from localllm.arch.vision.resizing import BICUBIC, Picture, Size, with_bars
 
 
 def most_used(size: Size, allowed: Sequence[Size]) -> Size:
-    """The size into which most of an image's pixels go, if it keeps its shape, of equal ones the one that is least
-    empty."""
+    """Choose the size into which most of an image's pixels go, if it keeps its shape.
+
+    Of equal ones the one that is least empty.
+    """
 
     def rank(candidate: Size) -> tuple[int, int]:
         scale = min(np.float32(most) / np.float32(length) for most, length in zip(candidate, size, strict=True))
@@ -25,7 +29,7 @@ def most_used(size: Size, allowed: Sequence[Size]) -> Size:
 
 
 def grids(least: int, most: int, side: int) -> list[Size]:
-    """Sizes of whole tiles, so many of them."""
+    """List the sizes of grids of so many whole tiles."""
     return [
         (columns * side, rows * side)
         for columns in range(least, most + 1)
@@ -34,14 +38,14 @@ def grids(least: int, most: int, side: int) -> list[Size]:
 
 
 def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Any]:
-    """Squares row by row, with black bars; none of a picture that is no larger than one of them."""
+    """Return squares row by row, with black bars; none of a picture that is no larger than one of them."""
     if max(picture.size) <= side:
         return []
     return cut(with_bars(picture, most_used(picture.size, allowed), BICUBIC), side)
 
 
 def cut(picture: Picture, side: int) -> list[Any]:
-    """Squares, row by row."""
+    """Cut a picture into squares, row by row."""
     columns, rows = (length // side for length in picture.size)
     return [
         picture.crop((x * side, y * side, (x + 1) * side, (y + 1) * side)) for y in range(rows) for x in range(columns)

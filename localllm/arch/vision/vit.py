@@ -1,5 +1,7 @@
-"""The vision transformer that most families have (Dosovitskiy et al. 2020, arXiv 2010.11929): patches as tokens that
-all see each other, layer norms in front, biases everywhere."""
+"""The vision transformer that most families have (Dosovitskiy et al. 2020, arXiv 2010.11929).
+
+Patches as tokens that all see each other, layer norms in front, biases everywhere.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,12 +21,12 @@ QUICK = 1.702  # x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel 2016)
 
 
 def embedded(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Patches by the convolution that makes tokens of them: patches do not overlap, so it is a matrix product."""
+    """Embed patches by a convolution; patches do not overlap, so it is a matrix product."""
     return b.linear(x, as_matrix(w.patch_embd, h.pixels))
 
 
 def as_matrix(weight: Weight, columns: int) -> Weight:
-    """The weights of a convolution [rows, colours, patch, patch] as a matrix. Raises ModelError."""
+    """Return the weights of a convolution [rows, colours, patch, patch] as a matrix. Raises ModelError."""
     tensor = weight.tensor
     if len(tensor.shape) < 2 or int(np.prod(tensor.shape[1:])) != columns:
         raise ModelError(
@@ -35,7 +37,7 @@ def as_matrix(weight: Weight, columns: int) -> Weight:
 
 
 def transposed(weight: Weight) -> Weight:
-    """A matrix whose rows are columns in the file. Raises ModelError for one in blocks."""
+    """Return a matrix whose rows are columns in the file. Raises ModelError for one in blocks."""
     kinds = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
     kind = kinds.get(weight.tensor.format.name)
     if kind is None or len(weight.shape) != 2:
@@ -45,32 +47,32 @@ def transposed(weight: Weight) -> Weight:
 
 
 def table_of(name: str, numbers: np.ndarray) -> Weight:
-    """Numbers [rows, columns] as if they stood in a file."""
+    """Return numbers [rows, columns] as if they stood in a file."""
     data = np.ascontiguousarray(numbers, np.float32)
     return Weight(Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8)))
 
 
 def numbers_of(weight: Weight) -> np.ndarray:
-    """A vector or matrix of plain numbers, float32 of its shape. Raises ModelError."""
+    """Return a vector or matrix of plain numbers, float32 of its shape. Raises ModelError."""
     return weight.flat().vector().reshape(weight.shape)
 
 
 def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """SigLIP (Zhai et al. 2023, arXiv 2303.15343): a table of positions, all layers, and a norm behind them."""
+    """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): positions, all layers, and a last norm."""
     v = w.part("v.")
     x = b.add(embedded(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
 def transformer(b: Builder, w: Weights, h: Vision, x: Activation, layers: int, turn: Turn | None = None) -> Activation:
-    """The first so many layers. turn: what is done with queries and keys."""
+    """Return the first so many layers. turn: what is done with queries and keys."""
     for state in h.states()[:layers]:
         x = block(b, w.block(state.layer), h, state, x, turn)
     return x
 
 
 def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: Turn | None) -> Activation:
-    """One layer: attention, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     y = normed(b, h, x, w.ln1)
     q, k, v = (b.linear(y, part) for part in parts(w, h))
     q, k = (
@@ -84,23 +86,23 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, turn: 
 
 
 def scaled(b: Builder, x: Activation, scales: Weight | None) -> Activation:
-    """Each column times its number, if there are any (LayerScale, Touvron et al. 2021, arXiv 2103.17239)."""
+    """Return each column times its number, if there are any (LayerScale, Touvron et al. 2021, arXiv 2103.17239)."""
     return b.scale_columns(x, scales) if scales else x
 
 
 def normed(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
-    """By the norm that the encoder has."""
+    """Apply the norm that the encoder has."""
     return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
 
 def parts(w: Weights, h: Vision) -> list[Weight]:
-    """The matrices of queries, keys and values, each its own or all in one."""
+    """Return the matrices of queries, keys and values, each its own or all in one."""
     fused = w.get("attn_qkv")
     return fused.split(h.width, h.width, h.width) if fused else [w.attn_q, w.attn_k, w.attn_v]
 
 
 def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Two matrices with a function between, or with a gate. Older files have the names of the two exchanged."""
+    """Return two matrices with a function between, or with a gate. Older files have the names of the two exchanged."""
     up, down = w.ffn_up, w.ffn_down
     if up.shape[-1] != h.width:
         up, down = down, up
@@ -113,7 +115,7 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
 
 
 def activated(b: Builder, h: Vision, x: Activation) -> Activation:
-    """The function between the two matrices."""
+    """Return the function between the two matrices."""
     if h.activation == "gelu":
         return b.gelu_erf(x) if h.exact else b.gelu(x)
     return b.multiply(x, b.sigmoid(b.scale(x, QUICK) if h.activation == "gelu_quick" else x))

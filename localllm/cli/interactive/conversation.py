@@ -68,9 +68,9 @@ class TerminalConversation:
     def look(self, path: str) -> None:
         """Take an image along with the next question. Raises UsageError, ModelError for one that cannot be seen."""
         if self.model.file is None:
-            from localllm.images.opened import opened_image  # seldom needed
+            from localllm.images.opened import load_image  # seldom needed
 
-            opened_image(path)  # whether the server's model sees it, only the server knows
+            load_image(path)  # whether the server's model sees it, only the server knows
         else:
             self.model.sight.look(path)
         self.images.append(os.path.abspath(path))  # a session may go on in another folder

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from localllm.cli.terminal.output import printable
 from localllm.cli.terminal.stream_renderer import cells
-from localllm.system.terminal import keys_wait, shows_keys
+from localllm.system.terminal import raw_keys, shows_keys
 
 ENDS, ERASE, ERASE_LINE, ERASE_WORD, LEAVE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04"  # keys
 BYTES = 65536  # that are read at once
@@ -28,7 +28,7 @@ class DumbLines:
         def show() -> None:
             print(prompt + (shown("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
 
-        with keys_wait(sys.stdin, come_back=show) as can:
+        with raw_keys(sys.stdin, come_back=show) as can:
             show()
             if not can:
                 return sys.stdin.readline()

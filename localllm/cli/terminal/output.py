@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from localllm.system.processes import on_end
+from localllm.system.processes import on_termination
 from localllm.system.terminal import is_console, is_silent, understands_escapes
 
 PATIENCE = 2.0  # seconds of a stdin that says nothing
@@ -168,4 +168,4 @@ def exit_on_sigterm() -> None:
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    on_end(leave)
+    on_termination(leave)

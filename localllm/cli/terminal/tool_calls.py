@@ -14,7 +14,7 @@ from localllm.cli.terminal.render import stream
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.tools.box import Outcome, Toolbox
 from localllm.services.tools.transcript import ToolTranscript
-from localllm.system.terminal import KEYS, SCREEN, forget_typed
+from localllm.system.terminal import KEYS, SCREEN, discard_input
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -136,7 +136,7 @@ class Keyboard:
 
     def ask(self, question: str) -> str:
         """What the user answers, "n" for Ctrl-C or Ctrl-D. What was typed before the question is no answer."""
-        forget_typed(self._keys)
+        discard_input(self._keys)
         self._screen.write(printable(question))
         self._screen.flush()
         try:

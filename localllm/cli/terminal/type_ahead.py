@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from localllm.cli.terminal.output import is_dumb, is_terminal
-from localllm.system.terminal import keys_wait
+from localllm.system.terminal import raw_keys
 
 PASTES, NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks what is pasted (xterm's bracketed paste)
 
@@ -22,7 +22,7 @@ def type_ahead() -> Iterator[None]:
         if screen is not None and not is_dumb():
             print(sign, end="", file=screen, flush=True)
 
-    with keys_wait(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
+    with raw_keys(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
         try:
             if can:
                 mark(PASTES)

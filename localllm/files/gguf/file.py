@@ -20,7 +20,7 @@ from localllm.files.gguf.header import MAGIC, NEEDED, Metadata, TensorEntry, pri
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import Format
 from localllm.system.files import open_file
-from localllm.system.memory import is_want_of_memory, prefer_huge_pages
+from localllm.system.memory import is_out_of_memory, prefer_huge_pages
 
 SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
@@ -104,11 +104,11 @@ class GGUFFile:
     @property
     def type_name(self) -> str:
         """The mix of formats by general.file_type, such as "Q4_K_M"; without that, the main format."""
-        from localllm.quant.recipes import recipe_named  # here, because most commands do without
+        from localllm.quant.recipes import find_recipe  # here, because most commands do without
 
         number = self.metadata.get("general.file_type")
         try:
-            return recipe_named(str(number & ~GUESSED)).name if isinstance(number, int) else self.main_format
+            return find_recipe(str(number & ~GUESSED)).name if isinstance(number, int) else self.main_format
         except KeyError:
             return self.main_format
 
@@ -198,7 +198,7 @@ def map_file(path: str) -> mmap.mmap:
     except PermissionError:
         raise refusal(path, "no permission to read this file") from None
     except OSError as error:
-        if is_want_of_memory(error):
+        if is_out_of_memory(error):
             raise MemoryLimitError(f"{path}: not enough address space to map the file") from None
         raise refusal(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the path

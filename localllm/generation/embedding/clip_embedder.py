@@ -9,7 +9,7 @@ from localllm.engine.clip_encoder import PairReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, normalized
-from localllm.images.opened import opened_image
+from localllm.images.opened import load_image
 from localllm.text.clip_words import ClipWords
 from localllm.values import require_text
 
@@ -61,7 +61,7 @@ class PairEmbedder:
         return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
     def _picture(self, shown: ShownImage) -> np.ndarray:
-        return self.reader.picture(opened_image(shown.source))
+        return self.reader.picture(load_image(shown.source))
 
     def _text(self, text: str, overflow: str, number: int) -> np.ndarray:
         """The mean of its pieces' vectors, by their tokens."""

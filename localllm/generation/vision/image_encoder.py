@@ -16,7 +16,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.images.opened import opened_image
+from localllm.images.opened import load_image
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -74,7 +74,7 @@ class ImageEncoder:
     def look(self, source: Any) -> EncodedImage:
         """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
         UsageError, ModelError."""
-        image = opened_image(source)
+        image = load_image(source)
         self._root = self._root or self._fingerprint()
         how = f" {self._prepared.__name__} {image.size} ".encode()
         digest = hashlib.sha256(self._root + how + image.tobytes()).digest()

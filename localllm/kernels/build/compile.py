@@ -1,4 +1,7 @@
-"""Compile kernels: python -m localllm.kernels.build.compile gets names and answers with object files (compilers.py)."""
+"""Compiles kernels by name: python -m localllm.kernels.build.compile answers with object files.
+
+See compilers.py.
+"""
 
 import gc
 
@@ -24,13 +27,13 @@ define void @{entry}(i64 %a, i64 %b, i64 %c, i64 %d) {{
 
 
 def object_code(name: str) -> bytes:
-    """The kernel as an object file for the target CPU, with one visible symbol."""
+    """Make the kernel as an object file for the target CPU, with one visible symbol."""
     module, machine = linked(name)
     return machine.emit_object(module)
 
 
 def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """The kernel with its entry as LLVM IR, and what makes machine code of it.
+    """Make the kernel with its entry as LLVM IR, and what makes machine code of it.
 
     Numba gives its functions hidden parameters (result, exception, both unused here) and a status to return; `ENTRY`
     has the plain C signature that the tape calls.
@@ -60,7 +63,10 @@ def linked(name: str) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
 
 
 def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """All of a kernel at once. (With internal linkage already, more would be inlined: twice the code.)"""
+    """Optimize all of a kernel at once.
+
+    With internal linkage already, more would be inlined: twice the code.
+    """
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization, tuning.slp_vectorization = True, False  # as Numba has it
     passes = llvm.create_pass_builder(machine, tuning)
@@ -68,14 +74,17 @@ def optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def remove_unused(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """Drop what is not reachable from the entry."""
+    """Remove what is not reachable from the entry."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
 
 
 def refuse_numba_runtime(name: str, module: llvm.ModuleRef) -> None:
-    """A kernel that needs Python or Numba at run time (an exception, an array) is a mistake in its source."""
+    """Raise an error for a kernel that needs Python or Numba at run time (an exception, an array).
+
+    That is a mistake in its source.
+    """
     needed = [f.name for f in module.functions if f.is_declaration and f.name.startswith(("Py", "NRT", "numba"))]
     if needed:
         raise SystemExit(f"kernel {name} needs {', '.join(needed)}")

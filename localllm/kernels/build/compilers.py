@@ -17,7 +17,7 @@ from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import Lane
 from localllm.system.cpu import logical_cores
 from localllm.system.memory import address_limit, available_memory
-from localllm.system.processes import apart, give_way
+from localllm.system.processes import detached_options, lower_priority
 
 # What a user may have told Numba for programs of their own, such as not to compile: machine code must not depend on it.
 OTHERS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
@@ -29,7 +29,7 @@ class Compiler:
     """A process that compiles one kernel after the other. It ends with this one, however this one ends."""
 
     def __init__(self, *command: str, lane: Lane | None = None) -> None:
-        """command: a module that calls `serve`, and its arguments; lane: which it compiles for, if not this one."""
+        """Prepare a process; command: a module that calls `serve`, and its arguments; lane: its target."""
         # It has to compile these sources, not those of another localllm that the current folder may hold.
         root = str(Path(__file__).parents[3])
         environment = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
@@ -39,7 +39,7 @@ class Compiler:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            **apart(),  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
+            **detached_options(),  # Ctrl-C is meant for this process, which may go on: it may end an answer of a chat
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
@@ -48,7 +48,7 @@ class Compiler:
         self._listener.start()
 
     def compile(self, name: str) -> bytes:
-        """The kernel's machine code. Raises LocalllmError."""
+        """Make the kernel's machine code. Raises LocalllmError."""
         try:
             self._names.write(f"{name}\n".encode())
             self._names.flush()
@@ -61,7 +61,10 @@ class Compiler:
         return code
 
     def _failure(self) -> LocalllmError:
-        """Why the process has ended: the last line that it wrote. LLVM has many words for want of memory."""
+        """Return why the process ended: the last line that it wrote.
+
+        LLVM has many words for want of memory.
+        """
         code = self.process.wait()
         self._listener.join()
         reason = b"".join(self._last_words).decode(errors="replace").strip() or f"exit code {code}"
@@ -70,8 +73,8 @@ class Compiler:
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
     def give_way(self) -> None:
-        """From now on, others that want to compute go first."""
-        give_way(self.process)
+        """Lower the process's priority."""
+        lower_priority(self.process)
 
     def close(self) -> None:
         """End it, whatever it is doing."""
@@ -82,7 +85,7 @@ class Compiler:
 
 
 def serve(code_of: Callable[[str], bytes]) -> None:
-    """What such a process does: names come from stdin, machine code goes to stdout.
+    """Serve a compiling process: names come from stdin, machine code goes to stdout.
 
     The next name comes when the code of the one before has been read: its size (8 bytes, little-endian) and content.
     """
@@ -95,7 +98,10 @@ def serve(code_of: Callable[[str], bytes]) -> None:
 
 
 def wanted() -> Iterator[str]:
-    """Names from stdin. When it ends, so does this process, whatever it is doing: nobody is left to read a result."""
+    """Yield names from stdin.
+
+    When it ends, so does this process, whatever it is doing: nobody is left to read a result.
+    """
     names = SimpleQueue[str]()
 
     def listen() -> None:
@@ -109,7 +115,7 @@ def wanted() -> Iterator[str]:
 
 
 class Work:
-    """What there is to compile, shared by the threads that talk to a compiler each.
+    """A queue of kernels to compile, shared by the threads that talk to a compiler each.
 
     Attributes:
         left: kernels that nobody compiles yet, in order.
@@ -155,7 +161,7 @@ class Compilers:
     def __init__(
         self, names: list[str], finished: Callable[[str, bytes], None], *command: str, lane: Lane | None = None
     ):
-        """finished(name, machine code) is called for each kernel, by some thread.
+        """Prepare the processes; finished(name, machine code) is called for each kernel, by some thread.
 
         command: the module that compiles, and its arguments; localllm.kernels.build.compile if there is none.
         lane: another than this computer's.
@@ -171,7 +177,7 @@ class Compilers:
             threads.append(thread)
 
     def wait(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Machine code of some of the kernels, which are compiled before all others. Raises LocalllmError."""
+        """Wait for some of the kernels, which are compiled before all others. Raises LocalllmError."""
         work, done = self._work, -1
         work.prefer(names)
         while done < len(names):
@@ -185,7 +191,7 @@ class Compilers:
         return {name: work.codes.pop(name) for name in names}
 
     def give_way(self) -> None:
-        """Others that want to compute go first."""
+        """Lower the priority of all processes."""
         for compiler in self._compilers:
             compiler.give_way()
 
@@ -194,7 +200,7 @@ class Compilers:
 
 
 def processes() -> int:
-    """How many compilers this computer carries at once, at least 1."""
+    """Return how many compilers this computer carries at once, at least 1."""
     return max(1, min(logical_cores(), min(available_memory(), address_limit()) // SHARE))
 
 
@@ -213,7 +219,7 @@ def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: 
 def compile_kernels(
     names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
 ) -> dict[str, bytes]:
-    """Machine code of kernels, compiled now; see Compilers. Raises LocalllmError."""
+    """Compile kernels now; see Compilers. Raises LocalllmError."""
     compilers = Compilers(names, finished, *command)
     try:
         return compilers.wait(names, progress)

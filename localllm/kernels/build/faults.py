@@ -1,4 +1,6 @@
-"""What happens when a page of a mapped file cannot be read, because the file lost its end, or its disk is gone.
+"""The handler for unreadable pages of a mapped file that was truncated.
+
+Or its disk is gone.
 
 The system sends a bus error, on Windows an exception, in any thread. To check sizes cannot help: the file may shrink
 between the check and the kernel that reads it, and kernels read for seconds. So it has a handler, in native code,
@@ -35,7 +37,10 @@ _kept: list[MachineCode] = []  # the handler lives as long as the process
 
 
 def end_on_bus_error(path: str) -> None:
-    """From now on, a page that cannot be read means that the file `path` was changed. For programs, not libraries."""
+    """End the process with a message when a page of the file `path` cannot be read: it was changed.
+
+    For programs, not libraries.
+    """
     line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
     message = line.encode(errors="replace")[:SIZE]
     code = MachineCode([handler()], ["handle", "place_of_length", "place_of_message"])
@@ -49,7 +54,7 @@ def end_on_bus_error(path: str) -> None:
 
 
 def handler() -> bytes:
-    """An object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
+    """Return an object file, compiled once per computer as kernels are: compiling takes 9 MB of memory."""
     path = object_file(f"handle_bus_error_{zlib.crc32(HANDLER.encode()):08x}")
     if code := read_checksummed(path):
         return code

@@ -67,7 +67,7 @@ class Library:
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
 
     def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        """Object files of the kernels, which are kept for the next start if that is possible."""
+        """Compile kernels to object files, which are cached if that is possible."""
         if self._compilers is None or not self._compilers.names.issuperset(names):
             self.close()
             self._compilers = self._compile(names)
@@ -80,7 +80,7 @@ class Library:
         return objects
 
     def _compile(self, names: list[str]) -> "Compilers":
-        """What compiles these kernels, and those for later behind them."""
+        """Compute what compiles these kernels, and those for later behind them."""
         from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
 
         absent = [
@@ -96,7 +96,7 @@ class Library:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
     def give_way(self) -> None:
-        """What is still compiled is no longer urgent: other work goes first."""
+        """Compute what is still compiled is no longer urgent: other work goes first."""
         if self._compilers:
             self._compilers.give_way()
 

@@ -52,7 +52,7 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """What is to be filled in."""
+    """A place in the code to be filled in."""
 
     section: int
     place: int  # in the section
@@ -69,7 +69,7 @@ class MachineCode:
     """
 
     def __init__(self, objects: Iterable[bytes], names: Iterable[str]):
-        """Raises LocalllmError if there is no memory for it."""
+        """Raise LocalllmError if there is no memory for it."""
         objects = list(objects)
         if all(is_x86_64(code) for code in objects):
             self._held: Any = [Image(code) for code in objects]
@@ -85,7 +85,7 @@ def is_x86_64(code: bytes) -> bool:
 
 
 def linked_by_llvm(objects: list[bytes]) -> Any:
-    """An execution engine with them."""
+    """Return an execution engine with them."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -99,14 +99,16 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 
 
 class Image:
-    """One object file in memory: what is only read or executed, then slots, and on pages of their own what is written.
+    """One object file in memory.
+
+    What is only read or executed, then slots, and on pages of their own what is written.
 
     Attributes:
         addresses: of global symbols, by name.
     """
 
     def __init__(self, code: bytes):
-        """Raises LocalllmError."""
+        """Load and link machine code. Raises LocalllmError."""
         sections = sections_of(code)
         symbols, relocations = symbols_of(code, sections), list(relocations_of(code, sections))
         fixed, slots, written, size = layout(code, sections, relocations, symbols)
@@ -150,7 +152,7 @@ def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
 
 
 def text(code: bytes, start: int) -> str:
-    """The text there, which a zero byte ends."""
+    """Return the text there, which a zero byte ends."""
     return code[start : code.index(b"\0", start)].decode()
 
 
@@ -164,8 +166,9 @@ def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocat
 def layout(
     code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
-    """Places of sections that are only read or executed, of symbols' slots, of sections that are written, by number;
-    and the size of it all.
+    """Lay out sections that are only read or executed, symbols' slots, and sections that are written.
+
+    Returns their positions, by number, and the size of it all.
     """
     names = sections[int.from_bytes(code[62:64], "little")].start
     needed = [
@@ -211,7 +214,7 @@ def fill_in(
 
 
 def required_function(name: str) -> int:
-    """The address of a function of C's or the mathematical library. Raises LocalllmError."""
+    """Return the address of a function of C's or the mathematical library. Raises LocalllmError."""
     if (address := function_address(name)) is None:
         raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
     return address

@@ -40,7 +40,7 @@ UNUSED = 30 * DAY  # a folder that no program has used for this time is removed
 
 @cache
 def object_folder(of: Lane | None = None) -> Path:
-    """The folder of a lane's object files, this computer's if there is none given, named by the key."""
+    """Return the folder of a lane's object files, this computer's by default, named by the key."""
     of = of or this_lane()
     key = hashlib.sha256()
     add_sources(key, SOURCES)
@@ -51,7 +51,10 @@ def object_folder(of: Lane | None = None) -> Path:
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
-    """Names and contents of what kernels are made from: files of localllm.kernels, tables of formats, what a CPU is."""
+    """Hash names and contents of what kernels are made from.
+
+    Files of localllm.kernels, tables of formats, what a CPU is.
+    """
     kernels = Path(__file__).parents[1]
     found = {path.relative_to(kernels).as_posix(): path for pattern in patterns for path in kernels.glob(pattern)}
     found |= {f"quant/{Path(name).name}": Path(name) for name in (formats.__file__, layouts.__file__)}
@@ -65,7 +68,7 @@ def object_file(name: str, of: Lane | None = None) -> Path:
 
 
 def symbol(name: str) -> str:
-    """The kernel's name in its object file."""
+    """Make the kernel's name in its object file."""
     return f"localllm_{name}"
 
 
@@ -89,7 +92,7 @@ def prune() -> None:
 
 
 def age(path: Path, now: float) -> float:
-    """Seconds since the last change; 0 if the file is gone."""
+    """Return the seconds since the last change; 0 if the file is gone."""
     try:
         return now - path.lstat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""How Numba compiles functions that only kernels call: without what makes them callable from Python.
+"""Numba's compiler pipeline for functions that only kernels call, without Python wrappers.
 
 Numba's own pipeline would make of each of the hundred functions of a kernel a wrapper for Python, one for C, and
 machine code, none of which anybody needs, and look for what kernels do not have, such as arrays and closures. Without,

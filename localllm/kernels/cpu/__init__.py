@@ -12,12 +12,12 @@ from localllm.quant.layouts import LAYOUTS
 
 
 def register_tiles(of: Lane) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Vectors of 16 x tokens, of integers (tiles.py) and of float32 (tiles_f32.py), for the registers of a lane."""
+    """Register vectors of 16 x tokens for a lane: of integers (tiles.py) and of float32 (tiles_f32.py)."""
     return ((2, 6), (2, 12)) if of.has_512_bits else ((1, 4), (1, 4))
 
 
 class AsWords(NamedTuple):
-    """How activations become words of 16 bits."""
+    """The conversion of activations to words of 16 bits."""
 
     kernel: str
     multiple: int  # of which columns are
@@ -25,19 +25,21 @@ class AsWords(NamedTuple):
     shared: int  # its bytes
 
     def bytes(self, columns: int) -> int:
-        """Of a token."""
+        """Return the bytes of a token."""
         return -(-columns // self.run) * (2 * self.run + self.shared)
 
 
 def halves(of: Lane) -> dict[str, AsWords]:
-    """For float weights in large batches, by format: what makes words of 16 bits of activations. Only where the lane
-    has instructions that multiply such words."""
+    """Return the kernels by float format that make 16-bit words of activations, for large batches.
+
+    Only where the lane has instructions that multiply such words.
+    """
     words = {"BF16": AsWords("round_bf16", 2, 2, 0)} if "avx512bf16" in of.features else {}
     return words | ({"F16": AsWords("quantize_words", 16, 32, 4)} if of.has_vnni else {})
 
 
 def linear_scratch(columns: int) -> int:
-    """Bytes that a thread needs for products of blocks."""
+    """Return bytes that a thread needs for products of blocks."""
     return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES)
 
 
@@ -134,8 +136,10 @@ MODULES = {
 
 
 def kernel(name: str):
-    """The kernel of that name; after a hyphen stands the format that it is made for, as in embed-Q8_0; of
-    attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0."""
+    """Return the kernel of that name; after a hyphen stands the format that it is made for.
+
+    As in embed-Q8_0; of attention those of keys and of values, if they differ, as in attend-Q8_0-Q4_0.
+    """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cpu.{MODULES[kind]}")
     if not format_name:

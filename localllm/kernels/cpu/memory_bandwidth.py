@@ -18,7 +18,7 @@ nothing = constant_u8(u8x64, 0)
 
 @device
 def read_step(at):
-    """The exclusive or of four lines."""
+    """Return the exclusive or of four lines."""
     for line in range(0, STEP, 64):
         prefetch(at + STEP + line)
     return (load_u8x64(at) ^ load_u8x64(at + 64)) ^ (load_u8x64(at + 128) ^ load_u8x64(at + 192))
@@ -26,7 +26,10 @@ def read_step(at):
 
 @kernel
 def stream(a, part, parts, thread):
-    """The exclusive or of all 64-byte words of a part: a result, so that the reading cannot be left out."""
+    """Return the exclusive or of all 64-byte words of a part.
+
+    A result, so that the reading cannot be left out.
+    """
     units = argument(a, STREAM.size) // UNIT
     first, last = units * part // parts, units * (part + 1) // parts
     at, length = argument(a, STREAM.memory) + first * UNIT, (last - first) * STEP

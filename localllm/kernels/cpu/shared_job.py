@@ -1,4 +1,7 @@
-"""What Python and the threads' kernels share: places in a job and in a step, by name. Nothing here knows Numba."""
+"""The memory that Python and the threads' kernels share: fields of a job and of a step, by name.
+
+Nothing here knows Numba.
+"""
 
 from typing import NamedTuple
 

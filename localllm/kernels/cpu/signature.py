@@ -1,4 +1,6 @@
-"""The one signature of CPU kernels: void kernel(int64 arguments, int64 part, int64 parts, int64 thread).
+"""The one signature of CPU kernels.
+
+Void kernel(int64 arguments, int64 part, int64 parts, int64 thread).
 
 `arguments` is the address of an int64 array that localllm.kernels.arguments declares; the kernel does part `part` of
 `parts` of its step; `thread` tells which scratch memory is free for it. A kernel raises nothing and allocates nothing:
@@ -24,11 +26,11 @@ kernel = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
 
 @device
 def argument(arguments, index):
-    """An int64 argument, such as ADD.x."""
+    """Return an int64 argument, such as ADD.x."""
     return load_i64(arguments + index * 8)
 
 
 @device
 def argument_f32(arguments, index):
-    """A float32 argument, such as RMS_NORM.epsilon."""
+    """Return a float32 argument, such as RMS_NORM.epsilon."""
     return load_f32(arguments + index * 8)

@@ -38,7 +38,7 @@ IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1
 
 @device
 def at(job, place):
-    """The address of a word of the job that threads change."""
+    """Return the address of a word of the job that threads change."""
     return job + place * 8
 
 
@@ -58,7 +58,7 @@ def call(job, function, x, y):
 
 @device
 def claim(cell, run, parts):
-    """The next unclaimed part of a step; -1 if there is none left, -2 if this run is over."""
+    """Return the next unclaimed part of a step; -1 if there is none left, -2 if this run is over."""
     while True:
         packed = atomic_load(cell)
         ahead = ((packed >> 32) - run) << 32  # of 64 bits only the sign counts
@@ -92,7 +92,7 @@ def wait_for_parts(job, run, parts):
 
 @device
 def parts_of(step):
-    """How many parts a step has in this run; at least 1, since its claim cell has to see every run."""
+    """Return how many parts a step has in this run; at least 1, since its claim cell has to see every run."""
     parts, count = argument(step, STEP.parts), argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, load_i64(count)), 1)
@@ -128,7 +128,10 @@ def walk(job, run, thread):
 
 @device
 def sleep(job, seen):
-    """Sleep, without using the processor, until the run's number is no longer `seen`, or the threads shall end."""
+    """Sleep, without using the processor, until the run's number is no longer `seen`.
+
+    Or the threads shall end.
+    """
     call(job, JOB.lock, at(job, JOB.bed), 0)
     atomic_add(at(job, JOB.sleepers), 1)
     while atomic_load(at(job, JOB.run)) == seen and atomic_load(at(job, JOB.stop)) == 0:
@@ -139,7 +142,10 @@ def sleep(job, seen):
 
 @device
 def wake_sleepers(job):
-    """To be called after a change of `run` or `stop`: who is not yet among the sleepers now will see the change."""
+    """Wake sleeping threads after a change of `run` or `stop`.
+
+    Who is not yet among the sleepers now will see the change.
+    """
     if atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.bed), 0)
         call(job, JOB.wake, at(job, JOB.bell), 0)
@@ -148,7 +154,9 @@ def wake_sleepers(job):
 
 @kernel
 def run(job, stop, _, __):
-    """Do the next run, as thread 0, and return when it is done; if `stop` is 1, tell the others to end instead.
+    """Do the next run, as thread 0, and return when it is done.
+
+    If `stop` is 1, tell the others to end instead.
 
     Several callers take turns.
     """

@@ -25,59 +25,59 @@ class Grid(NamedTuple):
 
 
 def by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for each row."""
+    """Return a block for each row."""
     return Grid(rows, 1, block_threads())
 
 
 def by_norm(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for each group of columns of a row, of a thread for four of them."""
+    """Return a block for each group of columns of a row, of a thread for four of them."""
     warp, columns = warp_lanes(), arguments.get("columns") or arguments["heads"] * arguments["head_dim"]
     group = arguments.get("group") or arguments.get("head_dim") or columns
     return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
 
 
 def by_four(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for four columns of a row."""
+    """Return a thread for four columns of a row."""
     return Grid(rows, -(-arguments["columns"] // (4 * block_threads())), block_threads())
 
 
 def by_entry(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for each column of a row."""
+    """Return a thread for each column of a row."""
     return Grid(rows, -(-arguments["columns"] // block_threads()), block_threads())
 
 
 def by_head(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A small block for each head of a row."""
+    """Return a small block for each head of a row."""
     return Grid(rows, arguments["heads"], min(64, block_threads()))
 
 
 def by_matrix(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A small block for each `block` columns of a row."""
+    """Return a small block for each `block` columns of a row."""
     return Grid(rows, arguments["columns"] // arguments["block"], min(64, block_threads()))
 
 
 def by_column(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for each column of all rows."""
+    """Return a thread for each column of all rows."""
     return Grid(-(-arguments["columns"] // block_threads()), 1, block_threads())
 
 
 def by_pair(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for each expert of a token."""
+    """Return a block for each expert of a token."""
     return Grid(rows, arguments["used"], block_threads())
 
 
 def warp_by_row(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A warp for each row."""
+    """Return a warp for each row."""
     return Grid(rows, 1, warp_lanes())
 
 
 def by_column_and_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for each column, of a few that share the tokens."""
+    """Return a thread for each column, of a few that share the tokens."""
     return Grid(-(-arguments["columns"] // block_threads()), 4, block_threads())
 
 
 def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for every few columns of recurrent states, which lie in groups of 16."""
+    """Return a block for every few columns of recurrent states, which lie in groups of 16."""
     from localllm.kernels.cuda.recurrent.sequences import ACROSS  # imports Numba
 
     heads, width = (
@@ -87,19 +87,22 @@ def by_state(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def once(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A single block."""
+    """Return a single block."""
     return Grid(1, 1, block_threads())
 
 
 def attend_few(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for each token, bundle of heads, and part of a context."""
+    """Return a block for each token, bundle of heads, and part of a context."""
     from localllm.kernels.cuda.attention.shared import THREADS
 
     return Grid(rows, arguments["kv_heads"] * arguments["bundles"] * arguments["parts"], THREADS)
 
 
 def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for some rows of a key-value head; where sequences are many, they have more than one to do."""
+    """Return a block for some rows of a key-value head.
+
+    Where sequences are many, they have more than one to do.
+    """
     from localllm.kernels.cuda.attention.attend_many import ROWS
     from localllm.kernels.cuda.attention.shared import THREADS
 
@@ -108,53 +111,53 @@ def attend_many(arguments: Mapping[str, Any], rows: int) -> Grid:
 
 
 def by_token(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for each token."""
+    """Return a thread for each token."""
     return by_number(rows)
 
 
 def some_tokens(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for a token; where they are many, each has more than one to do."""
+    """Return a block for a token; where they are many, each has more than one to do."""
     return Grid(min(rows, CHOOSING), 1, block_threads())
 
 
 def words(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for every few words, up to 64 blocks."""
+    """Return a thread for every few words, up to 64 blocks."""
     return Grid(min(-(-arguments["words"] // block_threads()), 64), 1, block_threads())
 
 
 def by_number(count: int) -> Grid:
-    """A thread for each of `count` things."""
+    """Return a thread for each of `count` things."""
     return Grid(-(-count // block_threads()), 1, block_threads())
 
 
 def by_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A thread for each 32 weights of some blocks."""
+    """Return a thread for each 32 weights of some blocks."""
     return by_number((arguments["last"] - arguments["first"]) // 32)
 
 
 def by_unpacked_unit(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Four threads for each 32 weights of the matrix's rows."""
+    """Return four threads for each 32 weights of the matrix's rows."""
     return by_number(arguments["rows"] * arguments["columns"] // 8)
 
 
 def by_activations(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """Four threads for each 32 activations."""
+    """Return four threads for each 32 activations."""
     return by_number(rows * arguments["columns"] // 8)
 
 
 def busy_experts(arguments: Mapping[str, Any], rows: int) -> int:
-    """How many may have something to do."""
+    """Return how many may have something to do."""
     return min(arguments["experts"], rows)
 
 
 def by_two_rows(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
+    """Return a block for every two rows of the matrix, as wide as they are long, up to 4 warps."""
     warp, units = warp_lanes(), arguments["columns"] // 32
     return Grid(-(-arguments["rows"] // 2), busy_experts(arguments, rows), warp * min(4, -(-units // warp)))
 
 
 def by_warp(arguments: Mapping[str, Any], rows: int) -> Grid:
-    """A warp for each row of the matrix."""
+    """Return a warp for each row of the matrix."""
     return Grid(-(-arguments["rows"] * warp_lanes() // block_threads()), busy_experts(arguments, rows), block_threads())
 
 
@@ -229,22 +232,28 @@ MODULES: dict[str, tuple[str, Callable[[Mapping[str, Any], int], Grid]]] = {
 
 
 def at_a_time(tokens: int) -> int:
-    """For how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it: 1, 2, 4 or 8."""
+    """Return for how many tokens at a time a product's kernel is made, as linear_planes-4-Q4_K says it.
+
+    1, 2, 4 or 8.
+    """
     return min(1 << (tokens - 1).bit_length(), 8)
 
 
 def kernel(name: str) -> Callable[..., None]:
-    """The function of that name, for Numba to compile; behind a hyphen stands the format that it is made for."""
+    """Return the function of that name, for Numba to compile.
+
+    Behind a hyphen stands the format that it is made for.
+    """
     kind, _, format_name = name.partition("-")
     module = import_module(f"localllm.kernels.cuda.{MODULES[kind][0]}")
     return module.make(format_name) if format_name else getattr(module, kind)
 
 
 def grid(name: str, arguments: Mapping[str, Any], rows: int) -> Grid:
-    """How to launch it."""
+    """Return how to launch it."""
     return MODULES[name.partition("-")[0]][1](arguments, rows)
 
 
 def parameters(name: str) -> tuple[str, ...]:
-    """The names of its arguments."""
+    """Return the names of its arguments."""
     return KERNELS[name.partition("-")[0]]._fields

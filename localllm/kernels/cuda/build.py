@@ -33,7 +33,7 @@ def machine_code(
     names: Iterable[str], capability: Capability, progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
-    """Of each kernel its machine code, a cubin, and the name of its entry.
+    """Return each kernel's machine code, a cubin, and the name of its entry.
 
     What this computer has not compiled yet is compiled, in as many processes as it has cores, and kept. progress is
     called while compiling; warn with one line if it cannot be kept. Raises LocalllmError if one cannot be compiled.
@@ -49,7 +49,7 @@ def machine_code(
 def compiled(
     names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, bytes]:
-    """Machine code of kernels, which is kept for the next start if that is possible."""
+    """Compile kernels to machine code, which is cached if that is possible."""
     from localllm.kernels.build.compilers import compile_kernels  # seldom needed, and slow to import
 
     problems: dict[str, None] = {}
@@ -70,7 +70,7 @@ def compiled(
 
 @cache
 def code_folder(capability: Capability) -> Path:
-    """The folder of machine code for such cards, named by the key."""
+    """Return the folder of machine code for such cards, named by the key."""
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     versions = [f"{package} {version_of(package)}" for package in COMPILERS]
@@ -87,12 +87,12 @@ def version_of(package: str) -> str:
 
 
 def entry(name: str) -> str:
-    """The kernel's name in its machine code."""
+    """Make the kernel's name in its machine code."""
     return symbol(name).replace("-", "_")
 
 
 def ptx(name: str, capability: Capability) -> str:
-    """The kernel in NVIDIA's assembly language, with the entry of that name."""
+    """Make the kernel in NVIDIA's assembly language, with the entry of that name."""
     from numba import cuda, int64, void
 
     from localllm.kernels.cuda import kernel, parameters
@@ -104,7 +104,7 @@ def ptx(name: str, capability: Capability) -> str:
 
 
 def cubin(name: str, capability: Capability) -> bytes:
-    """The kernel as machine code."""
+    """Make the kernel as machine code."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
@@ -112,7 +112,7 @@ def cubin(name: str, capability: Capability) -> bytes:
 
 
 def assembler() -> Path:
-    """NVIDIA's ptxas, which says what machine code takes; nothing here needs it. Raises FileNotFoundError."""
+    """Find NVIDIA's ptxas, which reports registers; nothing here needs it. Raises FileNotFoundError."""
     package = find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
         for path in sorted(Path(folder).glob("*/bin/ptxas*")):  # of the wheels for CUDA 12 and for CUDA 13

@@ -1,4 +1,6 @@
-"""What CUDA kernels are written with: memory by address, dot products of bytes, and sums over a warp or a block.
+"""Device functions and intrinsics for CUDA kernels.
+
+Memory by address, dot products of bytes, and sums over a warp or a block.
 
 As on the CPU, memory is addresses (int64) and every argument of a kernel is an int64: kernels check nothing. Each word
 has two meanings, the instruction for the card and a twin in Python for Numba's simulator, where an address is one of
@@ -26,7 +28,7 @@ if SIMULATED:
             return getattr(simulator._get_kernel_context(), name)
 
     def device(function):
-        """A function that kernels call; needed where it says `cuda`.
+        """Make a function that kernels call; needed where it says `cuda`.
 
         Numba's own simulator puts the kernel's `cuda` into the function's module while it is called, and takes it away
         when the first of several threads has returned; numba-cuda's takes turns, which costs half of the time.
@@ -52,27 +54,27 @@ if SIMULATED:
     store_u16 = poke(ctypes.c_uint16, int)
 
     def load_4i32(address):
-        """Four int32 at once, at a multiple of 16 bytes."""
+        """Return four int32 at once, at a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_int32 * 4).from_address(int(address)))
 
     def load_2i32(address):
-        """Two int32 at once, at a multiple of 8 bytes."""
+        """Return two int32 at once, at a multiple of 8 bytes."""
         assert address % 8 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_int32 * 2).from_address(int(address)))
 
     def load_4f32(address):
-        """Four float32 at once, at a multiple of 16 bytes."""
+        """Return four float32 at once, at a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 4).from_address(int(address)))
 
     def store_4f32(address, a, b, c, d):
-        """Four float32 at once, to a multiple of 16 bytes."""
+        """Return four float32 at once, to a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector store that is not aligned"
         (ctypes.c_float * 4).from_address(int(address))[:] = float(a), float(b), float(c), float(d)
 
     def quiet(function):
-        """A function of NumPy that gives infinity and NaN without a word."""
+        """Make a function of NumPy that gives infinity and NaN without a word."""
 
         def call(x):
             with np.errstate(all="ignore"):
@@ -83,90 +85,99 @@ if SIMULATED:
     exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of a float32, or of a float64
 
     def cosine_of_turns(x):
-        """The cosine of 2 pi x, a float64."""
+        """Return the cosine of 2 pi x, a float64."""
         return math.cos(2 * math.pi * (x % 1))
 
     def sine_of_turns(x):
-        """The sine of 2 pi x, a float64."""
+        """Return the sine of 2 pi x, a float64."""
         return math.sin(2 * math.pi * (x % 1))
 
     def stream_4i32(address):
-        """Four int32 at once, at a multiple of 16 bytes, of what is read only once and not worth the nearest cache."""
+        """Return four int32 at once, at a multiple of 16 bytes.
+
+        Of what is read only once and not worth the nearest cache.
+        """
         return load_4i32(address)
 
     def stream_2i32(address):
-        """Two int32 at once, at a multiple of 8 bytes, of what is read only once."""
+        """Return two int32 at once, at a multiple of 8 bytes, of what is read only once."""
         return load_2i32(address)
 
     def load_2f32(address):
-        """Two float32 at once, at a multiple of 8 bytes."""
+        """Return two float32 at once, at a multiple of 8 bytes."""
         assert address % 8 == 0, "a vector load that is not aligned"
         return tuple((ctypes.c_float * 2).from_address(int(address)))
 
     def store_4i32(address, a, b, c, d):
-        """Four int32 at once, to a multiple of 16 bytes."""
+        """Return four int32 at once, to a multiple of 16 bytes."""
         assert address % 16 == 0, "a vector store that is not aligned"
         (ctypes.c_int32 * 4).from_address(int(address))[:] = [int(x) for x in (a, b, c, d)]
 
     def bits(word, shift, mask):
-        """The int32 shifted right by `shift` places, zeros coming in, or left by -shift; of that what the mask has."""
+        """Return the int32 shifted right by `shift` places, zeros coming in, or left by -shift.
+
+        Of that what the mask has.
+        """
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
     def signed_byte(word, number):
-        """Byte 0 to 3 of the int32, as a signed number."""
+        """Return byte 0 to 3 of the int32, as a signed number."""
         return ((int(word) >> 8 * number & 0xFF) ^ 0x80) - 0x80
 
     def permute(a, b, selector):
-        """Four bytes out of the eight of a and b, a's first: by the last 3 bits of the selector's nibbles."""
+        """Return four bytes out of the eight of a and b, a's first.
+
+        By the last 3 bits of the selector's nibbles.
+        """
         both = (int(a) & 0xFFFFFFFF) | (int(b) & 0xFFFFFFFF) << 32
         return sum((both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
     def dot4(a, b, c):
-        """C plus the products of four signed bytes each of a and b, int32 (dp4a)."""
+        """Compute c plus the products of four signed bytes each of a and b, int32 (dp4a)."""
         words = (np.array([int(x) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64) for x in (a, b))
         return int(c) + int(np.dot(*words))
 
     def f16_value(bits):
-        """The number whose float16 has these bits, float32."""
+        """Return the number whose float16 has these bits, float32."""
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
     def f16_pair(bits):
-        """The two numbers whose float16s have the low and the high half of these bits, float32."""
+        """Return the two numbers whose float16s have the low and the high half of these bits, float32."""
         return f16_value(bits), f16_value(bits >> 16)
 
     def exp2(x):
-        """2 to the power of x, float32, with an error of 2 units in the last place."""
+        """Compute 2 to the power of x, float32, with an error of 2 units in the last place."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return float(np.exp2(np.float32(x)))
 
     def f16_bits(x):
-        """The bits of x rounded to float16."""
+        """Return the bits of x rounded to float16."""
         with np.errstate(over="ignore"):
             return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
     def f32_value(bits):
-        """The number whose float32 has these bits, as kernels get numbers among their arguments."""
+        """Return the number whose float32 has these bits, as kernels get numbers among their arguments."""
         return float(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
 
     def f32_bits(x):
-        """The bits of x, int32."""
+        """Return the bits of x, int32."""
         return int(np.array([x], np.float32).view(np.int32)[0])
 
     def rounded(x):
-        """The nearest integer, the even one of two, int32."""
+        """Return the nearest integer, the even one of two, int32."""
         return int(np.rint(x))
 
     def warp_exchange(value):
-        """What all lanes of this one's warp say, in their order. All of them have to be here."""
+        """Compute what all lanes of this one's warp say, in their order. All of them have to be here."""
         return RunningKernel().warp_exchange(value)  # a word that tests/simulated.py adds
 
     def from_lane_xor(x, mask):
-        """The float32 x of the lane whose number differs in these bits."""
+        """Return the float32 x of the lane whose number differs in these bits."""
         return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
-        """What lanes of this warp have written, all of them see."""
+        """Compute what lanes of this warp have written, all of them see."""
         warp_exchange(0)
 
 else:
@@ -184,7 +195,10 @@ else:
     GLOBAL = 1  # address space
 
     def make_shared_memory_internal(module):
-        """A function that others call comes to the kernel once by each: its memory would be defined several times."""
+        """Give shared memory internal linkage: a function that others call is linked once by each.
+
+        Its memory would be defined several times.
+        """
         for name, variable in module.globals.items():
             if name.startswith("_cudapy_smem"):
                 variable.linkage = "internal"
@@ -204,14 +218,14 @@ else:
             return self.overloads[arguments]
 
     def device(function):
-        """A function that kernels call; LLVM inlines it."""
+        """Make a function that kernels call; LLVM inlines it."""
         return DeviceFunction(function, {"device": True})
 
     def pointer(builder, address, kind):
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
 
     def loader(kind, result, widen=None):
-        """A function that reads one number of the LLVM type `kind`."""
+        """Make a function that reads one number of the LLVM type `kind`."""
 
         @intrinsic
         def load(typing_context, address):
@@ -224,7 +238,7 @@ else:
         return load
 
     def storer(kind, accepted, narrow=None):
-        """A function that writes one number of the LLVM type `kind`."""
+        """Make a function that writes one number of the LLVM type `kind`."""
 
         @intrinsic
         def store(typing_context, address, value):
@@ -245,7 +259,7 @@ else:
     store_u16 = storer(I16, types.int32, "trunc")
 
     def vector_loader(kind, result, count):
-        """A function that reads `count` numbers at once, as a tuple."""
+        """Make a function that reads `count` numbers at once, as a tuple."""
 
         @intrinsic
         def load(typing_context, address):
@@ -274,7 +288,7 @@ else:
         return types.void(types.int64, *[types.float32] * 4), code
 
     def assembly(text, constraints, result, *kinds, volatile=False):
-        """A function that is some instructions of PTX; `volatile`: which stay where they are."""
+        """Make a function that is some instructions of PTX; `volatile`: which stay where they are."""
 
         def code(context, builder, signature, arguments):
             llvm = [context.get_value_type(kind) for kind in kinds]
@@ -286,7 +300,7 @@ else:
     load_2f32 = vector_loader(F32, types.float32, 2)
 
     def streamer(count):
-        """A function that reads `count` int32 at once and leaves the cache near the core to what is read again."""
+        """Make a function that reads `count` int32 at once without occupying the first-level cache."""
         places = ", ".join(f"${i}" for i in range(count))
         text = f"ld.global.nc.L1::no_allocate.v{count}.b32 {{{places}}}, [${count}];"
         constraints = "=r," * count + "l"
@@ -397,5 +411,5 @@ else:
 
 @device
 def lane():
-    """This thread's number in its warp."""
+    """Return this thread's number in its warp."""
     return cuda.threadIdx.x & (WARP - 1)

@@ -1,4 +1,7 @@
-"""The header of a run, from pinned memory of the host to the card's, where kernels read it without a bus between."""
+"""The header of a run, from pinned memory of the host to the card's.
+
+Where kernels read it without a bus between.
+"""
 
 from numba import cuda
 
@@ -6,7 +9,7 @@ from localllm.kernels.cuda.device import load_i64, store_i64
 
 
 def fetch(source, target, words):
-    """A block copies blockDim.x words at a time."""
+    """Return a block copies blockDim.x words at a time."""
     step = cuda.gridDim.x * cuda.blockDim.x
     for word in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, words, step):
         store_i64(target + 8 * word, load_i64(source + 8 * word))

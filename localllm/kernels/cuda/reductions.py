@@ -12,12 +12,15 @@ def plus(x, y):
 
 @device
 def larger_or_nan(x, y):
-    """NaN if one of the two is."""
+    """Return the larger number, NaN if one of the two is."""
     return y if y > x or y != y else x
 
 
 def make_over_warp(two):
-    """A function that puts the float32 x of all lanes together, two and two; all of them get the result."""
+    """Make a function that puts the float32 x of all lanes together, two and two.
+
+    All of them get the result.
+    """
 
     @device
     def over_warp(x):
@@ -31,7 +34,7 @@ def make_over_warp(two):
 
 
 def make_over_block(two):
-    """The same of all threads of the block, which have to be here."""
+    """Return the same of all threads of the block, which have to be here."""
     over_warp = make_over_warp(two)
 
     @device

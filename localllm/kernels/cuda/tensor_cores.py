@@ -1,4 +1,6 @@
-"""Products of small matrices of float16 on tensor cores, summed in float32: mma.sync.m16n8k16, or twice k8.
+"""Products of small matrices of float16 on tensor cores, summed in float32.
+
+Mma.sync.m16n8k16, or twice k8.
 
 All lanes of a warp hold pieces of the matrices, two numbers of float16 in an int32, as the PTX ISA says (9.7.14.5.8).
 With g = lane / 4 and t = lane % 4, and step and tile counting pieces of 16 and of 8:
@@ -17,17 +19,19 @@ if SIMULATED:
     from localllm.kernels.cuda.device import lane, warp_exchange
 
     def packed(x):
-        """Float32 numbers as float16, two in an int32."""
+        """Pack float32 numbers as float16, two in an int32."""
         with np.errstate(over="ignore"):
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 
     def interleaved(a, b):
-        """Of words of two numbers each: number by number the one of a with the one of b."""
+        """Interleave words of two numbers each: number by number the one of a with the one of b."""
         pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
 
     def make_multiply(tiles, steps, stride, depth):
-        """A word (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`, where this lane begins at `at`.
+        """Return a word (c, a, words, at) -> c + a b^T, b lying in shared memory as `words`.
+
+        Where this lane begins at `at`.
 
         depth: 16, or 8 for cards of compute capability 7.5.
         """
@@ -62,7 +66,7 @@ else:
     }
 
     def pair(builder, low, high):
-        """Two numbers of float16 as an int32."""
+        """Return two numbers of float16 as an int32."""
         vector = ir.Constant(ir.VectorType(F16, 2), ir.Undefined)
         vector = builder.insert_element(vector, low, I32(0))
         return builder.bitcast(builder.insert_element(vector, high, I32(1)), I32)
@@ -90,11 +94,11 @@ else:
         return types.UniTuple(types.int32, 2 * a.count)(a, b), code
 
     def places(first, count):
-        """Arguments of an instruction."""
+        """Format the arguments of an instruction."""
         return "{" + ",".join(f"${i}" for i in range(first, first + count)) + "}"
 
     def multiply_add(builder, a, b, c, depth):
-        """One instruction."""
+        """Return one instruction."""
         text, of_a, of_b = SHAPES[depth]
         text = text.format(a=places(4, of_a), b=places(4 + of_a, of_b), c=places(4 + of_a + of_b, 4))
         constraints = ",".join(["=f"] * 4 + ["r"] * (of_a + of_b) + ["f"] * 4)

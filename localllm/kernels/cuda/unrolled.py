@@ -1,4 +1,6 @@
-"""Many numbers of one thread, in its registers: tuples, and loops over them that are unrolled by the compiler.
+"""Many numbers of one thread, in its registers.
+
+Tuples, and loops over them that are unrolled by the compiler.
 
 Registers have no addresses, so arrays that a loop indexes lie in local memory, which is the card's memory. Here every
 index is a constant. Matrices are tuples in row-major order.
@@ -14,7 +16,9 @@ from localllm.kernels.cuda.device import SIMULATED
 if SIMULATED:
 
     def unrolled(count, function, result="float32"):
-        """A word that calls function(i, *arguments) for each i below `count`: a tuple of results of that type.
+        """Return a word that calls function(i, *arguments) for each i below `count`.
+
+        A tuple of results of that type.
 
         Of arguments that are tuples of `count` numbers it gets number i, others as they are.
         """
@@ -26,15 +30,15 @@ if SIMULATED:
         return word
 
     def visit(count, function):
-        """The same for functions that return nothing."""
+        """Return the same for functions that return nothing."""
         return unrolled(count, function)
 
     def folded(groups, function):
-        """A word x -> for each group of places in x what function(number, number) makes of all of them."""
+        """Return a word x -> for each group of places in x what function(number, number) makes of all of them."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
     def make_products(columns):
-        """A word (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
+        """Return a word (q, k) -> q k^T of q [rows, columns] and k [others, columns], as [others, rows]."""
 
         def products(q, k):
             return tuple(np.dot(np.reshape(k, (-1, columns)), np.reshape(q, (-1, columns)).T).reshape(-1).tolist())
@@ -42,7 +46,7 @@ if SIMULATED:
         return products
 
     def add_outer(sums, weights, values):
-        """Sums [rows, columns] + weights^T values, of weights [others, rows] and values [others, columns]."""
+        """Add weights^T values to sums [rows, columns]; weights [others, rows], values [others, columns]."""
         columns = common(len(sums), len(weights), len(values))
         rows = len(sums) // columns
         return tuple(
@@ -52,7 +56,7 @@ if SIMULATED:
         )  # fmt: skip
 
     def scale_rows(x, factors):
-        """Each row of x [rows, columns] times its factor."""
+        """Return each row of x [rows, columns] times its factor."""
         return tuple(number * factors[i * len(factors) // len(x)] for i, number in enumerate(x))
 
 else:
@@ -67,7 +71,7 @@ else:
 
     def calls(count, function, result):
         def typed(*arguments):
-            """The types of the function's arguments, and the word's."""
+            """Return the types of the function's arguments, and the word's."""
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
             taken = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
 
@@ -162,5 +166,5 @@ else:
 
 
 def common(sums, weights, values):
-    """Columns, of the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
+    """Return the columns, of the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
     return round((sums * values / weights) ** 0.5)

@@ -23,17 +23,20 @@ FAMILIES = {
 
 
 def family(name: str) -> Any:
-    """The file of a format's family."""
+    """Return the file of a format's family."""
     return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
 
 
 def takes(name: str, columns: int) -> bool:
-    """Whether the int8 kernels multiply rows of so many weights: groups of 256, and chunks of 64 if there are some."""
+    """Return whether the int8 kernels multiply rows of so many weights.
+
+    Groups of 256, and chunks of 64 if there are some.
+    """
     has_chunks = name in FAMILIES and BY_NAME[name].block <= 64 and LAYOUTS[name].sub_block == 32
     return name in FAMILIES and columns % (64 if has_chunks else 256) == 0
 
 
 def as_groups(name: str, small_codes: bool = False) -> Any:
-    """The format as the int8 kernels see it; small_codes: no scale may hide in the codes."""
+    """Return the format as the int8 kernels see it; small_codes: no scale may hide in the codes."""
     found = family(name)
     return getattr(found, "SMALL_CODES", {}).get(name, found.GROUPS[name]) if small_codes else found.GROUPS[name]

@@ -65,7 +65,7 @@ flags = make_flags(LAYOUTS["Q1_0"].step)
 
 @device
 def q1_codes(address):
-    """Of each run of 32 weights, which are four bytes, a byte for each vector."""
+    """Return for each run of 32 weights, which are four bytes, a byte for each vector."""
     bytes_ = concatenate_u8x32(load_u8x16(address + Q1_CODES), load_u8x16(address + Q1_BYTES + Q1_CODES))
     b0, b1, b2, b3 = planes_of(bytes_)
     return flags(b0), flags(b1), flags(b2), flags(b3)

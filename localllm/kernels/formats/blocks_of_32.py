@@ -43,7 +43,7 @@ flags_16 = make_flags(16)
 
 
 def nibbles(at, block_bytes):
-    """The codes of eight blocks that hold 16 bytes of nibbles each, and of two."""
+    """Return the codes of eight blocks that hold 16 bytes of nibbles each, and of two."""
 
     @device
     def codes(address):
@@ -59,7 +59,7 @@ def nibbles(at, block_bytes):
 
 
 def fifth_bits(at, block_bytes, codes_and_chunk):
-    """Codes of 5 bits: nibbles, and 4 bytes a block with the fifth bits."""
+    """Decode codes of 5 bits: nibbles, and 4 bytes a block with the fifth bits."""
     nibble_codes, nibble_chunk = codes_and_chunk
     planes = make_gather_planes(block_bytes)
 
@@ -78,7 +78,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
 
 
 def looked_up(values, codes_and_chunk):
-    """Codes that name one of 16 values, less the smallest."""
+    """Look up codes that name one of 16 values, less the smallest."""
     nibble_codes, nibble_chunk = codes_and_chunk
     value = make_lookup(*(int(value) - int(min(values)) for value in values))
 
@@ -97,7 +97,7 @@ q8_0_offset = constant_u8(u8x64, Q8_0_OFFSET)
 
 @device
 def two_q8_0_blocks(first, second):
-    """Signed bytes; flipping the sign bit adds 128."""
+    """Load signed bytes; flipping the sign bit adds 128."""
     return concatenate_u8x64(load_u8x32(first + Q8_0_CODES), load_u8x32(second + Q8_0_CODES)) ^ q8_0_offset()
 
 
@@ -108,7 +108,7 @@ def q8_0_chunk(address):
 
 @device
 def q8_0_codes(address):
-    """Shuffles within 16 bytes, then of whole 16 bytes."""
+    """Load codes by shuffles within 16 bytes, then of whole 16 bytes."""
     v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
     v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
     v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
@@ -119,7 +119,10 @@ def q8_0_codes(address):
 
 
 def codes_of(layout, block_bytes):
-    """How the codes of eight blocks are read, and of two; what they are too large by, and the largest."""
+    """Return how the codes of eight blocks are read, and of two.
+
+    What they are too large by, and the largest.
+    """
     if layout.bits == 8:
         return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
@@ -132,7 +135,7 @@ def codes_of(layout, block_bytes):
 
 
 def floats_of(at, block_bytes):
-    """Functions (address): the float16 numbers that lie there in eight blocks, and in two."""
+    """Make functions (address) that load the float16 numbers of eight blocks, and of two."""
     gather = make_gather_f16(block_bytes)
     return (
         device(lambda address: gather(address + at)),
@@ -141,7 +144,7 @@ def floats_of(at, block_bytes):
 
 
 def exponents_of(at, block_bytes):
-    """The same for halved exponents of 8 bits."""
+    """Return the same for halved exponents of 8 bits."""
     gather, table = make_gather_powers(block_bytes, 128), halved_e8m0()
 
     @device
@@ -152,7 +155,7 @@ def exponents_of(at, block_bytes):
 
 
 def blocks_of_32(name):
-    """The format of that name."""
+    """Return the format of that name."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     (codes, chunk), offset, largest = codes_of(layout, block_bytes)
     scales = floats_of(layout.d, block_bytes) if layout.d is not None else exponents_of(0, block_bytes)

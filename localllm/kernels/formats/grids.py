@@ -23,7 +23,7 @@ from localllm.kernels.simd import (
 
 
 def codebook(format: Any) -> np.ndarray:
-    """The grid of one of the classes in `gguf.quants`: int8 [codes, weights per code]."""
+    """Return the grid of one of the classes in `gguf.quants`: int8 [codes, weights per code]."""
     format.init_grid()
     return format.grid.reshape(format.grid_shape).astype(np.int8)
 
@@ -32,7 +32,7 @@ STRIPES, RUNS = range(4), range(8)
 
 
 def for_octets(source, order):
-    """A shuffle that gives eight octets a byte of `source` each, for all their weights."""
+    """Return a shuffle that gives eight octets a byte of `source` each, for all their weights."""
     return make_shuffle(u8x64, source, [byte for byte in order for _ in range(8)])
 
 
@@ -40,12 +40,15 @@ def for_octets(source, order):
 
 
 def packed(codes):
-    """A table of codes with each row as one integer: int64 [rows] for rows of eight, int32 for rows of four."""
+    """Return a table of codes with each row as one integer.
+
+    Int64 [rows] for rows of eight, int32 for rows of four.
+    """
     return np.ascontiguousarray(codes, np.uint8).view("<i8" if codes.shape[1] == 8 else "<i4").reshape(-1)
 
 
 def octets(table, row):
-    """The codes of a group by octets: `row(address, octet)` of the table."""
+    """Return the codes of a group by octets: `row(address, octet)` of the table."""
 
     @inlined
     def stripe(address, q):
@@ -60,7 +63,7 @@ def octets(table, row):
 
 
 def quads(table, row):
-    """The codes of a group by quads: `row(address, quad)` of the table."""
+    """Return the codes of a group by quads: `row(address, quad)` of the table."""
 
     @inlined
     def stripe(address, q):

@@ -1,4 +1,4 @@
-"""What the int8 kernels ask of a block format.
+"""The interface of block formats for int8 kernels.
 
 They see every format alike: a *group* of 256 weights as four vectors of 64 codes (unsigned bytes) and, for each
 sub-block of 32 or 16 weights, a scale: weight = scale * (code - offset), or scale * code + minimum.

@@ -1,4 +1,6 @@
-"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, and a shift of 1/8 up or down, which takes the place of a minimum.
+"""IQ1_S and IQ1_M: a grid of -1, 0 and 1, and a shift of 1/8 up or down.
+
+Which takes the place of a minimum.
 
 The int8 kernels get both in eighths.
 """
@@ -39,7 +41,7 @@ IQ1_SHIFT = np.float32(0.125)
 
 @device
 def store_shifted(code, scale, negative, out):
-    """Writes scale * (row `code` of the IQ1 grid + 1/8), or - 1/8 where `negative` is not zero."""
+    """Write scale * (row `code` of the IQ1 grid + 1/8), or - 1/8 where `negative` is not zero."""
     shift = -IQ1_SHIFT if negative else IQ1_SHIFT
     for i in range(8):
         store_f32(out + 4 * i, scale * (np.float32(IQ1_GRID[code, i]) + shift))
@@ -47,7 +49,7 @@ def store_shifted(code, scale, negative, out):
 
 @device
 def iq1_m_scale(scales):
-    """The float16 d whose four halves of a byte are the topmost 4 bits of four 16-bit integers, the lowest first."""
+    """Return the float16 d from the topmost 4 bits of four 16-bit integers, the lowest first."""
     bits = 0
     for n in range(4):
         bits |= (load_u16(scales + 2 * n) >> 12) << (4 * n)
@@ -110,7 +112,7 @@ def iq1_s_codes(address):
 
 @device
 def iq1_s_scales(address):
-    """d / 8 * (1 + 2 * scale); in their bytes, the scales count 16 times."""
+    """Compute d / 8 * (1 + 2 * scale); in their bytes, the scales count 16 times."""
     scales = float_u8x8(upper_bytes(load_u8x16(address + S_SCALES) & iq1_s_scale_bits()))
     return (scales + splat_f32x8(8.0)) * (load_splat_f16x8(address) * splat_f32x8(1 / 64))
 
@@ -133,7 +135,10 @@ def iq1_m_codes(address):
 
 @device
 def iq1_m_scales(address):
-    """d / 8 * (1 + 2 * scale); four 16-bit integers hold four scales of 3 bits each and, on top, 4 bits of d."""
+    """Compute d / 8 * (1 + 2 * scale).
+
+    Four 16-bit integers hold four scales of 3 bits each and, on top, 4 bits of d.
+    """
     words = load_i64(address + M_SCALES)
     first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)
     second = ((words >> 6) & 0x0007000700070007) | ((words & 0x0E000E000E000E00) >> 1)

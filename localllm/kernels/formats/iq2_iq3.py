@@ -49,7 +49,10 @@ IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 @device
 def eight_signs(code):
-    """The 8 sign bits that a 7-bit code stands for: the code, and an eighth bit that makes the number of ones even."""
+    """Return the 8 sign bits that a 7-bit code stands for.
+
+    The code, and an eighth bit that makes the number of ones even.
+    """
     parity = code ^ code >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -58,15 +61,21 @@ def eight_signs(code):
 
 @device
 def store_signed(magnitudes, code, scale, signs, out):
-    """Writes scale * row `code` of the grid `magnitudes`, negated where the bit in `signs` is set (lowest first)."""
+    """Write scale * row `code` of the grid `magnitudes`, negated where `signs` has its bit set.
+
+    Lowest bit first.
+    """
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
         store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
 
 
 def unpacker(grid, group, row, signs, scale):
-    """How one block is unpacked: row(block, i) is the grid's row for octet or quad i, signs(block, octet) has 8 bits,
-    scale(block, group) is a float32."""
+    """Make a function that unpacks one block.
+
+    row(block, i) is the grid's row for octet or quad i, signs(block, octet) has 8 bits, scale(block, group) is a
+    float32.
+    """
     size = grid.shape[1]
 
     @device
@@ -80,14 +89,14 @@ def unpacker(grid, group, row, signs, scale):
 
 
 def word_signs(at, apart):
-    """Of octets whose sign codes are four to a word of 32 bits, the words so many bytes apart."""
+    """Return the signs of octets whose sign codes are four to a word of 32 bits, the words so many bytes apart."""
     return device(
         lambda block, octet: eight_signs(load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
 def word_scales(at, apart, factor):
-    """d * (scale + 1/2) * factor of runs whose scales are the topmost 4 bits of such words."""
+    """Compute d * (scale + 1/2) * factor of runs whose scales are the topmost 4 bits of such words."""
     half, by = np.float32(0.5), np.float32(factor)
     return device(
         lambda block, run: load_f16(block) * (half + np.float32(load_u32(block + at + apart * run) >> 28)) * by
@@ -96,7 +105,7 @@ def word_scales(at, apart, factor):
 
 @device
 def nibble_at(address, i):
-    """Number i of those that are two to a byte, the low half first."""
+    """Return number i of those that are two to a byte, the low half first."""
     return load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
@@ -104,7 +113,10 @@ signs_0, signs_1, signs_2, signs_3 = (for_octets(u8x32, [4 * run + q for run in 
 
 
 def signed(name, grid, row, signs, scales):
-    """A format with a row of `grid` for each octet or quad; the bits of `signs(address)`, u8x32, negate weights."""
+    """Return a format with a row of `grid` for each octet or quad.
+
+    The bits of `signs(address)`, u8x32, negate weights.
+    """
     offset = int(grid.max())
     lookup = octets if grid.shape[1] == 8 else quads
     magnitudes, reflect = lookup(packed(offset + grid), row), make_reflect([1 << i for i in range(8)] * 8, 2 * offset)
@@ -128,7 +140,7 @@ topmost_bit = constant_u8(u8x32, 128)
 
 @device
 def evened(signs):
-    """Bytes of 7 bits get an eighth that makes the number of ones even.
+    """Extend bytes of 7 bits by an eighth that makes the number of ones even.
 
     Its sum of bits, modulo 2, gathers in a byte's topmost bit; what shifts bring from its neighbour stays below.
     """
@@ -144,13 +156,16 @@ topmost_bytes = make_shuffle(u8x8, u8x32, range(3, 32, 4))
 
 @device
 def signs_of_words(words):
-    """Four sign codes in each of eight words."""
+    """Return four sign codes in each of eight words."""
     return evened(four_sevens(words))
 
 
 @device
 def scales_of_words(words, d):
-    """d * (scale + 1/2), with the scales in the topmost nibbles of eight words: of bytes, they count 16 times."""
+    """Compute d * (scale + 1/2), with the scales in the topmost nibbles of eight words.
+
+    Of bytes, they count 16 times.
+    """
     return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
 
 
@@ -164,7 +179,7 @@ alternate = make_shuffle(u8x16, u8x16, [8 * half + i for i in range(8) for half 
 
 @device
 def scales_of_nibbles(address, d):
-    """d * (scale + 1/2), with the scales in 16 nibbles."""
+    """Compute d * (scale + 1/2), with the scales in 16 nibbles."""
     nibbles = load_i64(address)
     scales = alternate(concatenate_u8x16(bytes_of(nibbles & NIBBLES), bytes_of((nibbles >> 4) & NIBBLES)))
     return (float_i8x16(scales) + splat_f32x16(0.5)) * d
@@ -253,7 +268,7 @@ def iq3_s_signs(address):
 
 @device
 def iq3_s_scales(address):
-    """2 * d * (scale + 1/2), with the scales in eight nibbles, spread over eight bytes."""
+    """Compute 2 * d * (scale + 1/2), with the scales in eight nibbles, spread over eight bytes."""
     nibbles = load_u32(address + S3_SCALES)
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FF

@@ -1,4 +1,6 @@
-"""The k-quants and IQ4_XS: 256 weights to a block, in groups of 16 or 32 whose scales are small integers themselves.
+"""The k-quants and IQ4_XS: 256 weights to a block.
+
+In groups of 16 or 32 whose scales are small integers themselves.
 
 A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores 4- to 8-bit integers instead, and one
 float16 scale for all of them. Codes lie in planes, so that one vector register of bytes yields whole groups.
@@ -56,7 +58,7 @@ Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.
 
 @device
 def packed_scales(address):
-    """The eight 6-bit scales of Q4_K and Q5_K, from 12 bytes."""
+    """Return the eight 6-bit scales of Q4_K and Q5_K, from 12 bytes."""
     low, high = load_u32(address), load_u32(address + 8)
     upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
@@ -64,7 +66,7 @@ def packed_scales(address):
 
 @device
 def packed_minimums(address):
-    """The eight 6-bit minimums of Q4_K and Q5_K, from the same 12 bytes."""
+    """Return the eight 6-bit minimums of Q4_K and Q5_K, from the same 12 bytes."""
     low, high = load_u32(address + 4), load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return float_u8x8(bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
@@ -84,7 +86,7 @@ odd_down_4 = make_shift(u8x64, False, *[0] * 4, *[4] * 4)
 
 @device
 def q4_k_codes(address):
-    """High nibbles stay where they are: 16 * code, and a sixteenth of the scale."""
+    """Return codes with high nibbles in place: 16 * code, and a sixteenth of the scale."""
     v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
@@ -96,7 +98,7 @@ def q4_k_scales(address):
 
 @device
 def q4_k_small_codes(address):
-    """High nibbles, too, are shifted down."""
+    """Return codes with high nibbles shifted down, too."""
     v, w, mask = load_u8x64(address + Q4_CODES), load_u8x64(address + Q4_CODES + 64), nibble()
     return (
         odd_down_4(runs_0(v, w)) & mask, odd_down_4(runs_1(v, w)) & mask,
@@ -137,7 +139,7 @@ upper_half = make_shift(u8x16, False, 4)
 
 @device
 def q2_k_codes(address):
-    """Codes stay where they are: times 1, 4, 16 and 64, and the scale's inverse."""
+    """Return codes in place: times 1, 4, 16 and 64, and the scale's inverse."""
     v, mask = load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 
@@ -174,7 +176,10 @@ def q3_k_codes(address):
 
 @device
 def q3_k_scales(address):
-    """16 scales of 6 bits: eight bytes with the low nibbles of two, four bytes with the high bits of four."""
+    """Compute 16 scales of 6 bits.
+
+    Eight bytes with the low nibbles of two, four bytes with the high bits of four.
+    """
     low = load_u32(address + Q3_SCALES) | (load_u32(address + Q3_SCALES + 4) << 32)
     high = load_u32(address + Q3_SCALES + 8)
     high_first, high_second = high | (high >> 2) << 32, (high >> 4) | (high >> 6) << 32
@@ -219,7 +224,10 @@ def iq4_xs_codes(address):
 
 @device
 def iq4_xs_scales(address):
-    """Eight scales of 6 bits: the nibbles of four bytes, and two bits each of two bytes, spread over eight bytes."""
+    """Return eight scales of 6 bits.
+
+    The nibbles of four bytes, and two bits each of two bytes, spread over eight bytes.
+    """
     low, high = load_u32(address + IQ4_LOW), load_u16(address + IQ4_HIGH)
     low = (low | low << 16) & 0x0000FFFF0000FFFF
     low = (low | low << 8) & 0x00FF00FF00FF00FF

@@ -1,4 +1,7 @@
-"""NVFP4: floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale; 64 weights to a block."""
+"""NVFP4: floats of 4 bits, in groups of 16 that have a float of 8 bits as their scale.
+
+64 weights to a block.
+"""
 
 from llvmlite import ir
 from numba import types
@@ -35,14 +38,16 @@ def two_blocks(address):
 
 @device
 def codes(address):
-    """8 bytes for 16 weights, of which the first 8 are in the low halves."""
+    """Compute 8 bytes for 16 weights, of which the first 8 are in the low halves."""
     c0, c2, c1, c3 = striped_nibbles(two_blocks(address), two_blocks(address + 2 * BYTES))
     return value(c0), value(c1), value(c2), value(c3)
 
 
 @operation(f32x16, types.int64)
 def scales(builder, address):
-    """Half of the floats in the first 4 bytes of four blocks: 127 is zero, the topmost bit of others nothing.
+    """Return half of the floats in the first 4 bytes of four blocks.
+
+    127 is zero, the topmost bit of others nothing.
 
     Moved to the bits of a float16 such a float is 2 ** 8 times too small, also a subnormal one.
     """

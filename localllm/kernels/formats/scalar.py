@@ -1,4 +1,6 @@
-"""From a block's bytes to its float32 weights: for each format a function `unpack(block, out)`, made from its layout.
+"""From a block's bytes to its float32 weights.
+
+For each format a function `unpack(block, out)`, made from its layout.
 
 It reads the bytes at address `block` and writes the weights, in order, to address `out`. Both are int64 and may have
 any alignment; nothing is checked. This is the generic path: right for every format, and quick enough for embeddings and
@@ -21,13 +23,13 @@ FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
 
 
 def unpacker(name: str) -> Callable:
-    """The function (int64 block, int64 out) -> None for a format, compiled at its first call."""
+    """Make the function (int64 block, int64 out) -> None for a format, compiled at its first call."""
     layout = LAYOUTS[name]
     return make_unpack(layout, BY_NAME[name].block) if layout.codes else family(name).UNPACK[name]
 
 
 def make_unpack(layout: Layout, count: int) -> Callable:
-    """The function for a format of `count` weights to a block, each of which has a code of its own."""
+    """Return the function for a format of `count` weights to a block, each of which has a code of its own."""
     code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
     scale_of, minimum_of = make_scale(layout), make_minimum(layout)
     group_size, has_minimum = layout.group, layout.low is not None
@@ -46,7 +48,10 @@ def make_unpack(layout: Layout, count: int) -> Callable:
 
 
 def make_number(fields: Fields, signed: bool = False) -> Callable:
-    """A function (block, first, i): number first + i, an int64, of fields; first is a multiple of STEP, i less."""
+    """Make a function (block, first, i): number first + i, an int64, of fields.
+
+    First is a multiple of STEP, i less.
+    """
     if len(fields) == 2:
         low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
         return device(lambda block, first, i: low(block, first, i) | high(block, first, i) << bits)
@@ -71,14 +76,14 @@ def make_number(fields: Fields, signed: bool = False) -> Callable:
 
 
 def make_scattered(field) -> Callable:
-    """The same for numbers without an order."""
+    """Return the same for numbers without an order."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
 
 
 def make_value(layout: Layout) -> Callable:
-    """A function: what a code stands for, float32."""
+    """Make a function: what a code stands for, float32."""
     if layout.values:
         table = np.array(layout.values, np.int8)
         return device(lambda code: np.float32(table[code]))
@@ -87,13 +92,13 @@ def make_value(layout: Layout) -> Callable:
 
 
 def make_group_number(fields: Fields, signed: bool = False) -> Callable:
-    """A function (block, group): a group's number, of at most 16."""
+    """Make a function (block, group): a group's number, of at most 16."""
     number = make_number(fields, signed)
     return device(lambda block, group: number(block, group // STEP * STEP, group % STEP))
 
 
 def make_scale(layout: Layout) -> Callable:
-    """A function (block, group): its scale, float32."""
+    """Make a function (block, group): its scale, float32."""
     at, centre = layout.d, layout.scale_centre
     if not layout.scales:
         return device(lambda block, group: load_f16(block + at))
@@ -105,7 +110,7 @@ def make_scale(layout: Layout) -> Callable:
 
 
 def make_minimum(layout: Layout) -> Callable | None:
-    """A function (block, group): what is added to its weights, float32; None if nothing is."""
+    """Make a function (block, group): what is added to its weights, float32; None if nothing is."""
     at = layout.low
     if at is None:
         return None

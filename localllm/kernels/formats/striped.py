@@ -1,4 +1,4 @@
-"""What families share: bytes of a group of 256 weights, striped as group_format.py says."""
+"""The common parts of families whose bytes of 256 weights are striped (group_format.py)."""
 
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.simd import (
@@ -26,20 +26,23 @@ stripe_chunk = make_shuffle(u8x64, u8x64, [32 * run + 8 * q + i for q in range(4
 
 @device
 def four_by_16(address, step):
-    """16 bytes from each of four addresses."""
+    """Compute 16 bytes from each of four addresses."""
     low = concatenate_u8x32(load_u8x16(address), load_u8x16(address + step))
     return concatenate_u8x64(low, concatenate_u8x32(load_u8x16(address + 2 * step), load_u8x16(address + 3 * step)))
 
 
 @device
 def striped_nibbles(first, second):
-    """From the 16 bytes of runs 0 to 3 and of 4 to 7, whose low nibbles are weights 0 to 15 of a run."""
+    """Return nibbles from the 16 bytes of runs 0 to 3 and of 4 to 7.
+
+    Their low nibbles are weights 0 to 15 of a run.
+    """
     return nibbles_in_turn(first_pairs(first, second), second_pairs(first, second))
 
 
 @device
 def nibbles_in_turn(even, odd):
-    """The same from those of runs 0, 2, 4, 6, and of 1, 3, 5, 7."""
+    """Return the same from those of runs 0, 2, 4, 6, and of 1, 3, 5, 7."""
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
 
@@ -53,7 +56,7 @@ down_plane = make_shift(u8x64, False, *[2 * plane for plane in range(4) for _ in
 
 
 def two_bit_codes(at):
-    """Codes from their places, shifted down."""
+    """Shift codes down from their places."""
 
     @device
     def codes(address):
@@ -67,7 +70,10 @@ def two_bit_codes(at):
 
 
 def multiplied(format):
-    """The format as dot products want it: if those are of signed bytes, large codes are less by 128, and the offset."""
+    """Return the format as dot products want it.
+
+    If those are of signed bytes, large codes are less by 128, and the offset.
+    """
     if format.largest < 128 or format.minimums or not wants_signed_codes():
         return format
     codes_of, chunk = format.codes, format.chunk

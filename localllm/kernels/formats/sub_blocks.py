@@ -1,4 +1,6 @@
-"""Q2_K and Q3_K in the order of their bytes, a lane of four bytes for each sub-block: see row_sub_blocks.py.
+"""Q2_K and Q3_K in the order of their bytes, a lane of four bytes for each sub-block.
+
+See row_sub_blocks.py.
 
 Of 256 weights, 32 bytes hold the low bits of four runs of 32, and the next 32 bytes those of four others. So lane
 8 * part + 4 * half + i of 16 is for half a run: run number 4 * part + `runs`[i]. Four vectors have four weights each of
@@ -37,12 +39,7 @@ Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # where the last 16 bytes begin, which hav
 
 
 class SubBlocks(NamedTuple):
-    """How a format is read.
-
-    With weight = d * scale * (code - centre), or less a minimum, `codes` and `factors` give multiples of codes and of
-    d * scale (and of the minimum), and `of_scales` and `of_sums` what a token's scales and sums are to be multiplied by
-    for that, per lane.
-    """
+    """The reading of a format by sub-blocks."""
 
     runs: tuple[int, ...]
     turn: int  # vector number v has the weights 4 * ((v + turn * i) % 4) and three more of lane i
@@ -52,28 +49,28 @@ class SubBlocks(NamedTuple):
     of_sums: list[float]
 
     def numbers(self) -> list[int]:
-        """Which sub-block each lane is."""
+        """Return which sub-block each lane is."""
         return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
 
 
 def load_words(builder, address, at):
-    """64 bytes as words of 32 bits."""
+    """Compute 64 bytes as words of 32 bits."""
     return load_value(builder, builder.add(address, I64(at)), i32x16.llvm)
 
 
 def masked(builder, words, masks):
-    """The bits of each byte that the lane's mask has, as bytes."""
+    """Return the bits of each byte that the lane's mask has, as bytes."""
     return as_bytes(builder, builder.and_(words, ir.Constant(i32x16.llvm, [mask * 0x01010101 for mask in masks])))
 
 
 def spread(builder, address, order):
-    """The bytes `order` of 16, or 0 for None, in 64."""
+    """Return the bytes `order` of 16, or 0 for None, in 64."""
     block = load_value(builder, address, BLOCK)
     return picked_bytes(builder, shuffled(builder, block, block, [*range(16)] * 4), order)
 
 
 def halves_of(builder, addresses, at, count):
-    """`count` float16 numbers that follow each other in every row, each in all lanes of a vector."""
+    """Load `count` consecutive float16 numbers of every row, each in all lanes of a vector."""
     bits = ir.Constant(ir.VectorType(I16 if count == 1 else I32, 8 // count), None)
     for row, address in enumerate(addresses):
         number = load_value(builder, builder.add(address, I64(at)), bits.type.element)
@@ -122,7 +119,10 @@ def q3_k_codes(builder, address):
 
 
 def q3_k_factors(builder, addresses):
-    """A scale's nibble and its two high bits lie in two bytes, somewhere; a dot product adds them, `Q3_TIMES` times."""
+    """Join a scale's nibble and its two high bits, which lie in two bytes, somewhere.
+
+    A dot product adds them, `Q3_TIMES` times.
+    """
     order, masks, weights = [], [], []
     for (part, _, i), number in zip(LANES, Q3_K.numbers(), strict=True):
         up = 4 * part + 2 * (Q3_K.runs[i] // 2)  # where the high bits are in their byte

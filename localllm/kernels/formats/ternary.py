@@ -1,4 +1,7 @@
-"""TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 to a block; of TQ1_0 five to a byte, since 3 ** 5 = 243 fits in 256."""
+"""TQ1_0 and TQ2_0: weights of -d, 0 or d, 256 to a block.
+
+Of TQ1_0 five to a byte, since 3 ** 5 = 243 fits in 256.
+"""
 
 import numpy as np
 
@@ -25,7 +28,9 @@ RUNS, STRIPES = range(8), range(4)
 
 @device
 def unpack_trits(codes, count, trits, scale, out):
-    """The first `trits` ternary digits of `count` bytes: digit n of all bytes, then digit n + 1 of all bytes.
+    """Return the first `trits` ternary digits of `count` bytes.
+
+    Digit n of all bytes, then digit n + 1 of all bytes.
 
     A byte is a fraction of 256 in base three, so multiplying by 3 moves its next digit in front of the point. Digits
     0, 1, 2 stand for -d, 0, d.
@@ -46,13 +51,13 @@ def unpack_tq1_0(block, out):
 
 
 def tq1_0_place(weight):
-    """Its (byte, digit) in the group."""
+    """Return its (byte, digit) in the group."""
     first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 
 
 def tq1_0_stripe(q):
-    """How vector q comes from a group's bytes, of which 22 to 31 are there twice."""
+    """Return how vector q comes from a group's bytes, of which 22 to 31 are there twice."""
     places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return make_shuffle(u8x64, u8x64, order), make_trits(*(digit for _, digit in places))

@@ -1,4 +1,4 @@
-"""Codes as words of 16 bits, in the order in which shifts and masks alone make them of a block's bytes.
+"""Codes as 16-bit words, in the order in which shifts and masks alone make them of a block's bytes.
 
 For CPUs that multiply pairs of words, but have no dot product of bytes (AVX2): see row_words.py. Of each run of 32
 weights the even ones come first, then the odd ones; a word holds two bytes of the file.
@@ -24,7 +24,7 @@ def load_words(builder, address, offset):
 
 
 def moved(builder, words, by):
-    """Bits shifted up, or down if `by` is negative."""
+    """Return bits shifted up, or down if `by` is negative."""
     if by == 0:
         return words
     return builder.shl(words, constant_like(words, by)) if by > 0 else builder.lshr(words, constant_like(words, -by))
@@ -35,12 +35,12 @@ def masked(builder, words, mask):
 
 
 def split(builder, words) -> Pair:
-    """The bytes of a run."""
+    """Return the bytes of a run."""
     return masked(builder, words, 255), moved(builder, words, -8)
 
 
 def q4_k(builder, address) -> Iterator[Pair]:
-    """Two runs share 32 bytes: low nibbles, high nibbles."""
+    """Decode runs, two of which share 32 bytes: low nibbles, high nibbles."""
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
         yield masked(builder, words, 15), masked(builder, moved(builder, words, -8), 15)
@@ -48,7 +48,7 @@ def q4_k(builder, address) -> Iterator[Pair]:
 
 
 def q5_k(builder, address) -> Iterator[Pair]:
-    """The same, and bit number `run` of 32 bytes that are all runs'."""
+    """Return the same, and bit number `run` of 32 bytes that are all runs'."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)
@@ -57,7 +57,7 @@ def q5_k(builder, address) -> Iterator[Pair]:
 
 
 def q6_k(builder, address) -> Iterator[Pair]:
-    """Of each half: the nibbles of two runs in 32 bytes, and two bits of four runs in 32 others."""
+    """Decode of each half the nibbles of two runs in 32 bytes, and two bits of four runs in 32 others."""
     for half in (0, 1):
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)
         for run in range(4):
@@ -68,7 +68,10 @@ def q6_k(builder, address) -> Iterator[Pair]:
 
 @operation(types.UniTuple(f32x8, 2), types.int64)
 def k_factors(builder, address):
-    """The scales and minimums of Q4_K and Q5_K, whose 12 bytes follow two factors of float16, all in one register."""
+    """Return the scales and minimums of Q4_K and Q5_K, all in one register.
+
+    Their 12 bytes follow two factors of float16.
+    """
     block = load_value(builder, address, ir.VectorType(I8, 16))
     nothing = ir.Constant(block.type, None)
     first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]

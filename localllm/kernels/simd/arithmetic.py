@@ -71,12 +71,12 @@ zero_i32x16, zero_f32x16, zero_f32x8 = make_constant(i32x16, 0), make_constant(f
 
 
 def constant_u8(vector, *values):
-    """An intrinsic () -> vector of bytes that repeats `values`."""
+    """Return an intrinsic () -> vector of bytes that repeats `values`."""
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
 
 
 def constant_f32(vector, *values):
-    """An intrinsic () -> vector of floats that repeats `values`."""
+    """Return an intrinsic () -> vector of floats that repeats `values`."""
     return operation(vector)(lambda builder: ir.Constant(vector.llvm, list(values) * (vector.lanes // len(values))))
 
 
@@ -97,18 +97,18 @@ def splat_f32x8(builder, scalar):
 
 @operation(f32x16, types.int64)
 def splat_f16x16(builder, bits):
-    """A float16, given as the low 16 bits of an integer, in all lanes."""
+    """Return a float16, given as the low 16 bits of an integer, in all lanes."""
     return splat_f16(16)(builder, builder.trunc(bits, I16))
 
 
 @operation(types.float32, types.int64)
 def float_f16(builder, bits):
-    """A float16, given as the low 16 bits of an integer."""
+    """Return a float16, given as the low 16 bits of an integer."""
     return widen_half(builder, builder.trunc(bits, I16))
 
 
 def multiply_add(builder, x, y, z):
-    """x * y + z, rounded once if the CPU has an instruction for it ("llvm.fma" would call a function if not)."""
+    """Compute x * y + z, rounded once if the CPU can ("llvm.fma" would call a function if not)."""
     return llvm_call(builder, f"llvm.fmuladd.v{x.type.count}f32", x.type, [x, y, z])
 
 
@@ -117,13 +117,13 @@ fma_f32x16, fma_f32x8 = (operation(vector, *[vector] * 3)(multiply_add) for vect
 
 @operation(f32x16, f32x16, f32x16)
 def max_f32x16(builder, x, y):
-    """The larger number in each lane; y if one is NaN, as in x86's instructions."""
+    """Return the larger number in each lane; y if one is NaN, as in x86's instructions."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
 @operation(f32x16, f32x16, f32x16)
 def min_f32x16(builder, x, y):
-    """The smaller number in each lane; y if one is NaN."""
+    """Return the smaller number in each lane; y if one is NaN."""
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
@@ -138,7 +138,10 @@ def sqrt_f32x16(builder, x):
 
 
 def larger_size(builder, x, y):
-    """The larger of two floats without sign in each lane; NaN if one is: as integers, NaN comes behind infinity."""
+    """Return the larger of two floats without sign in each lane; NaN if one is.
+
+    As integers, NaN comes behind infinity.
+    """
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
     return builder.select(above, x, y)
@@ -146,7 +149,7 @@ def larger_size(builder, x, y):
 
 @operation(types.float32, f32x16, f32x16)
 def largest_size_f32x16(builder, x, y):
-    """The largest size of all numbers in x and y; NaN if one of them is."""
+    """Return the largest size of all numbers in x and y; NaN if one of them is."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
     sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
     return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
@@ -154,7 +157,7 @@ def largest_size_f32x16(builder, x, y):
 
 @operation(f32x16, f32x16, types.float32)
 def keep_below_f32x16(builder, x, limit):
-    """NaN where the size of x is not below the limit."""
+    """Return x, NaN where its size is not below the limit."""
     size = llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [x])
     below = builder.fcmp_ordered("<", size, splat_value(builder, f32x16.llvm, limit))
     return builder.select(below, x, constant_like(x, math.nan))
@@ -162,7 +165,7 @@ def keep_below_f32x16(builder, x, limit):
 
 @operation(f32x16, f32x16)
 def round_f32x16(builder, x):
-    """To the nearest integer, ties to even; for numbers up to 2 ** 22.
+    """Round to the nearest integer, ties to even; for numbers up to 2 ** 22.
 
     Without an instruction for it: floats from 2 ** 23 to 2 ** 24 are whole numbers, so adding 1.5 * 2 ** 23 rounds.
     """
@@ -173,7 +176,7 @@ def round_f32x16(builder, x):
 
 
 def reduce_add(builder, value):
-    """The sum of a vector's floats, in any order."""
+    """Compute the sum of a vector's floats, in any order."""
     function = ir.FunctionType(F32, [F32, value.type])
     name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
     function = cgutils.get_or_insert_function(builder.module, function, name)
@@ -194,7 +197,7 @@ def largest_f32x16(builder, value):
 
 @operation(types.boolean, f32x16, f32x16)
 def any_above_f32x16(builder, x, y):
-    """Whether a lane of x is larger than the same of y."""
+    """Return whether a lane of x is larger than the same of y."""
     above = builder.fcmp_ordered(">", x, y)
     if "neon" in this_lane().features:  # which has no masks of one bit a lane
         return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])
@@ -213,12 +216,12 @@ def float_i32x16(builder, value):
 
 @operation(i32x16, f32x16)
 def int_f32x16(builder, value):
-    """Towards zero."""
+    """Truncate to integers."""
     return builder.fptosi(value, i32x16.llvm)
 
 
 def make_shift_i32(left, amount):
-    """An intrinsic that shifts each lane: left, or right with its sign."""
+    """Return an intrinsic that shifts each lane: left, or right with its sign."""
 
     def shift(builder, value):
         counts = ir.Constant(i32x16.llvm, [amount] * 16)
@@ -229,7 +232,7 @@ def make_shift_i32(left, amount):
 
 @operation(u8x16, i32x16)
 def bytes_i32x16(builder, value):
-    """The low byte of each lane."""
+    """Return the low byte of each lane."""
     return builder.trunc(value, u8x16.llvm)
 
 
@@ -240,13 +243,13 @@ def float_u8x8(builder, value):
 
 @operation(f32x16, u8x16)
 def float_i8x16(builder, value):
-    """Signed bytes to floats."""
+    """Convert signed bytes to floats."""
     return builder.sitofp(value, f32x16.llvm)
 
 
 @operation(f32x16, u8x16, types.int64, f32x16, f32x16)
 def nibbles_f32x16(builder, codes, bit, scale, minimum):
-    """scale * code + minimum, rounded once, of the codes that are four bits of each byte, from number `bit` on.
+    """Compute scale * code + minimum, rounded once, of four-bit codes from bit `bit` of each byte.
 
     AVX-512 looks them up among the 16 that there are, by the lowest four bits of a lane.
     """
@@ -261,13 +264,13 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
 
 @operation(None, types.int64, i32x16, i32x16)
 def store_nibbles(builder, address, low, high):
-    """16 bytes, each of four bits of one lane and, above, four of the other."""
+    """Compute 16 bytes, each of four bits of one lane and, above, four of the other."""
     both = builder.or_(low, builder.shl(high, constant_like(high, 4)))
     store_value(builder, address, builder.trunc(both, u8x16.llvm))
 
 
 def make_butterfly(distance):
-    """An intrinsic: of lanes so far apart, the sum becomes the first one, the difference the second."""
+    """Return an intrinsic: of lanes so far apart, the sum becomes the first one, the difference the second."""
     lanes = range(16)
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 
@@ -280,7 +283,10 @@ def make_butterfly(distance):
 
 @operation(f32x16, f32x16)
 def two_to_the(builder, value):
-    """2 ** value for whole numbers from -126 to 127, by writing the exponent bits; -127 gives 0 and 128 infinity."""
+    """Compute 2 ** value for whole numbers from -126 to 127, by writing the exponent bits.
+
+    -127 gives 0 and 128 infinity.
+    """
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
     return builder.bitcast(builder.shl(biased, ir.Constant(i32x16.llvm, [23] * 16)), f32x16.llvm)
@@ -288,5 +294,5 @@ def two_to_the(builder, value):
 
 @operation(f32x16, f32x16)
 def reciprocal_f32x16(builder, value):
-    """1 / x, correctly rounded."""
+    """Compute 1 / x, correctly rounded."""
     return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)

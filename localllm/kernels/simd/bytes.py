@@ -34,7 +34,7 @@ MOST_WINDOWS = 3  # to gather from: Q8_0 would have four, and took 1.04 times as
 
 
 def make_shuffle(result, source, order):
-    """An intrinsic that takes lane order[i] of `source` to lane i."""
+    """Return an intrinsic that takes lane order[i] of `source` to lane i."""
 
     def shuffle(builder, value):
         return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(order)), list(order)))
@@ -43,7 +43,7 @@ def make_shuffle(result, source, order):
 
 
 def make_shift(vector, left, *amounts):
-    """An intrinsic that shifts bytes, pair by pair: `amounts` holds one for each pair (repeated).
+    """Return an intrinsic that shifts bytes, pair by pair: `amounts` holds one for each pair (repeated).
 
     It shifts words of 16 bits, for which there are instructions (shifting bytes takes seven): bits that leave a byte
     enter its neighbour, so mask them before or after.
@@ -59,7 +59,7 @@ def make_shift(vector, left, *amounts):
 
 
 def make_concatenate(result, part):
-    """An intrinsic (low, high) -> one vector."""
+    """Return an intrinsic (low, high) -> one vector."""
     order = ir.Constant(ir.VectorType(I32, result.lanes), list(range(result.lanes)))
     return operation(result, part, part)(lambda builder, low, high: builder.shuffle_vector(low, high, order))
 
@@ -72,12 +72,15 @@ twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
 
 @operation(u8x8, types.int64)
 def bytes_of(builder, value):
-    """The 8 bytes of an integer, lowest first."""
+    """Return the 8 bytes of an integer, lowest first."""
     return builder.bitcast(value, u8x8.llvm)
 
 
 def make_gather_f16(stride, times=1):
-    """An intrinsic address -> f32x8: the float16 numbers at address, address + stride, ..., each so many times."""
+    """Return an intrinsic address -> f32x8.
+
+    The float16 numbers at address, address + stride, ..., each so many times.
+    """
 
     def gather(builder, address):
         halves = gathered(builder, address, stride, 1, 8 // times)
@@ -87,7 +90,10 @@ def make_gather_f16(stride, times=1):
 
 
 def make_gather_planes(stride):
-    """An intrinsic address -> four integers: byte q of the 4-byte numbers at address, address + stride, ... (8)."""
+    """Return an intrinsic address -> four integers.
+
+    Byte q of the 4-byte numbers at address, address + stride, ... (8).
+    """
 
     def gather(builder, address):
         return planes(builder, builder.bitcast(gathered(builder, address, stride, 2, 8), u8x32.llvm))
@@ -96,7 +102,7 @@ def make_gather_planes(stride):
 
 
 def gathered(builder, address, stride, size, count):
-    """Words of 16 bits, `size` of them at address, at address + stride, ...: count * size lanes.
+    """Gather words of 16 bits, `size` of them at address, at address + stride, ...: count * size lanes.
 
     A vector of 64 bytes brings neighbours along: one shuffle takes from two of them what is wanted. A word that is
     inserted by itself takes two instructions, of which 32 were a third of what two rows of Q4_1 took.
@@ -114,7 +120,10 @@ def gathered(builder, address, stride, size, count):
 
 
 def windows(stride, size, count, end):
-    """Where to read 64 bytes, all of which are before `end`, and which words of these are wanted: by start."""
+    """Return where to read 64 bytes, all of which are before `end`, and which words of these are wanted.
+
+    By start.
+    """
     found, at_once = {}, (64 - 2 * size) // stride + 1
     for first in range(0, count, at_once):
         start = min(first * stride, end - 64)
@@ -124,7 +133,7 @@ def windows(stride, size, count, end):
 
 
 def from_windows(builder, address, windows):
-    """These words, one after the other; there are two windows at least."""
+    """Take these words, one after the other; there are two windows at least."""
     (start, order), *others = windows.items()
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
     for start, words in others:
@@ -135,7 +144,7 @@ def from_windows(builder, address, windows):
 
 
 def planes(builder, value):
-    """Four integers: byte q of each of eight 4-byte numbers."""
+    """Return four integers: byte q of each of eight 4-byte numbers."""
     order = ir.Constant(ir.VectorType(I32, 32), [4 * lane + q for q in range(4) for lane in range(8)])
     quads = builder.bitcast(builder.shuffle_vector(value, value, order), ir.VectorType(I64, 4))
     return as_tuple(builder, [builder.extract_element(quads, I32(q)) for q in range(4)])
@@ -145,7 +154,9 @@ planes_of = operation(types.UniTuple(types.int64, 4), u8x32)(planes)
 
 
 def make_gather_powers(stride, bias):
-    """An intrinsic address -> f32x8: 2 ** (byte - bias) for the bytes at address, address + stride, ...
+    """Return an intrinsic address -> f32x8.
+
+    2 ** (byte - bias) for the bytes at address, address + stride, ...
 
     Of two factors, since 2 ** -128 has no exponent of its own.
     """
@@ -179,7 +190,10 @@ four_times_f32x2 = make_shuffle(f32x8, f32x2, [0, 1] * 4)
 
 
 def make_quads(*order):
-    """An intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices; those of y are 8 to 15."""
+    """Return an intrinsic (x, y) -> vector of the 8 quads (of 8 bytes) with these indices.
+
+    Those of y are 8 to 15.
+    """
 
     def permute(builder, x, y):
         quads = ir.VectorType(I64, 8)
@@ -191,7 +205,7 @@ def make_quads(*order):
 
 
 def make_rotate(*amounts):
-    """An intrinsic that rotates quads of bytes to the left, each by its amount (repeated)."""
+    """Return an intrinsic that rotates quads of bytes to the left, each by its amount (repeated)."""
 
     def rotate(builder, value):
         quads = ir.VectorType(I64, 8)
@@ -202,7 +216,7 @@ def make_rotate(*amounts):
 
 
 def make_where(masks, value):
-    """An intrinsic (codes, bits) -> codes + value where `bits` has a bit of `masks`."""
+    """Return an intrinsic (codes, bits) -> codes + value where `bits` has a bit of `masks`."""
 
     def add_where(builder, codes, bits):
         zero = ir.Constant(u8x64.llvm, None)
@@ -213,7 +227,7 @@ def make_where(masks, value):
 
 
 def make_reflect(masks, total):
-    """An intrinsic (codes, bits) -> total - codes where `bits` has a bit of `masks`, else codes."""
+    """Return an intrinsic (codes, bits) -> total - codes where `bits` has a bit of `masks`, else codes."""
 
     def reflect(builder, codes, bits):
         zero = ir.Constant(u8x64.llvm, None)
@@ -224,7 +238,7 @@ def make_reflect(masks, total):
 
 
 def make_fields(width):
-    """An intrinsic that spreads the lowest four fields of `width` bits of each 4-byte word over its bytes."""
+    """Return an intrinsic that spreads the lowest four fields of `width` bits of 4-byte words over the bytes."""
 
     def fields(builder, value):
         words = ir.VectorType(I32, 8)
@@ -239,7 +253,7 @@ def make_fields(width):
 
 
 def make_trits(*digits):
-    """An intrinsic that reads bytes as fractions of 256 in base three and takes a digit of each, 0 being the first.
+    """Return an intrinsic that reads bytes as base-three fractions of 256 and takes a digit, 0 the first.
 
     Multiplying by 3 moves a digit in front of the point, so the first digit of x is 1 from 86 on, and 2 from 171 on.
     """
@@ -256,7 +270,7 @@ def make_trits(*digits):
 
 
 def u8x64_of(scalar, element):
-    """An intrinsic that makes a vector of integers, lowest first."""
+    """Return an intrinsic that makes a vector of integers, lowest first."""
     lanes = 512 // element.width
 
     def of(builder, *values):
@@ -272,7 +286,10 @@ u8x64_of_quads, u8x64_of_words = u8x64_of(types.int64, I64), u8x64_of(types.int3
 
 
 def make_flags(value):
-    """An intrinsic that turns the 64 bits of an integer into 64 bytes: `value` where the bit is set, else 0."""
+    """Return an intrinsic that turns the 64 bits of an integer into 64 bytes.
+
+    `value` where the bit is set, else 0.
+    """
 
     def flags(builder, bits):
         zero, values = (ir.Constant(u8x64.llvm, [number] * 64) for number in (0, value))
@@ -289,7 +306,9 @@ def make_flags(value):
 
 
 def make_transpose(row):
-    """An intrinsic (source, stride, target): 16 rows of 64 bytes, `stride` bytes apart, become columns without gaps.
+    """Return an intrinsic (source, stride, target).
+
+    16 rows of 64 bytes, `stride` bytes apart, become columns without gaps.
 
     `row`: LLVM's type of one, of 16 elements or 8. Four rounds of pairwise interleaving (the butterfly of a matrix
     transpose), all in registers.
@@ -316,7 +335,7 @@ transpose_quads = make_transpose(ir.VectorType(I64, 8))  # 8 columns of 16 words
 
 @operation(f32x16, f32x16, types.int64, types.float32)
 def keep_lanes(builder, value, count, other):
-    """The first `count` lanes of `value` (none if negative), `other` in the rest."""
+    """Return the first `count` lanes of `value` (none if negative), `other` in the rest."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     kept = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
     return builder.select(kept, value, splat_value(builder, f32x16.llvm, other))
@@ -324,14 +343,14 @@ def keep_lanes(builder, value, count, other):
 
 @operation(f32x16, f32x16, types.int64, types.float32)
 def skip_lanes(builder, value, count, other):
-    """`other` in the first `count` lanes (none if negative), `value` in the rest."""
+    """Return `other` in the first `count` lanes (none if negative), `value` in the rest."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     skipped = builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
     return builder.select(skipped, splat_value(builder, f32x16.llvm, other), value)
 
 
 def lookup_bytes(builder, table, codes):
-    """table[code] for vectors of bytes, codes 0 to 15."""
+    """Look up table[code] for vectors of bytes, codes 0 to 15."""
     if widest(SHUFFLE_BYTES):
         tables = ir.Constant(u8x64.llvm, table * 4)
         return call_in_parts(builder, widest(SHUFFLE_BYTES), u8x64.llvm, [tables, codes])
@@ -343,16 +362,16 @@ def lookup_bytes(builder, table, codes):
 
 
 def picked_bytes(builder, value, order):
-    """Of each 16 bytes those with these 16 indices, or 0 for None; `order` has 64. For AVX-512."""
+    """Pick of each 16 bytes those with these 16 indices, or 0 for None; `order` has 64. For AVX-512."""
     indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
     return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
 
 
 def as_bytes(builder, value):
-    """Other lanes of 64 bytes as bytes."""
+    """Reinterpret other lanes of 64 bytes as bytes."""
     return builder.bitcast(value, u8x64.llvm)
 
 
 def make_lookup(*table):
-    """An intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
+    """Return an intrinsic that replaces codes 0 to 15 by the bytes in `table`."""
     return operation(u8x64, u8x64)(lambda builder, codes: lookup_bytes(builder, list(table), codes))

@@ -30,7 +30,7 @@ def dot_vnni_512(builder, accumulator, unsigned, signed):
 
 
 def dot_words_vnni_512(builder, accumulator, x, y):
-    """Adds 2 products of signed words of 16 bits to each lane; x and y are given as bytes."""
+    """Add 2 products of signed words of 16 bits to each lane; x and y are given as bytes."""
     x, y = (builder.bitcast(value, ir.VectorType(I16, 32)) for value in (x, y))
     return llvm_call(builder, "llvm.x86.avx512.vpdpwssd.512", i32x16.llvm, [accumulator, x, y])
 
@@ -41,7 +41,7 @@ def dot_vnni_256(builder, accumulator, unsigned, signed):
 
 
 def dot_bytes(builder, accumulator, unsigned, signed):
-    """Pairs of bytes are multiplied and added to words of 16 bits, then pairs of words to 32.
+    """Multiply pairs of bytes and add them to words of 16 bits, then pairs of words to 32.
 
     The words would saturate, so the highest bits of the unsigned bytes go their own way (-128 * 128 * 2 just fits).
     LLVM leaves out the multiplication with what it knows to be zero: see `splits_dot`.
@@ -54,7 +54,7 @@ def dot_bytes(builder, accumulator, unsigned, signed):
 
 
 def dots_in_words(builder, accumulator, pairs, largest):
-    """Several dot products at once, of unsigned bytes up to `largest` and signed ones.
+    """Compute several dot products at once, of unsigned bytes up to `largest` and signed ones.
 
     Where words of 16 bits hold the sums of all pairs of bytes, they are added before they become 32.
     """
@@ -69,7 +69,10 @@ def dots_in_words(builder, accumulator, pairs, largest):
 
 
 def dot_signed_bytes(builder, accumulator, x, y):
-    """The same for signed bytes, those of y above -128, in half the work: sizes of x times y with the signs of x."""
+    """Return the same for signed bytes, those of y above -128, in half the work.
+
+    Sizes of x times y with the signs of x.
+    """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
     y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
     pairs = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [sizes, y])
@@ -77,7 +80,7 @@ def dot_signed_bytes(builder, accumulator, x, y):
 
 
 def dot_generic(builder, accumulator, unsigned, signed):
-    """The even bytes and the odd ones as words of 16 bits, pairs of which are multiplied and added."""
+    """Return the even bytes and the odd ones as words of 16 bits, pairs of which are multiplied and added."""
     words = ir.VectorType(I16, 32)
     x, y, eight = builder.bitcast(unsigned, words), builder.bitcast(signed, words), ir.Constant(words, [8] * 32)
     even = builder.and_(x, constant_like(x, 255)), builder.ashr(builder.shl(y, eight), eight)
@@ -91,14 +94,14 @@ def dot_neon_mixed(builder, accumulator, unsigned, signed):
 
 
 def dot_neon_signed(builder, accumulator, x, y):
-    """Of signed bytes."""
+    """Compute the dot product of signed bytes."""
     if "dotprod" in this_lane().features:
         return call_in_parts(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
     return in_parts(builder, dot_neon_16, 4, [accumulator, x, y])
 
 
 def dot_neon_16(builder, accumulator, x, y):
-    """Of 16 signed bytes, without an instruction for it: products of 16 bits are added by twos, and again."""
+    """Multiply 16 signed bytes without a dot instruction: 16-bit products are added by twos, and again."""
     sums = []
     for start in (0, 8):
         halves = [slice_of(builder, value, start, start + 8) for value in (x, y)]
@@ -108,7 +111,10 @@ def dot_neon_16(builder, accumulator, x, y):
 
 
 def dot_neon_unsigned(builder, accumulator, unsigned, signed):
-    """Unsigned bytes less 128 are signed ones; 128 times the others, which many rows share, are added again."""
+    """Multiply unsigned bytes less 128 as signed ones.
+
+    128 times the others, which many rows share, are added again.
+    """
     less = builder.xor(unsigned, constant_like(unsigned, 128))
     others = dot_neon_signed(builder, constant_like(accumulator, 0), constant_like(signed, 1), signed)
     bias = builder.shl(others, constant_like(others, 7))
@@ -116,7 +122,7 @@ def dot_neon_unsigned(builder, accumulator, unsigned, signed):
 
 
 def multiply_words(builder, x, y):
-    """x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed words: i32x16."""
+    """Compute x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed words: i32x16."""
     if widest(MULTIPLY_WORDS):
         return call_in_parts(builder, widest(MULTIPLY_WORDS), i32x16.llvm, [x, y])
 
@@ -127,17 +133,17 @@ def multiply_words(builder, x, y):
 
 
 def multiply_pairs(builder, x, y):
-    """The same of 16 words: 8 sums of two."""
+    """Return the same of 16 words: 8 sums of two."""
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 
 def multiplies_words():
-    """Whether words are what the CPU multiplies fastest: it has AVX2, but no dot product of bytes."""
+    """Return whether words are what the CPU multiplies fastest: it has AVX2, but no dot product of bytes."""
     return dot_variant() is dot_bytes and {"avx2", "f16c"} <= this_lane().features
 
 
 def dot_variant(largest=255):
-    """The emitter for the target CPU, for unsigned bytes up to `largest`, if it helps to know that."""
+    """Return the emitter for the target CPU, for unsigned bytes up to `largest`, if it helps to know that."""
     features = this_lane().features
     if "neon" in features:
         return dot_neon_mixed if "i8mm" in features else dot_neon_signed if largest < 128 else dot_neon_unsigned
@@ -149,22 +155,31 @@ def dot_variant(largest=255):
 
 
 def splits_dot():
-    """Whether a dot product comes in two parts, of which one would do for signed bytes, or unsigned ones below 128."""
+    """Return whether a dot product comes in two parts, of which one would do for signed bytes.
+
+    Or unsigned ones below 128.
+    """
     return dot_variant() in (dot_bytes, dot_neon_unsigned)
 
 
 def wants_signed_codes():
-    """Whether unsigned bytes are best made signed ones when they are unpacked."""
+    """Return whether unsigned bytes are best made signed ones when they are unpacked."""
     return dot_variant() is dot_neon_unsigned
 
 
 def signed_dot_variant():
-    """The emitter of the dot product of signed bytes, those of the second above -128; None if it is not worth using."""
+    """Return the emitter of the dot product of signed bytes, those of the second above -128.
+
+    None if it is not worth using.
+    """
     if "neon" in this_lane().features:
         return dot_neon_signed
     return dot_signed_bytes if splits_dot() else None
 
 
 def make_dot(largest):
-    """An intrinsic (accumulator, x, y) that adds 4 products of bytes to each lane: x up to `largest`, y signed."""
+    """Return an intrinsic (accumulator, x, y) that adds 4 products of bytes to each lane.
+
+    X up to `largest`, y signed.
+    """
     return operation(i32x16, i32x16, u8x64, u8x64)(dot_variant(largest))

@@ -19,13 +19,18 @@ from localllm.kernels.simd.vectors import f32x16, llvm_call, operation
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def clamp_f32x16(x, low, high):
-    """x, raised to `low` and lowered to `high`; NaN, which max and min return in their second argument, stays."""
+    """Compute x, raised to `low` and lowered to `high`.
+
+    NaN, which max and min return in their second argument, stays.
+    """
     return min_f32x16(splat_f32x16(high), max_f32x16(splat_f32x16(low), x))
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def exp_f32x16(x):
-    """e ** x within 2 units in the last place for x from -87 to 88; 0 below -87.7, infinity above 88.4, NaN for NaN.
+    """Compute e ** x within 2 units in the last place for x from -87 to 88.
+
+    0 below -87.7, infinity above 88.4, NaN for NaN.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is exact); e ** r by its series to r ** 7 / 7!.
     """
@@ -46,7 +51,9 @@ def exp_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def exp2_f32x16(x):
-    """2 ** x to a relative error of 2e-7 for x from -126 to 127.5; 0 below -126.5, infinity above, NaN for NaN.
+    """Compute 2 ** x to a relative error of 2e-7 for x from -126 to 127.5.
+
+    0 below -126.5, infinity above, NaN for NaN.
 
     x = n + r with |r| <= 1/2; 2 ** r by the polynomial that meets it in the 6 Chebyshev nodes, wrong by 1e-7 at most.
     """
@@ -64,13 +71,13 @@ def exp2_f32x16(x):
 
 @operation(f32x16, f32x16, f32x16)
 def copy_sign(builder, value, sign):
-    """`value`, which is not negative, with the sign of `sign`."""
+    """Return `value`, which is not negative, with the sign of `sign`."""
     return llvm_call(builder, "llvm.copysign.v16f32", f32x16.llvm, [value, sign])
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def tanh_f32x16(x):
-    """tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|), with the sign of x; wrong by 2e-7 at most."""
+    """Compute tanh x = (1 - e ** -2|x|) / (1 + e ** -2|x|), with the sign of x; wrong by 2e-7 at most."""
     e = exp_f32x16(abs_f32x16(x) * splat_f32x16(-2.0))
     one = splat_f32x16(1.0)
     return copy_sign((one - e) * reciprocal_f32x16(one + e), x)
@@ -78,7 +85,9 @@ def tanh_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def erf_f32x16(x):
-    """erf x, wrong by 3e-7 at most: 1 - (a t + ... + e t^5) e ** -x^2 with t = 1 / (1 + p |x|), and the sign of x.
+    """Compute erf x, wrong by 3e-7 at most: 1 - (a t + ...
+
+    + e t^5) e ** -x^2 with t = 1 / (1 + p |x|), and the sign of x.
 
     Source: Abramowitz and Stegun 1964, 7.1.26.
     """
@@ -94,19 +103,24 @@ def erf_f32x16(x):
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def if_finite_f32x16(y, x):
-    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    """Compute y, but NaN where x is not finite.
+
+    A function whose values are bounded would hide what a broken weight made.
+    """
     return fma_f32x16(x, zero_f32x16(), y)
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def sigmoid_f32x16(x):
-    """1 / (1 + e ** -x), NaN for infinity."""
+    """Compute 1 / (1 + e ** -x), NaN for infinity."""
     return if_finite_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
 
 
 @njit(nogil=True, pipeline_class=Pipeline)
 def softplus_f32x16(x):
-    """log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|, wrong by 2e-7 of it at most; NaN for infinity.
+    """Compute log(1 + e ** x) = max(x, 0) + log(1 + u) with u = e ** -|x|.
+
+    Wrong by 2e-7 of it at most. NaN for infinity.
 
     log(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series to s ** 15 / 15.
     """

@@ -1,4 +1,6 @@
-"""Floats of 16 bits to those of 32 and back, as LLVM instructions: for a scalar, or for each lane of a vector.
+"""Floats of 16 bits to those of 32 and back, as LLVM instructions.
+
+For a scalar, or for each lane of a vector.
 
 The 16 bits go in and out as integers. For float16 most CPUs have instructions; for the others LLVM would call functions
 that are not there when kernels are loaded.
@@ -12,23 +14,26 @@ I16, I32, F16, F32 = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType
 
 
 def like(value, element):
-    """The type of a value with other elements: a vector of as many, or a scalar."""
+    """Return the type of a value with other elements: a vector of as many, or a scalar."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
 def constant_like(value, scalar):
-    """`scalar` in a value's type, in every lane."""
+    """Return `scalar` in a value's type, in every lane."""
     return ir.Constant(value.type, [scalar] * value.type.count if isinstance(value.type, ir.VectorType) else scalar)
 
 
 def widen_bf16(builder, half):
-    """A bfloat16 is the upper half of a float32."""
+    """Convert bfloat16, the upper half of a float32, to float32."""
     wide = builder.zext(half, like(half, I32))
     return builder.bitcast(builder.shl(wide, constant_like(wide, 16)), like(half, F32))
 
 
 def narrow_bf16(builder, value):
-    """To the nearest bfloat16, ties to even: half of what is cut off is added as an integer. NaN stays NaN."""
+    """Round to the nearest bfloat16, ties to even.
+
+    Half of what is cut off is added as an integer. NaN stays NaN.
+    """
     bits = builder.bitcast(value, like(value, I32))
     tie = builder.and_(builder.lshr(bits, constant_like(bits, 16)), constant_like(bits, 1))
     rounded = builder.add(builder.add(bits, tie), constant_like(bits, 0x7FFF))
@@ -38,15 +43,16 @@ def narrow_bf16(builder, value):
 
 
 def widen_half(builder, bits):
-    """Float16 to float32."""
+    """Convert float16 to float32."""
     if this_lane().has_instructions("f16c"):
         return builder.fpext(builder.bitcast(bits, like(bits, F16)), like(bits, F32))
     return widen_half_anywhere(builder, bits)
 
 
 def widen_half_anywhere(builder, bits):
-    """With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
+    """Convert float16 to float32 without an instruction for it.
 
+    With exponent and fraction moved to their new places, a number is 2 ** 112 times too small, also a subnormal one.
     Infinity and NaN are those with the largest exponent.
     """
     wide = builder.zext(bits, like(bits, I32))
@@ -60,16 +66,17 @@ def widen_half_anywhere(builder, bits):
 
 
 def narrow_half(builder, value):
-    """To the nearest float16, ties to even."""
+    """Round to the nearest float16, ties to even."""
     if this_lane().has_instructions("f16c"):
         return builder.bitcast(builder.fptrunc(value, like(value, F16)), like(value, I16))
     return narrow_half_anywhere(builder, value)
 
 
 def narrow_half_anywhere(builder, value):
-    """Half of what is cut off is added as an integer, which may carry into the exponent.
+    """Round to float16 without an instruction for it.
 
-    Subnormal results are multiples of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
+    Half of what is cut off is added as an integer, which may carry into the exponent. Subnormal results are multiples
+    of 2 ** -24, and so are floats from 1/2 to 1: adding 1/2 rounds to those.
     """
     bits = builder.bitcast(value, like(value, I32))
 

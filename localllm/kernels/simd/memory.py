@@ -25,26 +25,26 @@ from localllm.kernels.simd.vectors import (
 
 
 def load_value(builder, address, llvm_type):
-    """An unaligned load."""
+    """Return an unaligned load."""
     value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()), typ=llvm_type)
     value.align = 1
     return value
 
 
 def make_load(result, llvm_type, convert=lambda builder, value: value):
-    """An intrinsic address -> `result` that loads `llvm_type` and converts it."""
+    """Return an intrinsic address -> `result` that loads `llvm_type` and converts it."""
     return operation(result, types.int64)(
         lambda builder, address: convert(builder, load_value(builder, address, llvm_type))
     )
 
 
 def store_value(builder, address, value):
-    """An unaligned store."""
+    """Return an unaligned store."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 1
 
 
 def make_store(vector):
-    """An intrinsic (address, value) that stores."""
+    """Return an intrinsic (address, value) that stores."""
     return operation(None, types.int64, vector)(store_value)
 
 
@@ -65,7 +65,7 @@ load_bf16x16 = make_load(f32x16, ir.VectorType(I16, 16), widen_bf16)
 
 
 def splat_f16(lanes):
-    """An emitter that spreads a float16, as bits, over a vector and converts it there.
+    """Return an emitter that spreads a float16, as bits, over a vector and converts it there.
 
     A scalar conversion would start in a register whose other lanes are somebody else's, and wait for those: rows of
     Q4_K took three times as long.
@@ -96,14 +96,14 @@ store_i64 = make_store(types.int64)
 
 
 def first_lanes(builder, count):
-    """A mask of the first `count` of 16 lanes."""
+    """Return a mask of the first `count` of 16 lanes."""
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     return builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
 
 
 @operation(f32x16, types.int64, types.int64)
 def load_lanes_f32x16(builder, address, count):
-    """So many floats, and zeros; no other memory is touched."""
+    """Return so many floats, and zeros; no other memory is touched."""
     pointer, zeros = builder.inttoptr(address, f32x16.llvm.as_pointer()), ir.Constant(f32x16.llvm, None)
     arguments = [pointer, I32(1), first_lanes(builder, count), zeros]
     return llvm_call(builder, "llvm.masked.load.v16f32.p0", f32x16.llvm, arguments)
@@ -111,14 +111,14 @@ def load_lanes_f32x16(builder, address, count):
 
 @operation(None, types.int64, f32x16, types.int64)
 def store_lanes_f32x16(builder, address, value, count):
-    """The first `count` lanes; no other memory is touched."""
+    """Return the first `count` lanes; no other memory is touched."""
     pointer = builder.inttoptr(address, f32x16.llvm.as_pointer())
     arguments = [value, pointer, I32(1), first_lanes(builder, count)]
     llvm_call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
 
 
 def make_narrow_store(vector, narrow):
-    """An intrinsic (address, value) that rounds to 16 bits and stores."""
+    """Return an intrinsic (address, value) that rounds to 16 bits and stores."""
     return operation(None, types.int64, vector)(
         lambda builder, address, value: store_value(builder, address, narrow(builder, value))
     )
@@ -132,7 +132,10 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Ask for the cache line at an address, which may lie outside of everything: into all caches, or slower ones."""
+    """Ask for the cache line at an address, which may lie outside of everything.
+
+    Into all caches, or slower ones.
+    """
     pointer = builder.inttoptr(address, I8.as_pointer())
     llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 

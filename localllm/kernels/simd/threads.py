@@ -1,4 +1,4 @@
-"""What threads need: atomics, time, calls by address."""
+"""Primitives for threads: atomics, time, calls by address."""
 
 from llvmlite import ir
 from numba import types
@@ -33,7 +33,10 @@ def atomic_replace(builder, address, expected, value):
 
 @operation(None)
 def cpu_pause(builder):
-    """Tell the core that this is a waiting loop; an ARM takes its time for a barrier, and none for what is a hint."""
+    """Tell the core that this is a waiting loop.
+
+    An ARM takes its time for a barrier, and none for what is a hint.
+    """
     if "sse2" in this_lane().features:
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
     if "neon" in this_lane().features:
@@ -42,14 +45,14 @@ def cpu_pause(builder):
 
 @operation(types.int64)
 def cycles(builder):
-    """The time stamp counter, which runs at a constant rate; 0 where programs may not read one."""
+    """Return the time stamp counter, which runs at a constant rate; 0 where programs may not read one."""
     if "sse2" in this_lane().features:
         return llvm_call(builder, "llvm.readcyclecounter", I64, [])
     return read_register(builder, "cntvct_el0") if "neon" in this_lane().features else I64(0)
 
 
 def read_register(builder, name):
-    """A system register of an ARM."""
+    """Return a system register of an ARM."""
     function_type = ir.FunctionType(I64, [ir.MetaDataType()])
     read = cgutils.get_or_insert_function(builder.module, function_type, "llvm.read_volatile_register.i64")
     return builder.call(read, [builder.module.add_metadata([name])])
@@ -57,7 +60,7 @@ def read_register(builder, name):
 
 @operation(types.int64)
 def slice_cycles(builder):
-    """Cycles that a thread runs before it offers its processor: 1 to 2 ms, less than a time slice.
+    """Return the cycles that a thread runs before it yields its processor: 1 to 2 ms, under a time slice.
 
     Beside a busy process, decode of a 1.2 B model keeps 0.65 of its speed with this and 0.57 without. An ARM counts
     in a clock of its own, 24 MHz to 1 GHz.

@@ -51,19 +51,19 @@ def llvm_call(builder, name, result, arguments):
 
 
 def splat_value(builder, vector_type, scalar):
-    """A vector with `scalar` in every lane."""
+    """Return a vector with `scalar` in every lane."""
     one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, I32(0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
 
 
 def slice_of(builder, value, start, stop, step=1):
-    """The lanes value[start:stop:step]."""
+    """Return the lanes value[start:stop:step]."""
     lanes = [*range(start, stop, step)]
     return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
 def shuffled(builder, x, y, order):
-    """The lanes `order` of two vectors."""
+    """Return the lanes `order` of two vectors."""
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
 
 
@@ -90,7 +90,7 @@ SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 def widest(variants):
-    """The first variant that the CPU has; None if it has none."""
+    """Return the first variant that the CPU has; None if it has none."""
     return next((variant for variant in variants if variant[0] in this_lane().features), None)
 
 
@@ -102,7 +102,7 @@ def call_in_parts(builder, variant, result, arguments):
 
 
 def in_parts(builder, emit, parts, arguments):
-    """What `emit` makes of so many parts of the arguments, one after the other in a vector."""
+    """Compute what `emit` makes of so many parts of the arguments, one after the other in a vector."""
     pieces = []
     for i in range(parts):
         sizes = [value.type.count // parts for value in arguments]
@@ -117,12 +117,12 @@ def in_parts(builder, emit, parts, arguments):
 
 
 def elements(builder, value):
-    """The members of a tuple that are all of one type."""
+    """Return the members of a tuple that are all of one type."""
     return [builder.extract_value(value, i) for i in range(value.type.count)]
 
 
 def as_tuple(builder, values):
-    """Values of one type as a tuple."""
+    """Return values of one type as a tuple."""
     result = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
     for i, value in enumerate(values):
         result = builder.insert_value(result, value, i)

@@ -10,11 +10,11 @@ import numpy as np
 from localllm.arch.weights import Weight
 from localllm.files.gguf.tensor_source import SourceTensor, row_count
 from localllm.kernels.dequantize_rows import Widener
-from localllm.quant.activation_rounding import rounded
-from localllm.quant.block_codes import decoded
+from localllm.quant.activation_rounding import round_activations
+from localllm.quant.block_codes import dequantize
 from localllm.quant.formats import BY_NAME
 from localllm.quant.gptq import Feedback, cost
-from localllm.quant.hessian import count_themselves, limited, mean_moments
+from localllm.quant.hessian import add_own_errors, limit_outliers, mean_moments
 from localllm.quantizing.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, MatrixRows, StopCalibrationError
 from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, group_of
@@ -83,7 +83,7 @@ class ActivationCollector(Originals):
     def _moments(self, pieces: list[np.ndarray], name: str) -> np.ndarray:
         moments = mean_moments(pieces, pieces[0].shape[1], self._threads)
         if name == EMBEDDING:
-            count_themselves(moments)
+            add_own_errors(moments)
         return moments
 
     def each(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
@@ -133,7 +133,7 @@ class SensitivityCollector(ActivationCollector):
         weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 
         def of(format: str) -> float:
-            return cost(weights - decoded(format, feedback.encode(format, weights)), moments)
+            return cost(weights - dequantize(format, feedback.encode(format, weights)), moments)
 
         rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
         return [cost(weights, moments), *self.each(of, names), *rounding]
@@ -142,7 +142,7 @@ class SensitivityCollector(ActivationCollector):
         """Second moments of what matrix n meets in the chunks that `known` leaves out, and some of that."""
         if inputs.shared is None or inputs.shared is not self._shared_others:
             pieces = list(inputs.of(n))[1::2]
-            met = np.concatenate(list(limited(pieces)))
+            met = np.concatenate(list(limit_outliers(pieces)))
             self._last_others = self._moments(pieces, name), met[:: max(1, len(met) // INPUTS)]
             self._shared_others = inputs.shared
         return self._last_others
@@ -210,7 +210,7 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
 
 def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
     """As localllm.quant.gptq.cost, of inputs [tokens, columns] that are rounded to 8 bits, a scale for so many."""
-    lost = (rounded(met, block) - met) @ weights.T
+    lost = (round_activations(met, block) - met) @ weights.T
     return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 

@@ -10,7 +10,7 @@ from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.conversation import Conversation
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
-from localllm.images.urls import with_urls
+from localllm.images.urls import to_data_urls
 from localllm.services.remote.answer import RemoteAnswer, Streaming
 from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
 from localllm.services.remote.http import Endpoint, EndpointError
@@ -94,7 +94,7 @@ class RemoteSession(Conversation):
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> "RemoteGeneration":
         """Answer a conversation, which is not added to this one. Raises EndpointError, UsageError."""
         options = options or GenerationOptions()
-        return RemoteGeneration(self._model, CHAT, {"messages": with_urls(messages)}, options)
+        return RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(messages)}, options)
 
     def complete(self, prompt: str, options: GenerationOptions | None = None) -> "RemoteGeneration":
         """Go on with a text, without a chat template."""
@@ -122,7 +122,7 @@ class RemoteSession(Conversation):
         if not 1 <= n <= MOST:
             raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
         path, what = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
-            CHAT, {"messages": with_urls(asked)}
+            CHAT, {"messages": to_data_urls(asked)}
         )  # fmt: skip
         fields = {**self._model.fields(options or GenerationOptions()), **what, "n": n}
         if n > 1 and path == CHAT:
@@ -141,7 +141,7 @@ class RemoteSession(Conversation):
         """When the server says that it is too long, the older half of the turns is left out, until it fits."""
         kept = history
         while True:
-            answer = RemoteGeneration(self._model, CHAT, {"messages": with_urls(system + kept)}, options)
+            answer = RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(system + kept)}, options)
             try:
                 answer.begin()
                 break

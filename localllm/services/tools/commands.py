@@ -14,7 +14,7 @@ from localllm.services.tools import confined
 from localllm.services.tools.box import OfferedTool, ToolError, text_in
 from localllm.services.tools.files import tool
 from localllm.services.tools.folders import Folders
-from localllm.system.processes import end_with_all, shell
+from localllm.system.processes import kill_with_children, shell
 
 SECONDS = 120.0
 MOST = 1 << 20  # bytes of what it says that are kept
@@ -53,7 +53,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
     except subprocess.TimeoutExpired:
         raise ToolError(f"it was stopped after {seconds:.0f} seconds; it had written:\n{said.text()}") from None
     finally:
-        end_with_all(process)
+        kill_with_children(process)
         said.thread.join(1)
         text = said.text()
     return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"

@@ -1,4 +1,6 @@
-"""The two products of attention for many rows in BF16 tiles, see attention.py; all numbers in two planes.
+"""The two products of attention for many rows in BF16 tiles, see attention.py.
+
+All numbers in two planes.
 
 Scores stand in an exponent, where the error of one plane would be too large: with scores of 10, weights would be wrong
 by a percent. Queries and weights are left operands; keys and values, right ones, are packed once for the rows of a
@@ -39,7 +41,10 @@ store_left, store_right = make_store((0, 1)), make_store((2, 3))  # sums of the 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """The unit's rows of q, scaled, as left operands: [rows / 16][plane][dimensions / 32][16 rows][32]."""
+    """Return the unit's rows of q, scaled, as left operands.
+
+    [rows / 16][plane][dimensions / 32][16 rows][32].
+    """
     head_dim, scale = argument(a, ATTEND.key_dim), splat_f32x16(query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
@@ -52,7 +57,10 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 
 def make_pack_keys(load):
-    """A function that makes right operands of keys: [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2]."""
+    """Make a function that makes right operands of keys.
+
+    [keys / 16][plane][dimensions / 32][16 pairs][16 keys][2].
+    """
 
     @device
     def pack_keys(keys, count, token_bytes, padded, turned, tiles):
@@ -71,7 +79,10 @@ def make_pack_keys(load):
 
 
 def make_pack_values(load):
-    """The same for values, which meet the weights of 64 keys: [dimensions / 16][plane][2][16 pairs of keys][16][2]."""
+    """Return the same for values, which meet the weights of 64 keys.
+
+    [dimensions / 16][plane][2][16 pairs of keys][16][2].
+    """
 
     @device
     def pack_values(values, count, token_bytes, padded, tiles):
@@ -90,7 +101,7 @@ def make_pack_values(load):
 
 @device
 def pack_weights(weights, rows, count):
-    """Rows of 64 weights, of which there are `count`, become left operands in their own place: [plane][64]."""
+    """Pack rows of 64 weights, `count` of them, in place as left operands: [plane][64]."""
     count = (count + 15) // 16 * 16
     for r in range(rows):
         row = weights + r * STRIDE
@@ -101,12 +112,12 @@ def pack_weights(weights, rows, count):
 
 
 def make_many(load_key, load_value):
-    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
     pack_keys, pack_values = make_pack_keys(load_key), make_pack_values(load_value)
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """scores f32 [rows][KEYS]. Reads up to 15 keys beyond `count`."""
+        """Compute the scores, f32 [rows][KEYS]. Reads up to 15 keys beyond `count`."""
         registers, turned, low = tiles - TILE_REGISTERS, tiles - TILE_REGISTERS - 2 * TILE, (padded + 31) // 32 * TILE
         pack_keys(keys, count, token_bytes, padded, turned, tiles)
         for i in range(0, count, 32):
@@ -119,7 +130,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """weights f32 [rows][KEYS], output f32 [rows][padded]."""
+        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
         registers, apart, steps = tiles - TILE_REGISTERS, 16 * padded * 4, (count + 31) // 32
         pack_weights(weights, rows, count)
         pack_values(values, count, token_bytes, padded, tiles)
@@ -140,7 +151,7 @@ def make_many(load_key, load_value):
 
 @device
 def start(tiles):
-    """Tiles are about to be used; their emulation is in front of those of keys and values."""
+    """Prepare to use tiles; their emulation is in front of those of keys and values."""
     configure(tiles - TILE_REGISTERS)
 
 
@@ -153,5 +164,5 @@ IN_TILES = ManyRows(make_many, load_queries, start, finish, ATTEND_TILES)
 
 
 def make(format_name):
-    """The kernel for one storage type, or for that of keys and that of values."""
+    """Make the kernel for one storage type, or for that of keys and that of values."""
     return attention.make(format_name, IN_TILES)

@@ -1,4 +1,7 @@
-"""What experts do with their rows, in BF16 tiles: each meets its panels, which begin where amx_pack.py says."""
+"""The experts' matrix products, in BF16 tiles.
+
+Each meets its panels, which begin where amx_pack.py says.
+"""
 
 from localllm.kernels.arguments import (
     EXPERT,
@@ -15,7 +18,10 @@ from localllm.kernels.simd import load_i64, store_i64
 
 
 def make_finish(product, own):
-    """What changes from expert to expert besides: its panels, and both planes if the run is small enough for them."""
+    """Compute what changes from expert to expert besides.
+
+    Its panels, and both planes if the run is small enough for them.
+    """
 
     @device
     def finish(a, call, expert, memory):
@@ -30,7 +36,7 @@ def make_finish(product, own):
 
 
 def __getattr__(name):
-    """The two kernels, each compiled when it is asked for."""
+    """Return the two kernels, each compiled when it is asked for."""
     if name == "experts_tiles_quantized":
         finish = make_finish(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED)
         return make_experts(LINEAR_TILES_QUANTIZED, EXPERTS_TILES_QUANTIZED, True, finish)

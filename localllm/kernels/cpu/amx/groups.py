@@ -1,4 +1,6 @@
-"""Weights to BF16 tiles, with their scales, from the formats that the int8 kernels know (see group_format.py).
+"""Weights to BF16 tiles, with their scales.
+
+From the formats that the int8 kernels know (see group_format.py).
 
 A vector of codes holds eight weights of each run of 32. So 16 codes become 16 floats of two runs, and the four vectors
 together 64 numbers in BF16, which are two rows of tiles.
@@ -32,19 +34,22 @@ int64 = types.int64
 
 
 def spread(builder, values, run, octet):
-    """The scales of weights 8 * octet to 8 * octet + 7 of two runs."""
+    """Return the scales of weights 8 * octet to 8 * octet + 7 of two runs."""
     each = values.type.count // 8 if values.type.count > 2 else 1  # of a run
     return shuffled(builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)])
 
 
 def sixteen(builder, codes, run, octet):
-    """The codes of the same weights, as floats."""
+    """Return the codes of the same weights, as floats."""
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
     return builder.uitofp(slice_of(builder, vector, first, first + 16), f32x16.llvm)
 
 
 def store_runs(builder, octets, place, low):
-    """Two runs, as four vectors of eight numbers of each, to their rows; the low plane, too, if wanted."""
+    """Return two runs, as four vectors of eight numbers of each, to their rows.
+
+    The low plane, too, if wanted.
+    """
     pairs = [narrow_pair(builder, *octets[i : i + 2]) for i in (0, 2)]
     parts = [(pairs, place)]
     if low:
@@ -58,7 +63,7 @@ def store_runs(builder, octets, place, low):
 
 
 def make_store(format, vectors, scales_type, low):
-    """An intrinsic (codes, scales, minimums or scales, place) that makes rows of tiles of all the runs in the codes."""
+    """Return an intrinsic (codes, scales, minimums or scales, place) that makes rows of tiles of all runs."""
     runs = 8 if vectors == 4 else 2
 
     @operation(None, types.UniTuple(u8x64, vectors), scales_type, scales_type, int64)
@@ -77,7 +82,7 @@ def make_store(format, vectors, scales_type, low):
 
 
 def make_group(format, low):
-    """A function (address of 256 weights, place)."""
+    """Make a function (address of 256 weights, place)."""
     codes, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     store = make_store(format, 4, f32x8 if format.sub_block == 32 else f32x16, low)
 
@@ -89,14 +94,14 @@ def make_group(format, low):
 
 
 def make_chunk(format, low):
-    """The same for 64 weights."""
+    """Return the same for 64 weights."""
     codes, scales = format.chunk.codes, format.chunk.scales
     minimums, store = format.chunk.minimums or scales, make_store(format, 1, f32x2, low)
     return device(lambda w, place: store((codes(w),), scales(w), minimums(w), place))
 
 
 def make_row(format, low):
-    """A function (address, columns, place) for a row's columns of a slab."""
+    """Make a function (address, columns, place) for a row's columns of a slab."""
     group, has_chunks, chunk_bytes = make_group(format, low), format.chunk is not None, format.group_bytes // 4
     chunk = make_chunk(format, low) if has_chunks else None
 
@@ -112,7 +117,7 @@ def make_row(format, low):
 
 
 def make(format_name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     format = as_groups(format_name)
     high, planes, group_bytes = make_row(format, False), make_row(format, True), format.group_bytes
 

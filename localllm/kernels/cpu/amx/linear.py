@@ -39,14 +39,17 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 @device
 def places(scratch):
-    """Where a thread keeps its weights, sums, a tile that is turned around, UNPACK's arguments, a row, registers."""
+    """Return where a thread keeps its buffers.
+
+    Weights, sums, a tile that is turned around, UNPACK's arguments, a row, registers.
+    """
     sums = scratch + TILE_SLABS * SLAB_BYTES
     turned = sums + TILE_SLABS * SUMS_BYTES
     return scratch, sums, turned, turned + TILE, turned + TILE + 64, turned + 2 * TILE + 64
 
 
 def make_multiply(panels, exact):
-    """A function that multiplies a slab with so many panels of tokens, and adds that to their sums."""
+    """Make a function that multiplies a slab with so many panels of tokens, and adds that to their sums."""
     numbers = (0, 1, 2, 3)[: 2 * panels]
     zero, load, store = make_zero(numbers), make_load(numbers), make_store(numbers)
     products = make_products(2, panels, exact)
@@ -69,7 +72,7 @@ one_exact, two_exact = make_multiply(1, True), make_multiply(2, True)
 
 @device
 def multiply(registers, weights, x, columns, is_first, sums, panels, exact):
-    """A slab with one panel or two."""
+    """Return a slab with one panel or two."""
     steps = (columns + 31) // 32
     if panels == 1:
         if exact:
@@ -89,7 +92,7 @@ def ask_for(address, size):
 
 
 def make_unpack(product):
-    """A function that has a slab unpacked."""
+    """Make a function that has a slab unpacked."""
 
     @device
     def unpack(a, row, column, width, exact, weights, scratch):
@@ -109,7 +112,9 @@ def make_unpack(product):
 
 
 def make_fetch(product):
-    """A function that asks for a share of the next slabs' weights, in the middle of these ones' panels.
+    """Make a function that asks for a share of the next slabs' weights.
+
+    In the middle of these ones' panels.
 
     They are a piece of each of many rows, which no processor foresees.
     """
@@ -129,7 +134,7 @@ def make_fetch(product):
 
 
 def make_finish(product):
-    """A function that hands out the sums of some tokens, from token `first` on."""
+    """Make a function that hands out the sums of some tokens, from token `first` on."""
 
     @device
     def finish(a, row, first, tokens, sums, turned):
@@ -145,7 +150,10 @@ def make_finish(product):
 
 
 def make_tile(product):
-    """A function that multiplies so many slabs' rows, from `row` on, with TILE_TOKENS tokens at most, from `first`."""
+    """Make a function that multiplies so many slabs' rows, from `row` on, with TILE_TOKENS tokens at most.
+
+    From `first`.
+    """
     unpack, fetch, finish = make_unpack(product), make_fetch(product), make_finish(product)
 
     @device
@@ -171,7 +179,7 @@ def make_tile(product):
 
 
 def make_linear(product):
-    """The kernel for a product whose declaration is `product`."""
+    """Make the kernel for a product whose declaration is `product`."""
     tile = make_tile(product)
 
     @kernel
@@ -195,7 +203,7 @@ def make_linear(product):
 
 
 def __getattr__(name):
-    """The two kernels, each compiled when it is asked for."""
+    """Return the two kernels, each compiled when it is asked for."""
     if name not in ("linear_tiles_quantized", "linear_tiles_float"):
         raise AttributeError(name)
     return make_linear(LINEAR_TILES_QUANTIZED if name == "linear_tiles_quantized" else LINEAR_TILES_FLOAT)

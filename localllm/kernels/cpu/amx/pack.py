@@ -19,7 +19,7 @@ EXPERT_BYTES = 8 * len(EXPERT)
 
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
-    """Rows `first` to first + 15, of which there are `count`, become panel number `panel`."""
+    """Return rows `first` to first + 15, of which there are `count`, become panel number `panel`."""
     columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):
@@ -37,7 +37,7 @@ def pack_panel(a, first, count, panel, exact, scratch):
 
 @device
 def pack_rows(a, first, count, panel, part, parts, exact, scratch):
-    """A part's share of the panels of `count` rows."""
+    """Pack a part's share of the panels of `count` rows."""
     panels = (count + PANEL_TOKENS - 1) // PANEL_TOKENS if count >= argument(a, PACK.least) else 0
     for i in range(panels * part // parts, panels * (part + 1) // parts):
         at = i * PANEL_TOKENS
@@ -46,7 +46,7 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 
 @kernel
 def pack(a, part, parts, thread):
-    """All panels of all tokens, or of all experts that have rows."""
+    """Return all panels of all tokens, or of all experts that have rows."""
     tokens, active = load_i64(argument(a, PACK.count)), argument(a, PACK.active)
     scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
     exact = tokens <= load_i64(argument(a, PACK.most_exact))

@@ -10,14 +10,14 @@ from localllm.kernels.simd import load_f32x16, load_lanes_f32x16
 
 @device
 def two(row, k, columns):
-    """Numbers k to k + 31 of a row, zeros behind its end."""
+    """Return numbers k to k + 31 of a row, zeros behind its end."""
     if k + 32 <= columns:
         return load_f32x16(row + k * 4), load_f32x16(row + k * 4 + 64)
     return load_lanes_f32x16(row + k * 4, columns - k), load_lanes_f32x16(row + k * 4 + 64, columns - k - 16)
 
 
 def make(format_name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     block, block_bytes = block_of(format_name)
 

@@ -83,13 +83,13 @@ def configure(registers):
 
 @operation(None)
 def release(builder):
-    """Tiles are no longer in use."""
+    """Release the tiles."""
     if HAS_TILES:
         tile_call(builder, "tilerelease")
 
 
 def make_zero(numbers):
-    """A function (registers) that clears these tiles."""
+    """Make a function (registers) that clears these tiles."""
     if HAS_TILES:
 
         @operation(None, int64)
@@ -109,7 +109,7 @@ def make_zero(numbers):
 
 
 def make_load(numbers):
-    """A function (registers, address, bytes between tiles, bytes between rows) that loads these tiles."""
+    """Make a function (registers, address, bytes between tiles, bytes between rows) that loads tiles."""
     if HAS_TILES:
         return make_move("tileloadd64", numbers)
 
@@ -124,7 +124,7 @@ def make_load(numbers):
 
 
 def make_store(numbers):
-    """The same for storing."""
+    """Return the same for storing."""
     if HAS_TILES:
         return make_move("tilestored64", numbers)
 
@@ -149,7 +149,7 @@ def make_move(name, numbers):
 
 
 def make_multiply(left, right):
-    """A function (registers) that adds the products of so many left operands with so many right ones to the sums."""
+    """Make a function (registers) that adds the products of left and right operands to the sums."""
     if HAS_TILES:
 
         @operation(None, int64)
@@ -171,13 +171,13 @@ def make_multiply(left, right):
 
 @operation(f32x16, int64)
 def first_of_pair(builder, address):
-    """The BF16 number there in every lane."""
+    """Return the BF16 number there in every lane."""
     return splat_value(builder, f32x16.llvm, widen_bf16(builder, load_value(builder, address, I16)))
 
 
 @operation(f32x16, f32x16)
 def firsts(builder, pairs):
-    """The first BF16 number of each lane."""
+    """Return the first BF16 number of each lane."""
     bits = builder.bitcast(pairs, ir.VectorType(I32, 16))
     return builder.bitcast(builder.shl(bits, constant_like(bits, 16)), f32x16.llvm)
 
@@ -190,7 +190,10 @@ def seconds(builder, pairs):
 
 @device
 def emulated_product(c, x, y):
-    """c f32 [16][16] += x bf16 [16][16][2] times y bf16 [16][16][2]: first numbers of pairs and second ones apart."""
+    """Emulate c f32 [16][16] += x bf16 [16][16][2] times y bf16 [16][16][2].
+
+    First numbers of pairs and second ones apart.
+    """
     for row in range(16):
         even, odd = zero_f32x16(), zero_f32x16()
         for pair in range(16):
@@ -201,7 +204,7 @@ def emulated_product(c, x, y):
 
 
 def make_products(left, right, exact):
-    """A function that adds products over `steps` times 32 columns to the sums.
+    """Make a function that adds products over `steps` times 32 columns to the sums.
 
     Left operands: `x` is where the first tile is, the next one `x_apart` bytes behind, rows `x_stride` and columns
     `x_step` apart, the low plane `x_low` behind the high one. Right operands: the same, whose tiles lie in one piece.
@@ -232,7 +235,7 @@ PAIR = ir.VectorType(I16, 32)
 
 
 def narrow_pair(builder, x, y):
-    """The numbers of x, then those of y, in BF16: i16x32."""
+    """Return the numbers of x, then those of y, in BF16: i16x32."""
     if "avx512bf16" in this_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
         return builder.bitcast(llvm_call(builder, name, result, [y, x]), PAIR)
@@ -240,13 +243,16 @@ def narrow_pair(builder, x, y):
 
 
 def left_over(builder, pair, x, y):
-    """What x and y have beyond their numbers in BF16, in BF16."""
+    """Compute what x and y have beyond their numbers in BF16, in BF16."""
     halves = (widen_bf16(builder, slice_of(builder, pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
 
 def make_store_pair(has_low, order):
-    """An intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16, in this order."""
+    """Return an intrinsic (address, bytes to the low plane, x, y) that stores two vectors in BF16.
+
+    In this order.
+    """
 
     @operation(None, int64, int64, f32x16, f32x16)
     def store_pair(builder, address, low, x, y):

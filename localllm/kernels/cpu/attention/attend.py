@@ -1,4 +1,6 @@
-"""Attention over the KV cache, blocked: softmax(q k^T * scale) v without ever holding more than a block of scores.
+"""Attention over the KV cache, blocked.
+
+Softmax(q k^T * scale) v without ever holding more than a block of scores.
 
 The query heads that share a key-value head are rows of one small matrix: row = token * group + head in group. A unit
 of work (attention_plan.py) is one key-value head and up to 96 such rows of one sequence. It passes over the keys in
@@ -56,20 +58,22 @@ distances = constant_f32(f32x16, *range(16))
 
 @device
 def fill(address, count, value):
-    """`count` floats, a multiple of 16."""
+    """Fill `count` floats, a multiple of 16."""
     for i in range(0, count, 16):
         store_f32x16(address + i * 4, splat_f32x16(value))
 
 
 @device
 def padded(numbers):
-    """Rounded up to 16."""
+    """Round up to 16."""
     return (numbers + 15) // 16 * 16
 
 
 @device
 def places(scratch, key_dim, value_dim, more):
-    """Where a unit keeps q, tiles of keys and values, scores, output, and the rows' sums and maximums.
+    """Return where a unit keeps q, tiles of keys and values, scores, output.
+
+    And the rows' sums and maximums.
 
     more: bytes that the products of many rows need in front of the tiles.
     """
@@ -81,13 +85,13 @@ def places(scratch, key_dim, value_dim, more):
 
 @device
 def row_at(first_token, stride, row, group, kv_head, head_dim):
-    """Where a row lies in q or in the output: its head's numbers."""
+    """Return where a row lies in q or in the output: its head's numbers."""
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
 @device
 def start_rows(rows, value_dim, output, states):
-    """Nothing has been summed yet."""
+    """Reset the sums."""
     fill(output, (rows + TILE - 1) // TILE * TILE * value_dim, float32(0.0))
     for r in range(rows):
         fill(states + r * 128, 16, float32(0.0))
@@ -96,14 +100,14 @@ def start_rows(rows, value_dim, output, states):
 
 @device
 def bits_of(a, token, kv_head):
-    """Which keys count for a token."""
+    """Return which keys count for a token."""
     of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
     return of_token + kv_head * argument(a, ATTEND.choice_stride)
 
 
 @device
 def sees_none(a, token, kv_head):
-    """Whether keys were to be chosen for a token, and none was."""
+    """Return whether keys were to be chosen for a token, and none was."""
     if argument(a, ATTEND.chosen) == 0:
         return False
     bits, position = bits_of(a, token, kv_head), load_i64(argument(a, ATTEND.positions) + token * 8)
@@ -115,7 +119,10 @@ def sees_none(a, token, kv_head):
 
 @device
 def start_with_sinks(a, first, rows, group, kv_head, states):
-    """Nothing but the heads' sinks, whose values are zeros; not a number where scores for a choice were none."""
+    """Reset the sums to the heads' sinks, whose values are zeros.
+
+    Not a number where scores for a choice were none.
+    """
     for r in range(rows):
         sink = load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
         store_f32(states + r * 128, NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
@@ -124,14 +131,14 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
 
 @device
 def query_scale(a):
-    """What makes scores powers of 2, or what `cap_scores` takes."""
+    """Compute what makes scores powers of 2, or what `cap_scores` takes."""
     softcap = argument_f32(a, ATTEND.softcap)
     return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 
 
 @device
 def load_queries(a, first, rows, group, kv_head, key_dim, q):
-    """The unit's rows of q, scaled, with zeros around, as the products take them."""
+    """Return the unit's rows of q, scaled, with zeros around, as the products take them."""
     head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
     tile, down, along = (1, 0, 4) if rows <= FEW_ROWS else (TILE, 4, TILE * 4)
     fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
@@ -144,7 +151,7 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
 @device
 def cap_scores(scores, keys, softcap):
-    """softcap * tanh(score) * log2(e); the scores have been divided by softcap already."""
+    """Apply softcap * tanh(score) * log2(e); the scores have been divided by softcap already."""
     factor = splat_f32x16(softcap * LOG2_E)
     for i in range(0, keys, 16):
         store_f32x16(scores + i * 4, tanh_f32x16(load_f32x16(scores + i * 4)) * factor)
@@ -152,7 +159,7 @@ def cap_scores(scores, keys, softcap):
 
 @device
 def subtract_distances(scores, keys, slope, distance):
-    """slope * |distance|, to the power of 2; `distance` is that of the first key, the next ones are nearer."""
+    """Subtract slope * |distance|, to the power of 2; `distance` is the first key's, the next are nearer."""
     lanes = distances()
     for i in range(0, keys, 16):
         away = abs_f32x16(splat_f32x16(float32(distance - i)) - lanes)
@@ -161,7 +168,10 @@ def subtract_distances(scores, keys, slope, distance):
 
 @device
 def add_biases(scores, keys, biases, reach, behind):
-    """A head's biases, to the power of 2; `behind`: how far the first key is behind the query, the others more."""
+    """Return a head's biases, to the power of 2; `behind`.
+
+    How far the first key is behind the query, the others more.
+    """
     factor = splat_f32x16(LOG2_E)
     for i in range(0, keys, 16):
         number = min(max(behind + i + reach, -16), 2 * reach + 1) + 16
@@ -171,7 +181,7 @@ def add_biases(scores, keys, biases, reach, behind):
 
 @device
 def hide_scores(scores, keys, hidden, visible):
-    """Only the scores from number `hidden` up to `visible` count."""
+    """Hide all scores but those from number `hidden` up to `visible`."""
     for i in range(0, min(hidden, keys), 16):
         store_f32x16(scores + i * 4, skip_lanes(load_f32x16(scores + i * 4), hidden - i, MINUS_INFINITY))
     if visible < keys:
@@ -181,7 +191,7 @@ def hide_scores(scores, keys, hidden, visible):
 
 @device
 def hide_unchosen(scores, keys, bits):
-    """Only the scores of keys whose bits are set count; bits: where that of the first key is."""
+    """Hide the scores of keys whose bits are not set; bits: where that of the first key is."""
     for i in range(0, keys, 16):
         some = load_u16(bits + i // 8)
         if some == 0:
@@ -194,7 +204,7 @@ def hide_unchosen(scores, keys, bits):
 
 @device
 def is_chosen(a, first, rows, group, kv_head, key, count):
-    """Whether one of the tokens of some rows sees one of some keys."""
+    """Return whether one of the tokens of some rows sees one of some keys."""
     period = argument(a, ATTEND.period)
     if (key + count) // period == key // period:
         return False
@@ -210,7 +220,7 @@ def is_chosen(a, first, rows, group, kv_head, key, count):
 
 @device
 def hide_between(scores, keys, start, period):
-    """Only the scores of the last of each `period` keys count, of which the first one here is number `start`."""
+    """Hide all scores but the last of each `period` keys; the first one here is number `start`."""
     for i in range(keys):
         if (start + i + 1) % period != 0:
             store_f32(scores + i * 4, MINUS_INFINITY)
@@ -218,7 +228,7 @@ def hide_between(scores, keys, start, period):
 
 @device
 def rescale(top, state, output, value_dim):
-    """A row has a new maximum: scale down what was summed under the old one."""
+    """Scale down a row's sums because it has a new maximum."""
     fade = exp2_f32x16(load_f32x16(state + 64) - top)
     store_f32x16(state, load_f32x16(state) * fade)
     store_f32x16(state + 64, top)
@@ -228,7 +238,9 @@ def rescale(top, state, output, value_dim):
 
 @device
 def update_softmax(scores, keys, state, output, value_dim):
-    """One row meets a block of `keys` scores, a multiple of 16: they become weights, 0 for -infinity.
+    """Update one row with a block of `keys` scores, a multiple of 16.
+
+    They become weights, 0 for -infinity.
 
     state: f32 [32], the row's sum in 16 lanes and its maximum in every lane.
     """
@@ -261,14 +273,14 @@ def write_row(a, row, group, kv_head, output, total, top):
 
 @device
 def partial_at(a, slot, head, split, value_dim):
-    """Where the partial result of a token's head lies: its state, then the padded head."""
+    """Return where the partial result of a token's head lies: its state, then the padded head."""
     place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
     return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
 
 
 @device
 def split_of(a, token, field):
-    """A field of the token's SPLIT."""
+    """Return a field of the token's SPLIT."""
     return argument(argument(a, ATTEND.splits) + token * SPLIT_BYTES, field)
 
 
@@ -285,8 +297,7 @@ def write_partial(a, row, group, kv_head, split, value_dim, output, state):
 
 @device
 def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, stride, states, output, value_dim):
-    """All rows meet a block of `count` scores, the first of which is the key at position `start`; keys before `lowest`
-    are hidden."""
+    """Update all rows with `count` scores from position `start`; keys before `lowest` are hidden."""
     softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
     slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
     ahead, biases, reach = argument(a, ATTEND.ahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
@@ -313,12 +324,12 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 
 @device
 def place_of(table, key):
-    """The number of the place where a key is."""
+    """Return the number of the place where a key is."""
     return load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
 class ManyRows(NamedTuple):
-    """How the products of many rows are made: here, or in tiles (amx_attention.py)."""
+    """The products of many rows: here, or in tiles (amx/attention.py)."""
 
     make: Callable  # (load_key, load_value) -> (scores, add_values)
     load_queries: Callable
@@ -331,14 +342,17 @@ IN_FLOAT32 = ManyRows(attention_many.make_many, load_queries, device(lambda tile
 
 
 def make_unit(load_key, load_value, many):
-    """The device function for one unit of work."""
+    """Make the device function for one unit of work."""
     few_scores, add_few_values = attention_few.make_few(load_key, load_value)
     many_scores, add_many_values = many.make(load_key, load_value)
     load_many_queries, more = many.load_queries, many.more
 
     @device
     def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, scratch, key_dim, value_dim):
-        """Rows `first` to first + rows against the keys at positions begin to end; of a split range, part `split`."""
+        """Attend with rows `first` to first + rows to the keys at positions begin to end.
+
+        Of a split range, part `split`.
+        """
         few, key_bytes, value_bytes = rows <= FEW_ROWS, argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
         q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
@@ -374,7 +388,7 @@ def make_unit(load_key, load_value, many):
 
 
 def make(format_name, many=IN_FLOAT32):
-    """The kernel for one storage type, or for that of keys and that of values."""
+    """Make the kernel for one storage type, or for that of keys and that of values."""
     of_keys, _, of_values = format_name.partition("-")
     (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more

@@ -1,4 +1,4 @@
-"""How the KV cache keeps a head of a token: F32, F16, or Q8_0, Q4_0 and Q4_1 as in GGML.
+"""The KV cache's formats of a head of a token: F32, F16, or Q8_0, Q4_0 and Q4_1 as in GGML.
 
 F32 and F16 are padded to 16 dimensions, the others to blocks of 32. Q8_0: a float16 scale, then 32 signed bytes. Q4_0:
 a float16 scale, then 16 bytes, whose low halves are codes of the first 16 numbers, their high halves of the others; a
@@ -51,7 +51,7 @@ HALF_LIMIT = float32(65520.0)  # from here on, float16 has infinity
 
 
 def make_plain(width, load_16, store_16, limit):
-    """Numbers of `width` bytes, of sizes below the limit."""
+    """Return numbers of `width` bytes, of sizes below the limit."""
 
     @device
     def load(head, d):
@@ -74,14 +74,14 @@ def load_q8_0(head, d):
 
 @device
 def block_of_32(x, d, head_dim, padding):
-    """Numbers d to d + 31 of a head, and what stands behind them."""
+    """Return numbers d to d + 31 of a head, and what stands behind them."""
     low, high = load_f32x16(x + d * 4), load_f32x16(x + d * 4 + 64)
     return keep_lanes(low, head_dim - d, padding), keep_lanes(high, head_dim - d - 16, padding)
 
 
 @device
 def store_bytes(address, x, inverse):
-    """x / scale, rounded to signed bytes."""
+    """Compute x / scale, rounded to signed bytes."""
     whole = round_f32x16(x * inverse)
     whole = max_f32x16(min_f32x16(whole, splat_f32x16(127.0)), splat_f32x16(-127.0))
     store_u8x16(address, bytes_i32x16(int_f32x16(whole)))
@@ -89,7 +89,7 @@ def store_bytes(address, x, inverse):
 
 @device
 def store_q8_0(head, x, head_dim):
-    """The scale is rounded before the bytes are made with it."""
+    """Store Q8_0; the scale is rounded before the bytes are made with it."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = block_of_32(x, d, head_dim, float32(0.0))
@@ -117,7 +117,7 @@ def load_q4_1(head, d):
 
 @device
 def store_codes(address, low, high):
-    """Two halves of a block of whole numbers, those beyond 0 to 15 moved there."""
+    """Return two halves of a block of whole numbers, those beyond 0 to 15 moved there."""
     top = splat_f32x16(15.0)
     low, high = (
         max_f32x16(min_f32x16(low, top), zero_f32x16()),
@@ -128,7 +128,10 @@ def store_codes(address, low, high):
 
 @device
 def store_q4_0(head, x, head_dim):
-    """The number of the largest size becomes code 0, so the scale has the other sign: there are codes down to -8."""
+    """Store Q4_0; the number of the largest size becomes code 0, so the scale has the other sign.
+
+    There are codes down to -8.
+    """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
         low, high = block_of_32(x, d, head_dim, float32(0.0))
@@ -143,7 +146,10 @@ def store_q4_0(head, x, head_dim):
 
 @device
 def store_q4_1(head, x, head_dim):
-    """Codes reach from the smallest number to the largest, of which the padding is none: it repeats the first one."""
+    """Store codes that reach from the smallest number to the largest.
+
+    The padding is none of them: it repeats the first one.
+    """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 20
         low, high = block_of_32(x, d, head_dim, load_f32(x + d * 4))

@@ -7,7 +7,7 @@ from localllm.kernels.simd import store_lanes_f32x16
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load, _ = STORAGE[format_name]
 
     @device

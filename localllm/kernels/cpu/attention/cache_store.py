@@ -8,14 +8,17 @@ from localllm.kernels.simd import load_i64
 
 @device
 def place_of(a, token):
-    """The number of the place in the cache that belongs to a token of the run."""
+    """Return the number of the place in the cache that belongs to a token of the run."""
     sequence = argument(a, STORE.sequences) + load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
     position = load_i64(argument(a, STORE.positions) + token * 8)
     return load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """A kernel that goes over all tokens and heads: work(address in the cache, address in x, head dimension)."""
+    """Make a kernel that goes over all tokens and heads.
+
+    Work(address in the cache, address in x, head dimension).
+    """
 
     @kernel
     def go(a, part, parts, thread):
@@ -34,5 +37,5 @@ def make_pass(work):
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     return make_pass(STORAGE[format_name][1])

@@ -1,4 +1,4 @@
-"""Which keys a token sees (the lightning indexer of DeepSeek-V3.2, 2025), straight from the cache.
+"""Selection of the keys a token sees (lightning indexer of DeepSeek-V3.2, 2025), from the cache.
 
 Scratch: a token's queries and a key, padded to 16 numbers, then how often there is each digit, int64, then scores.
 A token with no more blocks of keys than are to be chosen sees all of them, and no score is computed. Otherwise its
@@ -32,14 +32,17 @@ ONES, SIGN = 0xFFFFFFFF, 0x80000000
 
 @device
 def ordered(address):
-    """The float32 there as a number of 32 bits, in the order of floats."""
+    """Return the float32 there as a number of 32 bits, in the order of floats."""
     word = load_u32(address)
     return word ^ (ONES if word >= SIGN else SIGN)
 
 
 @device
 def least_chosen(scores, count, most, digits):
-    """The ordered number of the smallest score that is among the `most` largest, and how many such are."""
+    """Return the ordered number of the smallest score that is among the `most` largest.
+
+    And how many such are.
+    """
     found, left = 0, most
     for shift in range(24, -8, -8):
         for digit in range(DIGITS):
@@ -59,8 +62,10 @@ def least_chosen(scores, count, most, digits):
 
 @device
 def write_bits(scores, blocks, block, count, least, left, y):
-    """A bit for each of `count` keys whose block's score is larger than the least one, or one of the first `left` as
-    large, and for those behind the last of so many blocks."""
+    """Return a bit for each of `count` keys whose block's score is larger than the least one.
+
+    Or one of the first `left` as large, and for those behind the last of so many blocks.
+    """
     sees = True
     for first in range(0, count, 32):
         word = 0
@@ -75,14 +80,14 @@ def write_bits(scores, blocks, block, count, least, left, y):
 
 @device
 def write_all(count, word, y):
-    """The same bits for all of them."""
+    """Return the same bits for all of them."""
     for first in range(0, count, 32):
         store_i32(y + first // 8, word)
 
 
 @device
 def load_queries(source, heads, key_dim, columns, q):
-    """The token's heads, with zeros behind each."""
+    """Return the token's heads, with zeros behind each."""
     fill(q, heads * columns, float32(0.0))
     for head in range(heads):
         for d in range(key_dim):
@@ -90,12 +95,12 @@ def load_queries(source, heads, key_dim, columns, q):
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load_key, _ = STORAGE[format_name]
 
     @device
     def score(a, q, key, row, weights, columns):
-        """The sum over heads of weight * max(q k, 0)."""
+        """Return the sum over heads of weight * max(q k, 0)."""
         for d in range(0, columns, 16):
             store_f32x16(row + d * 4, load_key(key, d))
         total = float32(0.0)
@@ -110,7 +115,7 @@ def make(format_name):
 
     @device
     def score_all(a, table, q, weights, columns, blocks, scores):
-        """Scores of the first blocks; whether all of them are numbers."""
+        """Compute scores of the first blocks; whether all of them are numbers."""
         row, key_bytes, finite = q + argument(a, CHOOSE.heads) * columns * 4, argument(a, CHOOSE.key_bytes), True
         block = argument(a, CHOOSE.block)
         for i in range(blocks):

@@ -1,4 +1,4 @@
-"""Which blocks of keys each head sees, by the best key of a block (MiniMax M3, 2026), straight from the cache.
+"""Selection of each head's key blocks by their best keys (MiniMax M3, 2026), from the cache.
 
 Scratch as in localllm.kernels.cpu.attention.choose; scores of blocks, those of a head behind those of another.
 """
@@ -22,12 +22,12 @@ from localllm.kernels.simd import (
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load_key, _ = STORAGE[format_name]
 
     @device
     def product(q, row, columns):
-        """q k, both padded."""
+        """Compute q k, both padded."""
         products = zero_f32x16()
         for d in range(0, columns * 4, 64):
             products = fma_f32x16(load_f32x16(q + d), load_f32x16(row + d), products)
@@ -35,7 +35,7 @@ def make(format_name):
 
     @device
     def score_all(a, table, q, columns, count, scores):
-        """The largest product of each head and block; whether all products are numbers."""
+        """Return the largest product of each head and block; whether all products are numbers."""
         heads, block, finite = argument(a, CHOOSE_BLOCKS.heads), argument(a, CHOOSE_BLOCKS.block), True
         row, blocks, key_bytes = (
             q + heads * columns * 4,
@@ -57,7 +57,7 @@ def make(format_name):
 
     @device
     def choose_some(a, token, count, q, columns, table, y):
-        """The bits of a token that does not see all blocks."""
+        """Return the bits of a token that does not see all blocks."""
         heads, block, most = (
             argument(a, CHOOSE_BLOCKS.heads),
             argument(a, CHOOSE_BLOCKS.block),

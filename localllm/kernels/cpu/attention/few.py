@@ -1,4 +1,4 @@
-"""The two products of attention for few rows, scores = q k^T and output += weights v, straight from the cache.
+"""Attention of few rows, scores = q k^T and output += weights v, straight from the cache.
 
 Four rows share each vector of keys or values, which lies along the head dimension; two vectors at a time are a block of
 32 numbers of the types that have one scale for it. Arrays of rows are padded to whole
@@ -26,11 +26,11 @@ outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_s
 
 
 def make_few(load_key, load_value):
-    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
 
     @inlined
     def products(q, padded, key):
-        """A key times four rows, not yet added up along the head dimension."""
+        """Return a key times four rows, not yet added up along the head dimension."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
             tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
@@ -42,7 +42,7 @@ def make_few(load_key, load_value):
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
-        """q f32 [rows][padded], scores f32 [rows][KEYS]. Reads up to 3 keys beyond `count`."""
+        """Compute q f32 [rows][padded], scores f32 [rows][KEYS]. Reads up to 3 keys beyond `count`."""
         for i in range(0, count, 4):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
@@ -55,7 +55,7 @@ def make_few(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
-        """weights f32 [rows][KEYS], output f32 [rows][padded]."""
+        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
         step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
             line = ahead

@@ -1,4 +1,6 @@
-"""The two products of attention for many rows, scores = q k^T and output += weights v, by register tiles in float32.
+"""The two products of attention for many rows, scores = q k^T and output += weights v.
+
+By register tiles in float32.
 
 A block of keys is converted and transposed, a block of values converted, for all the rows of a unit. Tiles run along
 the keys for the scores, along the head dimension for the output. Arrays of rows are padded to whole tiles; the padding
@@ -28,7 +30,7 @@ splats_q, splats_weights = make_splats(ROWS, 4), make_splats(ROWS, KEYS * 4)
 
 
 def make_convert(load):
-    """A function that makes keys or values float32 [count][padded]."""
+    """Make a function that makes keys or values float32 [count][padded]."""
 
     @device
     def convert(source, count, token_bytes, padded, target):
@@ -40,12 +42,12 @@ def make_convert(load):
 
 
 def make_many(load_key, load_value):
-    """(scores, add_values) for keys and values that these functions read, see cache_formats.py."""
+    """Compute (scores, add_values) for keys and values that these functions read, see cache_formats.py."""
     convert_keys, convert_values = make_convert(load_key), make_convert(load_value)
 
     @device
     def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
-        """q f32 [rows / ROWS][padded][ROWS], scores f32 [rows][KEYS], tiles f32 [2][KEYS][padded].
+        """Compute q f32 [rows / ROWS][padded][ROWS], scores f32 [rows][KEYS], tiles f32 [2][KEYS][padded].
 
         Reads up to 15 keys beyond `count`.
         """
@@ -63,7 +65,7 @@ def make_many(load_key, load_value):
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, tiles, output):
-        """weights f32 [rows][KEYS], output f32 [rows][padded]."""
+        """Add the values by weights f32 [rows][KEYS] to output f32 [rows][padded]."""
         convert_values(values, count, token_bytes, padded, tiles)
         for d in range(0, padded - WIDTH + 1, WIDTH):
             for r in range(0, rows, ROWS):

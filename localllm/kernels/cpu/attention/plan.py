@@ -1,4 +1,4 @@
-"""What attention has to do in a run: a list of units, made once for all layers that are alike.
+"""The plan of a run's attention: a list of units, made once for all layers that are alike.
 
 A unit is some query rows of one sequence and one key-value head, and a range of keys. With few tokens of a sequence
 there are few units, so its context is split, too, a part for each 256 keys: see UNIT, SPLIT and PLAN in arguments.py.
@@ -20,7 +20,7 @@ UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * 
 
 @device
 def first_seen(position, window, chunked):
-    """The first key that a token sees; a window of 0 is none."""
+    """Return the first key that a token sees; a window of 0 is none."""
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
@@ -28,19 +28,19 @@ def first_seen(position, window, chunked):
 
 @device
 def lowest_seen(a, sequence):
-    """The first key of a sequence that any token sees: behind what an encoder has read, or of that."""
+    """Return the first key of a sequence that any token sees: behind what an encoder has read, or of that."""
     return 0 if argument(a, PLAN.crosses) == 1 else argument(sequence, SEQUENCE.encoded)
 
 
 @device
 def end_seen(a, sequence):
-    """Behind the last key of a sequence that any token sees."""
+    """Return the end of the keys of a sequence that any token sees."""
     return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.crosses) == 1 else SEQUENCE.length)
 
 
 @device
 def first_key(a, sequence, position):
-    """The first key that a token sees, rounded down to 16."""
+    """Return the first key that a token sees, rounded down to 16."""
     first = first_seen(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
     return max(first, lowest_seen(a, sequence)) // 16 * 16
 
@@ -61,7 +61,10 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split):
 
 @device
 def rows_at_once(count, group):
-    """Of a unit at most: of few tokens, whole ones that meet the kernel that one alone meets."""
+    """Return the most rows of a unit at once.
+
+    Of few tokens, whole ones that meet the kernel that one alone meets.
+    """
     if count > FEW_TOKENS or group > ATTEND_ROWS:
         return ATTEND_ROWS
     return max(FEW_ROWS // group, 1) * group
@@ -69,7 +72,10 @@ def rows_at_once(count, group):
 
 @device
 def add_sequence(a, sequence, unit, splits, span):
-    """The units of one sequence, whose context is cut in parts of `span` keys; returns where the next ones go."""
+    """Return the units of one sequence, whose context is cut in parts of `span` keys.
+
+    Returns where the next ones go.
+    """
     first, count, length = (
         argument(sequence, SEQUENCE.first),
         argument(sequence, SEQUENCE.count),
@@ -92,7 +98,7 @@ def add_sequence(a, sequence, unit, splits, span):
 
 @kernel
 def plan(a, part, parts, thread):
-    """All units, in one part."""
+    """Return all units, in one part."""
     unit, slot = argument(a, PLAN.units), 0
     for i in range(argument(argument(a, PLAN.sequence_count), 0)):
         sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES

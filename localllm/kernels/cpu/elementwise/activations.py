@@ -57,7 +57,7 @@ def nothing(a, token):
 
 
 def of_one(names, function, given=nothing):
-    """A kernel: y = function(x, given(a, token)) for vectors of all tokens' rows."""
+    """Make a kernel: y = function(x, given(a, token)) for vectors of all tokens' rows."""
 
     @kernel
     def rows(a, part, parts, thread):
@@ -75,7 +75,10 @@ def of_one(names, function, given=nothing):
 
 
 def of_two(names, first, second, function, given=nothing, is_shared=False):
-    """The same with two arguments, at these places: y = function(x, z, given(a, token)); is_shared: one z for all."""
+    """Return the same with two arguments, at these places: y = function(x, z, given(a, token)); is_shared.
+
+    One z for all.
+    """
 
     @kernel
     def rows(a, part, parts, thread):
@@ -96,14 +99,14 @@ def of_two(names, first, second, function, given=nothing, is_shared=False):
 
 @device
 def gelu_f32x16(x):
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    """Compute x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     inner = fma_f32x16(x * x * x, splat_f32x16(0.044715), x) * splat_f32x16(SQRT_2_BY_PI)
     return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + tanh_f32x16(inner))
 
 
 @device
 def gelu_erf_f32x16(x):
-    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    """Compute x / 2 * (1 + erf(x / sqrt(2)))."""
     return x * splat_f32x16(0.5) * (splat_f32x16(1.0) + erf_f32x16(x * splat_f32x16(SQRT_HALF)))
 
 
@@ -120,7 +123,7 @@ def above_zero_times(gate, up, _):
 
 @operation(f32x16, f32x16, f32x16, f32x16)
 def where_above_zero(builder, x, y, z):
-    """y where x is above 0, z elsewhere, also where x is NaN."""
+    """Compute y where x is above 0, z elsewhere, also where x is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, f32x16.llvm(None)), y, z)
 
 
@@ -141,14 +144,14 @@ def xielu_constants(a, token):
 
 @inlined
 def temperature(a, token):
-    """1 + slope * log(floor((position + offset) / length) + 1)."""
+    """Compute 1 + slope * log(floor((position + offset) / length) + 1)."""
     position = load_i64(argument(a, TEMPER.positions) + token * 8) + argument(a, TEMPER.offset)
     return float32(1.0 + argument_f32(a, TEMPER.slope) * log(float(position // argument(a, TEMPER.length) + 1)))
 
 
 @inlined
 def sigmoid_of_gate(a, token):
-    """NaN if the gate is not finite."""
+    """Compute the sigmoid of a gate; NaN if it is not finite."""
     gate = load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
     return float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate
 
@@ -170,7 +173,7 @@ def clamped(x, limit):
 
 @inlined
 def rooted(x, least):
-    """0 times x where it is 0, or no number."""
+    """Compute 0 times x where it is 0, or no number."""
     root, nothing = sqrt_f32x16(max_f32x16(abs_f32x16(x), splat_f32x16(least))), zero_f32x16()
     below = where_above_zero(nothing - x, nothing - root, nothing * x)
     return if_finite_f32x16(where_above_zero(x, root, below), x)

@@ -1,4 +1,7 @@
-"""What is summed over tokens: squares by column, for importance matrices (localllm.quantizing.imatrix), and texts."""
+"""Sums over tokens.
+
+Squares by column, for importance matrices (localllm.quantizing.imatrix), and texts.
+"""
 
 from numba import float32
 
@@ -9,7 +12,7 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, splat_f32x1
 
 @device
 def add_four(x, stride, tokens, sums):
-    """64 columns: vectors side by side hide what a sum of one waits for."""
+    """Compute 64 columns: vectors side by side hide what a sum of one waits for."""
     s0, s1 = load_f32x16(sums), load_f32x16(sums + 64)
     s2, s3 = load_f32x16(sums + 128), load_f32x16(sums + 192)
     for _ in range(tokens):
@@ -25,7 +28,7 @@ def add_four(x, stride, tokens, sums):
 
 @device
 def add_one(x, stride, tokens, sums):
-    """16 columns."""
+    """Compute 16 columns."""
     total = load_f32x16(sums)
     for _ in range(tokens):
         v = load_f32x16(x)
@@ -36,7 +39,10 @@ def add_one(x, stride, tokens, sums):
 
 @kernel
 def add_squares(a, part, parts, thread):
-    """sums += x^2 over the tokens. The parts share the columns, so the result does not depend on their number."""
+    """Add x^2 over the tokens to the sums.
+
+    The parts share the columns, so the result does not depend on their number.
+    """
     tokens, stride = load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
     x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
     vectors = (argument(a, ADD_SQUARES.columns) + 15) // 16
@@ -50,7 +56,7 @@ def add_squares(a, part, parts, thread):
 
 @device
 def add_rows(x, stride, columns, rows, y):
-    """y = the sum of rows, float32 [columns padded to 16]."""
+    """Compute y = the sum of rows, float32 [columns padded to 16]."""
     for i in range(0, columns * 4, 64):
         total = load_f32x16(x + i)
         for r in range(1, rows):
@@ -60,7 +66,7 @@ def add_rows(x, stride, columns, rows, y):
 
 @kernel
 def pool(a, part, parts, thread):
-    """The rows of each sequence as one: their mean, the first or the last."""
+    """Return the rows of each sequence as one: their mean, the first or the last."""
     count, stride, columns = load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
     for i in range(count * part // parts, count * (part + 1) // parts):
         sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride

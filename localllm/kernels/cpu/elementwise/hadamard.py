@@ -1,4 +1,7 @@
-"""Products with orthonormal Hadamard matrices, which are their own inverses (fast Walsh-Hadamard transform)."""
+"""Products with orthonormal Hadamard matrices.
+
+Which are their own inverses (fast Walsh-Hadamard transform).
+"""
 
 from math import sqrt
 
@@ -13,7 +16,7 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(make_butterfly, (1, 2, 
 
 @device
 def within_vectors(x, y, columns, block, factor):
-    """The butterflies of lanes, times a factor: x to y, which may be the same."""
+    """Return the butterflies of lanes, times a factor: x to y, which may be the same."""
     for i in range(0, columns * 4, 64):
         lanes = butterfly_1(load_f32x16(x + i) * splat_f32x16(factor))
         if block > 2:
@@ -27,7 +30,7 @@ def within_vectors(x, y, columns, block, factor):
 
 @device
 def across_vectors(y, columns, distance):
-    """Of numbers so far apart, a multiple of 16, sums and differences."""
+    """Compute sums and differences of numbers so far apart, a multiple of 16."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
             u, v = load_f32x16(y + i), load_f32x16(y + i + distance * 4)
@@ -37,7 +40,7 @@ def across_vectors(y, columns, distance):
 
 @kernel
 def hadamard(a, part, parts, thread):
-    """y = x, each `block` columns times a Hadamard matrix."""
+    """Compute y = x, each `block` columns times a Hadamard matrix."""
     columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
     factor, tokens = float32(1.0 / sqrt(block)), load_i64(argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):

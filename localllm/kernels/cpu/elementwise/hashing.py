@@ -9,7 +9,7 @@ from localllm.kernels.simd import load_f32, load_i64, store_f32, store_i64
 
 @kernel
 def as_column(a, part, parts, thread):
-    """y[t] = ids[t] + 1."""
+    """Compute y[t] = ids[t] + 1."""
     ids, tokens = argument(a, AS_COLUMN.ids), load_i64(argument(a, AS_COLUMN.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         store_f32(argument(a, AS_COLUMN.y) + t * argument(a, AS_COLUMN.stride), float32(load_i64(ids + t * 8) + 1))
@@ -17,7 +17,7 @@ def as_column(a, part, parts, thread):
 
 @kernel
 def hash(a, part, parts, thread):
-    """y[t] = first + (the exclusive or of the ids, each times its factor) modulo size."""
+    """Compute y[t] = first + (the exclusive or of the ids, each times its factor) modulo size."""
     end, factors, tokens = argument(a, HASH.end), argument(a, HASH.factors), load_i64(argument(a, HASH.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         row, mixed, is_cut = argument(a, HASH.x) + t * argument(a, HASH.stride), 0, False

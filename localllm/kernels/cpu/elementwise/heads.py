@@ -24,7 +24,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def multiply_heads(a, part, parts, thread):
-    """y = each head's columns of x times its gate. The parts share the heads of all tokens."""
+    """Compute y = each head's columns of x times its gate. The parts share the heads of all tokens."""
     heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
     head_dim, total = columns // heads, load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -40,7 +40,7 @@ def multiply_heads(a, part, parts, thread):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = load_f32(x + j * 4)
@@ -56,7 +56,7 @@ def softmax_of_line(x, y, size, epsilon):
 
 @kernel
 def softmax(a, part, parts, thread):
-    """y = e^x / the sum of them, of each row."""
+    """Compute y = e^x / the sum of them, of each row."""
     columns, count = argument(a, SOFTMAX.columns), load_i64(argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
         at = t * argument(a, SOFTMAX.stride)
@@ -65,7 +65,10 @@ def softmax(a, part, parts, thread):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Numbers `along` bytes apart are divided by their sum and epsilon, in each line; lines are `across` apart."""
+    """Divide numbers `along` bytes apart by their sum and epsilon, in each line.
+
+    Lines are `across` apart.
+    """
     for i in range(size):
         total = epsilon
         for j in range(size):
@@ -77,7 +80,7 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 @kernel
 def sinkhorn(a, part, parts, thread):
-    """y = a matrix whose rows and columns add up to 1, transposed."""
+    """Compute y = a matrix whose rows and columns add up to 1, transposed."""
     size, count = argument(a, SINKHORN.size), load_i64(argument(a, SINKHORN.count))
     epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):
@@ -98,7 +101,7 @@ def sinkhorn(a, part, parts, thread):
 
 @device
 def dot(x, z, count):
-    """The sum of so many products."""
+    """Compute the sum of so many products."""
     sums, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = fma_f32x16(load_f32x16(x + i * 4), load_f32x16(z + i * 4), sums)
@@ -110,7 +113,7 @@ def dot(x, z, count):
 
 @kernel
 def head_dots(a, part, parts, thread):
-    """y = the sum of x * z over the columns of each head. The parts share the heads of all tokens."""
+    """Compute y = the sum of x * z over the columns of each head. The parts share the heads of all tokens."""
     heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
     total = load_i64(argument(a, HEAD_DOTS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
@@ -122,7 +125,7 @@ def head_dots(a, part, parts, thread):
 
 @kernel
 def mix(a, part, parts, thread):
-    """y_i = the sum over j of weights_ij * x_j. The parts share the streams that are made, of all tokens."""
+    """Compute y_i = the sum over j of weights_ij * x_j. The parts share the streams that are made, of all tokens."""
     streams, width = argument(a, MIX.streams), argument(a, MIX.width)
     made = argument(a, MIX.columns) // width
     total = load_i64(argument(a, MIX.count)) * made

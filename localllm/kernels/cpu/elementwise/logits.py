@@ -1,4 +1,6 @@
-"""The last step of a run: the logits go to the array that the caller will get, and are looked at on the way.
+"""The last step of a run: the logits go to the array that the caller will get.
+
+And are looked at on the way.
 
 Python would do this after the run, in one thread, when the numbers are no longer in the cores' own caches: a copy of
 49152 logits and a sum over them took 0.2 ms together, this takes 0.02.
@@ -21,7 +23,7 @@ from localllm.kernels.simd import (
 
 @device
 def hand_out(x, y, columns):
-    """y = x; 0 if all numbers are finite, else NaN, which is what zero times infinity or NaN is."""
+    """Compute y = x; 0 if all numbers are finite, else NaN, which is what zero times infinity or NaN is."""
     zeros = zero_f32x16()
     for i in range(0, columns - 15, 16):
         numbers = load_f32x16(x + i * 4)
@@ -36,7 +38,7 @@ def hand_out(x, y, columns):
 
 @kernel
 def logits(a, part, parts, thread):
-    """y = x. The parts share the columns."""
+    """Compute y = x. The parts share the columns."""
     columns, target = argument(a, LOGITS.columns), load_i64(argument(a, LOGITS.y))
     first, last = columns * part // parts, columns * (part + 1) // parts
     for t in range(load_i64(argument(a, LOGITS.count))):

@@ -26,7 +26,7 @@ from localllm.kernels.simd import (
 
 @device
 def sum_of(x, count):
-    """The sum of so many numbers."""
+    """Compute the sum of so many numbers."""
     sums, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = sums + load_f32x16(x + i * 4)
@@ -38,7 +38,7 @@ def sum_of(x, count):
 
 @device
 def sum_of_squares(x, count, center):
-    """The sum of (x - center)^2."""
+    """Compute the sum of (x - center)^2."""
     squares, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         v = load_f32x16(x + i * 4) - splat_f32x16(center)
@@ -52,13 +52,13 @@ def sum_of_squares(x, count, center):
 
 @device
 def inverse_root(mean, epsilon):
-    """1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
+    """Compute 1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
     return float32(1.0) / float32(sqrt(mean + epsilon)) if mean < INFINITY else NAN
 
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    """y = x / sqrt(mean(x^2) + epsilon) * weight."""
+    """Compute y = x / sqrt(mean(x^2) + epsilon) * weight."""
     stride, columns, group = argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns), argument(a, RMS_NORM.group)
     groups, epsilon = columns // group, argument_f32(a, RMS_NORM.epsilon)
     total, whole = load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
@@ -74,7 +74,7 @@ def rms_norm(a, part, parts, thread):
 
 @kernel
 def layer_norm(a, part, parts, thread):
-    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias."""
+    """Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias."""
     stride, group = argument(a, LAYER_NORM.stride), argument(a, LAYER_NORM.group)
     groups, epsilon = argument(a, LAYER_NORM.columns) // group, argument_f32(a, LAYER_NORM.epsilon)
     total, whole = load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16

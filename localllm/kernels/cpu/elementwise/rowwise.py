@@ -29,7 +29,7 @@ from localllm.kernels.simd import (
 
 @kernel
 def add(a, part, parts, thread):
-    """y = x + z."""
+    """Compute y = x + z."""
     stride, z_stride, columns = argument(a, ADD.stride), argument(a, ADD.z_stride), argument(a, ADD.columns)
     tokens = load_i64(argument(a, ADD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -40,7 +40,7 @@ def add(a, part, parts, thread):
 
 @kernel
 def lerp(a, part, parts, thread):
-    """y = x + (z - x) * weight."""
+    """Compute y = x + (z - x) * weight."""
     stride, columns, weight = argument(a, LERP.stride), argument(a, LERP.columns), argument(a, LERP.weight)
     tokens = load_i64(argument(a, LERP.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -52,7 +52,7 @@ def lerp(a, part, parts, thread):
 
 @kernel
 def swiglu(a, part, parts, thread):
-    """y = gate * sigmoid(gate) * up. The parts share all vectors of all tokens."""
+    """Compute y = gate * sigmoid(gate) * up. The parts share all vectors of all tokens."""
     tokens, width = load_i64(argument(a, SWIGLU.count)), (argument(a, SWIGLU.columns) + 15) // 16
     first, last = tokens * width * part // parts, tokens * width * (part + 1) // parts
     for t in range(first // width, (last + width - 1) // width):
@@ -67,7 +67,7 @@ def swiglu(a, part, parts, thread):
 
 @kernel
 def round_bf16(a, part, parts, thread):
-    """y = x in BF16."""
+    """Compute y = x in BF16."""
     stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
     tokens, columns = load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -78,7 +78,7 @@ def round_bf16(a, part, parts, thread):
 
 @kernel
 def select(a, part, parts, thread):
-    """y[i] = x[rows[i]]."""
+    """Compute y[i] = x[rows[i]]."""
     stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
     count = load_i64(argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
@@ -90,7 +90,7 @@ def select(a, part, parts, thread):
 
 @kernel
 def replace_ids(a, part, parts, thread):
-    """y[t] = table[ids[t]]."""
+    """Compute y[t] = table[ids[t]]."""
     table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
     tokens = load_i64(count)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -99,7 +99,7 @@ def replace_ids(a, part, parts, thread):
 
 @device
 def copy(x, y, columns):
-    """Exactly so many numbers."""
+    """Copy exactly `count` numbers."""
     for i in range(0, columns - 15, 16):
         store_f32x16(y + i * 4, load_f32x16(x + i * 4))
     for i in range(columns // 16 * 16, columns):
@@ -108,7 +108,7 @@ def copy(x, y, columns):
 
 @kernel
 def columns(a, part, parts, thread):
-    """y = some columns of every group of x."""
+    """Compute y = some columns of every group of x."""
     tokens, groups = load_i64(argument(a, COLUMNS.count)), argument(a, COLUMNS.groups)
     count = argument(a, COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -120,7 +120,7 @@ def columns(a, part, parts, thread):
 
 @kernel
 def join(a, part, parts, thread):
-    """y = columns of x and z, head by head."""
+    """Compute y = columns of x and z, head by head."""
     tokens, heads, shared = load_i64(argument(a, JOIN.count)), argument(a, JOIN.heads), argument(a, JOIN.shared)
     x_columns, z_columns = argument(a, JOIN.x_columns), argument(a, JOIN.z_columns)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
@@ -134,7 +134,7 @@ def join(a, part, parts, thread):
 
 @kernel
 def angles(a, part, parts, thread):
-    """Cosine and sine of every position's rotation angles."""
+    """Compute cosine and sine of every position's rotation angles."""
     pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
     tokens = load_i64(argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
@@ -156,7 +156,7 @@ def rotate(x, y, cosine, sine):
 
 @kernel
 def rope(a, part, parts, thread):
-    """y = x with turned pairs."""
+    """Compute y = x with turned pairs."""
     heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
     step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
     total = load_i64(argument(a, ROPE.count)) * heads

@@ -7,7 +7,7 @@ from localllm.kernels.simd import load_i64
 
 
 def make(format_name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
 
     @kernel

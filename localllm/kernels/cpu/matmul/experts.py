@@ -1,4 +1,6 @@
-"""What experts do with their rows (routing.py says which): rows of tokens for them, products, and back to the tokens.
+"""The experts' matrix products (routing.py chooses the rows).
+
+Rows of tokens for them, products, and back to the tokens.
 
 An expert's product is that of one matrix with its rows, which lie together: the kernel for one matrix does it, called
 with arguments of which the addresses are moved to the expert and its rows. So an expert with few rows reads its matrix
@@ -42,7 +44,7 @@ def put(arguments, place, value):
 
 
 def make_experts(product, own, most_is_address, finish=None):
-    """The kernel for a product whose declaration is `product`, by its own one.
+    """Make the kernel for a product whose declaration is `product`, by its own one.
 
     most_is_address: whether the most tokens for the best precision are there as an address. finish(arguments, call,
     expert, memory) changes more of the arguments `call`, and may use the memory.
@@ -89,7 +91,7 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 
 @kernel
 def gather(a, part, parts, thread):
-    """The rows that experts get."""
+    """Return the rows that experts get."""
     rows, weights = load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, GATHER.pairs) + row * 8)
@@ -104,7 +106,7 @@ def gather(a, part, parts, thread):
 
 @kernel
 def collect(a, part, parts, thread):
-    """What a token's experts make of it, side by side."""
+    """Compute what a token's experts make of it, side by side."""
     used, columns = argument(a, COLLECT.used), argument(a, COLLECT.columns)
     pairs = load_i64(argument(a, COLLECT.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
@@ -115,7 +117,7 @@ def collect(a, part, parts, thread):
 
 @kernel
 def scatter(a, part, parts, thread):
-    """What a token's experts make of it, added up in the order in which they were chosen."""
+    """Compute what a token's experts make of it, added up in the order in which they were chosen."""
     tokens, used, weights = (
         load_i64(argument(a, SCATTER.count)),
         argument(a, SCATTER.used),
@@ -138,7 +140,7 @@ def scatter(a, part, parts, thread):
 
 @kernel
 def add_by_expert(a, part, parts, thread):
-    """Every row plus the vector of its expert."""
+    """Return every row plus the vector of its expert."""
     rows, stride = load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
         pair = load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)

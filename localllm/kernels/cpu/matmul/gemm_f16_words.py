@@ -1,4 +1,6 @@
-"""F16 weights with many tokens, as integers: words of 14 bits, of which the CPU multiplies and adds pairs.
+"""F16 weights with many tokens, as integers.
+
+Words of 14 bits, of which the CPU multiplies and adds pairs.
 
 Twice as many products as of float32 go into an instruction: 512 tokens of a 1.2 B model take 0.64 of the time. 32
 columns of a token, a run, share a scale, and SLAB columns of a row of weights; so many products of words up to LARGEST
@@ -59,12 +61,15 @@ add_run, times_rows = make_times(columns_at, ints), make_times(rows_at, floats)
 
 @device
 def in_runs(columns):
-    """Rounded up to whole runs."""
+    """Round up to whole runs."""
     return (columns + 31) // 32 * 32
 
 
 def make_to_words(load_16, width):
-    """A function (address, columns, target) -> scale: numbers of `width` bytes, 16 or a multiple, to words in runs."""
+    """Make a function (address, columns, target) -> scale.
+
+    Numbers of `width` bytes, 16 or a multiple, to words in runs.
+    """
 
     @device
     def to_words(x, columns, words):
@@ -98,7 +103,7 @@ def quantize_words(a, part, parts, thread):
 
 
 def make_unpack_tile(load_16):
-    """A slab of ROWS rows to the scratch memory."""
+    """Return a slab of ROWS rows to the scratch memory."""
     row_to_words = make_to_words(load_16, 2)
 
     @device
@@ -117,7 +122,7 @@ def make_unpack_tile(load_16):
 
 @device
 def product(columns, w, x, c, stride):
-    """ROWS rows times TOKENS tokens, in units of the rows' scales."""
+    """Multiply ROWS rows by TOKENS tokens, in units of the rows' scales."""
     totals = zero_floats()
     for run in range((columns + 31) // 32):
         sums = dots(zero_ints(), w + run * 1024, WORDS_BYTES, x + run * 64, stride)
@@ -126,7 +131,7 @@ def product(columns, w, x, c, stride):
 
 
 def make_prefill_words(load_16):
-    """A function (arguments of the kernel, first tile, last + 1, tokens, scratch) for weights of 2 bytes."""
+    """Make a function (arguments, first tile, last + 1, tokens, scratch) for weights of 2 bytes."""
     unpack_tile, fetch_next = make_unpack_tile(load_16), make_fetch_next(512, SLAB)
 
     @device

@@ -1,4 +1,6 @@
-"""A slab of a tile of rows with all tokens, for few enough of them that both planes of the activations are multiplied.
+"""A slab of a tile of rows with all tokens.
+
+For few enough of them that both planes of the activations are multiplied.
 
 Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
 before they are transposed.
@@ -96,7 +98,7 @@ def make_sub_block(format, words):
 
 
 def make_tile(format):
-    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
     half, apart = format.sub_block == 16, format.sub_block // 4
     run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
     second_half, chunk_run = make_sub_block(format, GROUP_WORDS[4:]), make_sub_block(format, CHUNK_WORDS)
@@ -125,7 +127,7 @@ def make_tile(format):
 
 
 def make_precise_slab(format):
-    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
     product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
 
     @inlined

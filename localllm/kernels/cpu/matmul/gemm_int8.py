@@ -1,4 +1,6 @@
-"""A slab of a tile of rows with all tokens, for many of them: the high plane of the activations, rescaled weights.
+"""A slab of a tile of rows with all tokens, for many of them.
+
+The high plane of the activations, rescaled weights.
 
 Scratch: the bytes, [vector][word][16 rows][4]; their scales, [vector][columns / span][16]; then 16 rows before they are
 transposed.
@@ -57,7 +59,7 @@ def make_unpack(format):
 
 
 def make_unpack_chunk(format):
-    """The same for one chunk of 64 columns."""
+    """Return the same for one chunk of 64 columns."""
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
     rescale = make_rescale(format, f32x2, types.UniTuple(u8x64, 1), 2)
@@ -128,7 +130,7 @@ def make_pair(format, words):
 
 
 def make_tile(format):
-    """ROWS rows times TOKENS tokens over the columns of a slab."""
+    """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
     group, chunk, s_step = make_pair(format, GROUP_WORDS), make_pair(format, CHUNK_WORDS), 64 * PAIR // span(format)
     has_chunks = format.chunk is not None
 
@@ -149,7 +151,7 @@ def make_tile(format):
 
 
 def make_fast_slab(format):
-    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory)."""
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
     product = make_tile(format)
 
     @inlined

@@ -1,4 +1,6 @@
-"""What one or two rows take for one token where words of 16 bits are multiplied, not bytes: AVX2 without VNNI.
+"""One or two rows times one token where words of 16 bits are multiplied, not bytes.
+
+AVX2 without VNNI.
 
 There a dot product of bytes is two instructions, both planes of the activations need their own, and striped codes are
 shuffled to their places first. Instead both planes become words, 256 * high + low, once in each part of a product, in
@@ -39,13 +41,13 @@ RUN = 64  # bytes of 32 activations
 
 
 def has_words(name):
-    """Whether rows of a format are multiplied so on this CPU."""
+    """Return whether rows of a format are multiplied so on this CPU."""
     return name in READERS and multiplies_words()
 
 
 @operation(None, int64, int64, int64)
 def store_run(builder, high, low, words):
-    """The 32 activations of a run as words, the even ones first; stripes are 64 bytes apart."""
+    """Return the 32 activations of a run as words, the even ones first; stripes are 64 bytes apart."""
     stripes = []
     for stripe in range(4):
         planes = (load_value(builder, builder.add(at, I64(64 * stripe)), ir.VectorType(I8, 8)) for at in (high, low))
@@ -59,7 +61,7 @@ def store_run(builder, high, low, words):
 
 @device
 def store_words(a, words):
-    """All activations of the token."""
+    """Return all activations of the token."""
     high, low = argument(a, LINEAR.high), argument(a, LINEAR.low)
     for column in range(0, argument(a, LINEAR.columns), 256):
         for run in range(0, 64, 8):
@@ -85,7 +87,7 @@ class OneTokenInWords:
     def make_add(self):
         @operation(self.totals, self.totals, int64, int64, self.factors, *[int64] * 3)
         def add(builder, totals, w, step, factors, words, x_scales, x_sums):
-            """What a group of 256 columns brings."""
+            """Compute what a group of 256 columns brings."""
             totals, factors = elements(builder, totals), elements(builder, factors)
             c, n = (self.of_lanes(builder, address) for address in (x_scales, x_sums))
             scales = [builder.fmul(scale, c) for scale in factors[: self.rows]]
@@ -104,17 +106,20 @@ class OneTokenInWords:
         return add
 
     def of_lanes(self, builder, address):
-        """The token's scales or sums, which are there for every 16 columns, in lanes as the rows' scales."""
+        """Return the token's scales or sums, which are there for every 16 columns.
+
+        In lanes as the rows' scales.
+        """
         value = load_value(builder, address, f32x16.llvm)
         return value if self.is_halved else slice_of(builder, value, 0, 16, 2)
 
     def scale_of(self, builder, scales, run):
-        """A run's scale, or the two of its halves, in the lanes of its dot products."""
+        """Return a run's scale, or the two of its halves, in the lanes of its dot products."""
         places = [2 * run] * 4 + [2 * run + 1] * 4 if self.is_halved else [run] * 8
         return shuffled(builder, scales, scales, places)
 
     def add_sums(self, builder, totals, row, factors, n):
-        """What the codes' offset comes to, or the minimums."""
+        """Compute what the codes' offset comes to, or the minimums."""
         factor = factors[row] if len(factors) == self.rows else factors[self.rows + row]
         if len(factors) == self.rows:
             n = builder.fmul(n, constant_like(n, -self.offset))
@@ -126,7 +131,7 @@ class OneTokenInWords:
     def make_finish(self):
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """The sum of each row goes to y [rows]."""
+            """Add up each row's sum to y [rows]."""
             totals = elements(builder, totals)
             for row in range(self.rows):
                 total = builder.fadd(*totals[row * CHAINS : (row + 1) * CHAINS])
@@ -136,7 +141,7 @@ class OneTokenInWords:
 
 
 def make_factors_of(format, rows):
-    """A function (w, bytes between rows) -> the rows' scales, and their minimums if there are some."""
+    """Make a function (w, bytes between rows) -> the rows' scales, and their minimums if there are some."""
     if format.minimums is None:
         return make_factors(format.scales, None, rows)
     if rows == 1:
@@ -151,7 +156,7 @@ def make_factors_of(format, rows):
 
 
 def make_one_in_words(format, rows):
-    """A function (arguments of the kernel, address of a row, bytes to the next, y, words) for one token."""
+    """Make a function (arguments, address of a row, bytes to the next, y, words) for one token."""
     steps, fetch, group_bytes = OneTokenInWords(format, rows), make_fetch(format, rows), format.group_bytes
     factors = make_factors_of(format, rows)
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()

@@ -1,4 +1,6 @@
-"""What a group of 256 columns of one or two rows takes for one token, in both planes: for rows_quantized.py.
+"""A group of 256 columns of one or two rows times one token, in both planes.
+
+For rows_quantized.py.
 
 The lanes of the totals are sub-blocks. Row_steps.py, whose totals have two lanes for each run of 32 columns, would do,
 but decode of a 1.2 B model in Q4_K is 4 % slower with it.
@@ -29,8 +31,10 @@ int64 = types.int64
 
 
 class OneToken:
-    """The totals: of sub-blocks of 32, one vector with the 8 of the first row and those of the second; of 16, a vector
-    of 16 for each row."""
+    """The totals: of sub-blocks of 32, one vector with the 8 of the first row and those of the second.
+
+    Of 16, a vector of 16 for each row.
+    """
 
     def __init__(self, shape, rows):
         self.shape, self.rows, self.halves = shape, rows, shape.halves
@@ -52,7 +56,7 @@ class OneToken:
 
         @operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
-            """totals + x_scales * scales * dots + minimums * x_sums."""
+            """Compute totals + x_scales * scales * dots + minimums * x_sums."""
             totals, dots = elements(builder, totals), self.dots(builder, elements(builder, codes), high, low)
             factors = self.joined(builder, elements(builder, factors))
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
@@ -66,7 +70,7 @@ class OneToken:
         return add
 
     def dots(self, builder, codes, high, low):
-        """Dot products with the activations, 256 * high + low, of all rows, by half of the runs.
+        """Compute dot products with the activations, 256 * high + low, of all rows, by half of the runs.
 
         Where sums are few each plane has its own: one behind the other, groups of Q4_K or Q4_0 in the second cache took
         1.03 times as long, waiting for itself.
@@ -80,7 +84,7 @@ class OneToken:
         return [builder.add(*both) for both in zip(upper, lower, strict=True)]
 
     def with_dots(self, builder, sums, codes, plane):
-        """The sums and the products of one plane."""
+        """Return the sums and the products of one plane."""
         sums, vectors = [*sums], self.shape.vectors
         size = -(-vectors // self.halves)
         numbers = [load_value(builder, builder.add(plane, I64(64 * q)), u8x64.llvm) for q in range(vectors)]
@@ -92,13 +96,13 @@ class OneToken:
         return sums
 
     def joined(self, builder, factors):
-        """The rows' scales, and minimums, as many vectors of each as the totals have."""
+        """Return the rows' scales, and minimums, as many vectors of each as the totals have."""
         if self.rows == self.count:
             return factors
         return [shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def by_sub_block(self, builder, x, y):
-        """Neighbouring lanes added: of x and then y if they are rows, of both in turn if they are halves."""
+        """Add neighbouring lanes: of x and then y if they are rows, of both in turn if they are halves."""
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
             even = [2 * lane for lane in range(self.vector.lanes)]
@@ -106,7 +110,7 @@ class OneToken:
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
     def in_lanes(self, builder, values):
-        """A token's scales or sums in the lanes of the totals."""
+        """Return a token's scales or sums in the lanes of the totals."""
         if self.halves == 2:
             return values
         return shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
@@ -114,7 +118,7 @@ class OneToken:
     def make_finish(self):
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """The sum of each row goes to y [rows]."""
+            """Add up each row's sum to y [rows]."""
             totals = elements(builder, totals)
             if self.vector is f32x16:
                 pairs = [halves_of(builder, value) for value in totals]
@@ -127,12 +131,15 @@ class OneToken:
 
 
 def halves_of(builder, value):
-    """The lower and the upper 8 of 16 lanes."""
+    """Return the lower and the upper 8 of 16 lanes."""
     return slice_of(builder, value, 0, 8), slice_of(builder, value, 8, 16)
 
 
 def sums_of_lanes(builder, vectors):
-    """The sum of each vector of 8 floats, as lanes of one vector; there are 1 or 2. Neighbouring lanes are added."""
+    """Compute the sum of each vector of 8 floats, as lanes of one vector; there are 1 or 2.
+
+    Neighbouring lanes are added.
+    """
     count = len(vectors)
     if count == 2:
         vectors = [builder.fadd(*(shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]

@@ -1,4 +1,7 @@
-"""What a group of 256 columns of pairs of rows takes, as intrinsics on tuples of vectors: for rows_quantized.py."""
+"""A group of 256 columns of pairs of rows, as intrinsics on tuples of vectors.
+
+For rows_quantized.py.
+"""
 
 from llvmlite import ir
 from numba import types
@@ -26,7 +29,9 @@ NEIGHBOURS = [lane ^ 1 for lane in range(16)]
 
 
 class RowTotals:
-    """The totals of a token: two rows share a vector, the first in the even lanes, the second in the odd ones.
+    """The totals of a token: two rows share a vector.
+
+    The first in the even lanes, the second in the odd ones.
 
     Each has a lane there for every run of 32 columns; of sub-blocks of 16 columns there is a vector for the first
     halves of the runs and one for the second. The rows' codes are mixed once so that dot products come in these lanes.
@@ -48,7 +53,7 @@ class RowTotals:
     def make_mix(self):
         @operation(self.codes, self.codes)
         def mix(builder, codes):
-            """Pairs of rows' codes so that dot products have the first in the even lanes, and then in the odd ones."""
+            """Pair rows' codes so that dot products have the first in the even lanes, the second in the odd ones."""
             words, mixed = [builder.bitcast(vector, i32x16.llvm) for vector in elements(builder, codes)], []
             for first, other in pairs_of([*batched(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
@@ -60,7 +65,7 @@ class RowTotals:
     def make_spread(self):
         @operation(self.factors, self.of_rows)
         def spread(builder, factors):
-            """Scales, and minimums, of the rows for every lane of the totals."""
+            """Spread the rows' scales and minimums to every lane of the totals."""
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
             pairs = pairs_of(elements(builder, factors))
@@ -71,7 +76,7 @@ class RowTotals:
     def make_add(self):
         @operation(self.totals, self.totals, self.codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
-            """totals + x_scales * scales * dots + minimums * x_sums, for one token."""
+            """Compute totals + x_scales * scales * dots + minimums * x_sums, for one token."""
             totals, factors = elements(builder, totals), elements(builder, factors)
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
             n = self.shape.from_offset(builder, n)
@@ -86,7 +91,10 @@ class RowTotals:
         return add
 
     def dots(self, builder, codes, high, low):
-        """Dot products with the activations, 256 * high + low, in the lanes of the totals: by half, then by pair."""
+        """Compute dot products with the activations, 256 * high + low, in the lanes of the totals.
+
+        By half, then by pair.
+        """
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
             sums = [ir.Constant(i32x16.llvm, None)] * self.rows
@@ -130,8 +138,10 @@ class RowTotals:
     def make_finish(self):
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """The sum of each row goes to y [rows]. All rows together: one by one it took 4.5 ns a token, of 32 ns that
-            four rows of 576 columns took."""
+            """Add up each row's sum to y [rows].
+
+            All rows together: one by one it took 4.5 ns a token, of 32 ns that four rows of 576 columns took.
+            """
             sums = sums_by_row(builder, [*self.by_run(builder, elements(builder, totals))])
             if self.planes == 1:
                 sums = builder.fmul(sums, constant_like(sums, 256.0))
@@ -140,7 +150,10 @@ class RowTotals:
         return finish
 
     def by_run(self, builder, totals):
-        """Of each pair of rows its runs' totals; of sub-blocks of 16, every fourth run and its halves are added."""
+        """Return each pair of rows' totals by run.
+
+        Of sub-blocks of 16, every fourth run and its halves are added.
+        """
         if self.halves == 1:
             return totals
         totals = [builder.fadd(*(slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
@@ -148,8 +161,11 @@ class RowTotals:
 
 
 def sums_by_row(builder, totals):
-    """The sums of 2 or 4 rows, in lanes. totals: of pairs of rows, whose lanes take turns. Added as row_one.py does, so
-    that a token gets the same among others: neighbours first."""
+    """Compute the sum of 2 or 4 rows, in lanes.
+
+    totals: of pairs of rows, whose lanes take turns. Added as row_one.py does, so that a token gets the same among
+    others: neighbours first.
+    """
     size, rows = totals[0].type.count, 2 * len(totals)
     starts = range(0, size * len(totals), size)
     runs = [[start + lane + odd for start in starts for odd in (0, 1)] for lane in range(0, size, 2)]
@@ -162,10 +178,10 @@ def sums_by_row(builder, totals):
 
 
 def pairs_of(values):
-    """Neighbours, two by two."""
+    """Pair neighbours, two by two."""
     return zip(values[::2], values[1::2], strict=True)
 
 
 def batched(values, size):
-    """Runs of so many."""
+    """Split into runs of so many."""
     return (values[i : i + size] for i in range(0, len(values), size))

@@ -1,4 +1,6 @@
-"""What two rows of Q2_K or Q3_K take for one token, with a lane of four bytes for each sub-block: AVX-512 VNNI.
+"""Two rows of Q2_K or Q3_K times one token, with a lane of four bytes for each sub-block.
+
+AVX-512 VNNI.
 
 Striped codes have two lanes of every vector for a run of 32 columns: a sub-block of 16 is in both, and halves of runs
 have sums of their own, to be shuffled. Here a sub-block is one lane in all four vectors, so that sums come as scales
@@ -38,12 +40,15 @@ SCALES = 512  # behind both planes of 256 activations
 
 
 def has_sub_blocks(name):
-    """Whether rows of a format are multiplied so on this CPU."""
+    """Return whether rows of a format are multiplied so on this CPU."""
     return name in READERS and this_lane().has_vnni
 
 
 def make_store(reader):
-    """An intrinsic that puts 256 activations in the order of a format: both planes, then scales and sums."""
+    """Return an intrinsic that puts 256 activations in the order of a format.
+
+    Both planes, then scales and sums.
+    """
     orders = []
     for v in range(4):
         quads = [((v + reader.turn * i) % 4, reader.runs[i] + 4 * part) for part, _, i in LANES]
@@ -69,7 +74,7 @@ def make_store(reader):
 
 
 def make_store_ordered(format):
-    """A function (arguments of the kernel, memory) that puts all activations of the token there."""
+    """Make a function (arguments of the kernel, memory) that puts all activations of the token there."""
     store = make_store(READERS[format.name])
 
     @device
@@ -99,7 +104,7 @@ class OneTokenBySubBlock:
     def make_add(self):
         @operation(self.totals, self.totals, *[int64] * 3)
         def add(builder, totals, w, step, x):
-            """What a group of 256 columns brings."""
+            """Compute what a group of 256 columns brings."""
             rows = [w, builder.add(w, step)]
             codes, factors = [self.reader.codes(builder, row) for row in rows], self.reader.factors(builder, rows)
             high, low = (self.dots(builder, codes, builder.add(x, I64(at))) for at in (0, 256))
@@ -114,7 +119,7 @@ class OneTokenBySubBlock:
         return add
 
     def dots(self, builder, codes, plane):
-        """Dot products of both rows with a plane of the activations."""
+        """Compute dot products of both rows with a plane of the activations."""
         numbers = [load_value(builder, builder.add(plane, I64(64 * v)), u8x64.llvm) for v in range(4)]
         nothing = ir.Constant(i32x16.llvm, None)
         pairs = ([*zip(of_row, numbers, strict=True)] for of_row in codes)
@@ -123,7 +128,10 @@ class OneTokenBySubBlock:
     def make_finish(self):
         @operation(None, self.totals, int64)
         def finish(builder, totals, y):
-            """The sum of each row goes to y [2], added as row_one.py does: a token gets the same among others."""
+            """Add up each row's sum to y [2], in the order of gemv_int8_1.py.
+
+            A token gets the same among others.
+            """
             sums, runs = elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
                 sums = [builder.fadd(*(slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]
@@ -136,8 +144,7 @@ class OneTokenBySubBlock:
 
 
 def make_one_by_sub_block(format):
-    """A function (arguments of the kernel, address of two rows, bytes from one to the other, y, activations in order)
-    for one token."""
+    """Make a function (arguments, address of two rows, row stride, y, activations) for one token."""
     steps, fetch, group_bytes = OneTokenBySubBlock(format), make_fetch(format, 2), format.group_bytes
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
 

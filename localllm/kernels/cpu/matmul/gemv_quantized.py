@@ -1,4 +1,6 @@
-"""The dot products of one to four rows of block-quantized weights with a few tokens: a decode step, and small batches.
+"""The dot products of one to four rows of block-quantized weights with a few tokens.
+
+A decode step, and small batches.
 
 A row is read once, in the file's layout, as a stream, and all tokens share the unpacking; for one, memory speed is the
 limit. With weight = s * (code - offset) or s * code + m, and activation = c * q, in both planes or the high one:
@@ -22,7 +24,7 @@ int64, quarter = types.int64, constant_f32(f32x8, 0.25)
 
 
 def make_ask_for(size, locality):
-    """An intrinsic that prefetches `size` bytes."""
+    """Return an intrinsic that prefetches `size` bytes."""
 
     @operation(None, int64)
     def ask_for(builder, address):
@@ -34,17 +36,17 @@ def make_ask_for(size, locality):
 
 @inlined
 def activations(a, sums):
-    """Where the first token's lie: high and low plane, scales, sums (the argument `sums`)."""
+    """Return where the first token's lie: high and low plane, scales, sums (the argument `sums`)."""
     return argument(a, LINEAR.high), argument(a, LINEAR.low), argument(a, LINEAR.scales), argument(a, sums)
 
 
 def make_each(function, rows):
-    """A function (w, bytes between rows) -> what `function` finds at each row: a tuple."""
+    """Make a function (w, bytes between rows) -> what `function` finds at each row: a tuple."""
     return make_joined(inlined(lambda w, step: (function(w),)), rows)
 
 
 def make_joined(function, rows):
-    """A function (w, bytes between rows) -> the tuples that `function` finds at each row, as one."""
+    """Make a function (w, bytes between rows) -> the tuples that `function` finds at each row, as one."""
     if rows == 1:
         return inlined(lambda w, step: function(w, step))
     half, distance = make_joined(function, rows // 2), rows // 2
@@ -52,12 +54,12 @@ def make_joined(function, rows):
 
 
 def make_codes(codes, rows):
-    """The same for the four vectors of codes."""
+    """Return the same for the four vectors of codes."""
     return make_joined(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_factors(scales, minimums, rows):
-    """The same for scales, and minimums if there are some, of all rows."""
+    """Return the same for scales, and minimums if there are some, of all rows."""
     scales = make_each(scales, rows)
     if minimums is None:
         return scales
@@ -66,12 +68,12 @@ def make_factors(scales, minimums, rows):
 
 
 def make_group(format, rows):
-    """Two functions (w, bytes between rows): the codes of a group, and its factors."""
+    """Return two functions (w, bytes between rows): the codes of a group, and its factors."""
     return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
 
 
 def make_chunk(format, rows):
-    """The same for a chunk, whose two scales and minimums stand there as often as row_shape.py asks for."""
+    """Make the same for a chunk, whose scales and minimums are repeated as row_shape.py asks."""
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
@@ -79,7 +81,7 @@ def make_chunk(format, rows):
 
 
 def make_fetch(format, rows):
-    """A function (w, bytes between rows, `ahead`) that asks for the weights that a group's turn is for."""
+    """Make a function (w, bytes between rows, `ahead`) that prefetches a group's weights."""
     fetch, fetch_near = make_ask_for(rows * format.group_bytes, 2), make_ask_for(format.group_bytes, 3)
 
     @inlined
@@ -96,8 +98,10 @@ def make_fetch(format, rows):
 
 
 def make_take(format, shape, read, rows, planes):
-    """A function (w, bytes between rows, high, low, scales, sums, columns, tokens, scratch): what all tokens get of a
-    group or a chunk, which `read` finds."""
+    """Make a function (w, bytes between rows, high, low, scales, sums, columns, tokens, scratch).
+
+    What all tokens get of a group or a chunk, which `read` finds.
+    """
     steps, (codes, factors) = RowTotals(shape, rows, planes), read(format, rows)
     mix, spread, add, size = steps.make_mix(), steps.make_spread(), steps.make_add(), steps.size
     load, store = steps.make_load(), steps.make_store()
@@ -113,7 +117,7 @@ def make_take(format, shape, read, rows, planes):
 
 
 def make_row(format, rows, planes):
-    """A function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
+    """Make a function (arguments of the kernel, address of a row, bytes to the next, y, tokens, scratch).
 
     For so many rows at a time; y is where the results of the first token go. Totals wait in the scratch memory.
     """
@@ -148,7 +152,10 @@ def make_row(format, rows, planes):
 
 
 def make_one(format, rows):
-    """A function (arguments of the kernel, address of a row, bytes to the next, y) for one token, in both planes."""
+    """Make a function (arguments of the kernel, address of a row, bytes to the next, y) for one token.
+
+    In both planes.
+    """
     steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
     codes, factors = make_group(format, rows)
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()

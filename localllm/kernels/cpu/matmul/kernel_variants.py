@@ -1,4 +1,6 @@
-"""Products of quantized weights are a kernel for each number of tokens: which of these pieces does a product.
+"""Products of quantized weights are a kernel for each number of tokens.
+
+Which of these pieces does a product.
 
 Each piece is compiled by itself, when it is needed: compiling all of them takes as long as all other kernels of a model
 together. The rule is here once, for the kernel that calls them and for Python, which sees that they are there. Nothing
@@ -23,7 +25,10 @@ FEW_WITH_CHUNKS = 20  # if a row ends in chunks of 64 columns: 576 columns of Q4
 
 
 def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
-    """For how many tokens rows of so many columns are read as in decode; in this lane if no other is given."""
+    """Return for how many tokens rows of so many columns are read as in decode.
+
+    In this lane if no other is given.
+    """
     if columns % 256:
         return FEW_WITH_CHUNKS
     few = FEW_WITH_512_BITS if (of or this_lane()).has_512_bits else FEW_OTHERWISE
@@ -31,7 +36,10 @@ def few_tokens(format_name: str, columns: int, of: Lane | None = None) -> int:
 
 
 def piece_for(tokens, few, most_precise):
-    """Which of PIECES multiplies so many tokens, 1 at least; kernels compile this, so its numbers have no types."""
+    """Return which of PIECES multiplies so many tokens, 1 at least.
+
+    Kernels compile this, so its numbers have no types.
+    """
     if tokens == 1:
         return ONE
     if tokens <= few:

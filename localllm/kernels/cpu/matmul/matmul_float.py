@@ -1,4 +1,6 @@
-"""y = W x in float32, for float weights and, correct but untuned, for block formats without integer kernels.
+"""y = W x in float32, for float weights and, correct but untuned.
+
+For block formats without integer kernels.
 
 One token: four rows are read side by side. Up to 8: each row is read once, as a stream (a row of blocks is converted to
 float32 first); 4 tokens share what is read. More tokens: a slab of rows is transposed, so that a vector holds one
@@ -60,7 +62,7 @@ store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_so
 
 
 def make_plain(width, load_one, load_16):
-    """`load_row` for numbers of `width` bytes."""
+    """Make `load_row` for numbers of `width` bytes."""
 
     @device
     def load_row(w, columns, out):
@@ -73,7 +75,7 @@ def make_plain(width, load_one, load_16):
 
 
 def make_blocks(format_name):
-    """`load_row` for a block format, one block after the other."""
+    """Make `load_row` for a block format, one block after the other."""
     from localllm.kernels.formats.scalar import unpacker
     from localllm.quant.formats import BY_NAME
 
@@ -88,7 +90,7 @@ def make_blocks(format_name):
 
 
 def make_dot(tokens, width, load_one, load_16):
-    """The dot products of a row with `tokens` tokens, which go to y."""
+    """Return the dot products of a row with `tokens` tokens, which go to y."""
     multiply, load_x, zeros = make_outer(tokens, 1), make_load(tokens, 1), make_zeros(tokens)
     store_sums = make_store_sums(tokens)
 
@@ -112,7 +114,10 @@ def make_dot(tokens, width, load_one, load_16):
 
 
 def make_side_by_side(width, load_one, load_16):
-    """The dot products of TOGETHER rows with one token, which go to y; each adds up as make_dot has it."""
+    """Return the dot products of TOGETHER rows with one token, which go to y.
+
+    Each adds up as make_dot has it.
+    """
     multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
     store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
 
@@ -136,7 +141,7 @@ def make_side_by_side(width, load_one, load_16):
 
 
 def make_load_rows(count, load_16):
-    """A function (address, bytes between rows): 16 numbers of each of `count` rows, a power of two."""
+    """Make a function (address, bytes between rows): 16 numbers of each of `count` rows, a power of two."""
     if count == 1:
         return inlined(lambda w, step: (load_16(w),))
     half, distance = make_load_rows(count // 2, load_16), count // 2
@@ -144,7 +149,7 @@ def make_load_rows(count, load_16):
 
 
 def make_one_token(format_name):
-    """Rows first to last for one token; returns the first row that is left over."""
+    """Return rows first to last for one token; returns the first row that is left over."""
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
@@ -159,7 +164,7 @@ def make_one_token(format_name):
 
 
 def make_few(format_name, load_row):
-    """Up to FEW tokens: row by row, 4 tokens at a time."""
+    """Make a function for up to FEW tokens: row by row, 4 tokens at a time."""
     plain = format_name in PLAIN
     one_token = make_one_token(format_name) if plain else None
     dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
@@ -186,7 +191,7 @@ def make_few(format_name, load_row):
 
 
 def make_slab(width, load_row):
-    """A slab of 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
+    """Return a slab of 16 * COLUMNS rows to words of 4 bytes [COLUMNS][columns rounded up to 16][16 rows].
 
     `width` is bytes per number if the words should hold pairs of BF16 as they are, 0 if they should be float32.
     """
@@ -206,7 +211,10 @@ def make_slab(width, load_row):
 
 
 def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """All tokens, whose arguments are x_at and stride_at, with some slabs of rows; `pairs`: of BF16 at a time."""
+    """Return all tokens, whose arguments are x_at and stride_at, with some slabs of rows; `pairs`.
+
+    Of BF16 at a time.
+    """
     unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
     block, block_bytes = block_of(format_name)
 
@@ -237,14 +245,14 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 
 
 def block_of(format_name):
-    """Weights and bytes of a block."""
+    """Return the weights and bytes of a block."""
     from localllm.quant.formats import BY_NAME
 
     return BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
 
 def make(format_name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
     prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)

@@ -33,7 +33,7 @@ TILES, WIDE = 4, 2 * SLAB
 
 
 def make_one_token(format):
-    """Rows first to last for one token, in both planes."""
+    """Return rows first to last for one token, in both planes."""
     at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
     if has_words(format.name):
         prepare, one = store_words, make_one_in_words(format, at_once)
@@ -58,7 +58,7 @@ def without_words(one):
 
 
 def make_few(format, together, planes):
-    """Rows first to last for a few tokens, so many rows at a time."""
+    """Return rows first to last for a few tokens, so many rows at a time."""
     row = make_row(format, together, planes)
 
     @device
@@ -75,7 +75,10 @@ def make_few(format, together, planes):
 
 @device
 def following(tile, group, end, column, columns):
-    """The tile and the column of the slab that comes next: the tiles from `group` to `end` take turns."""
+    """Return the tile and the column of the slab that comes next.
+
+    The tiles from `group` to `end` take turns.
+    """
     if tile + 1 < end:
         return tile + 1, column
     if column + SLAB < columns:
@@ -84,7 +87,7 @@ def following(tile, group, end, column, columns):
 
 
 def make_rows(multiply):
-    """A kernel that has `multiply(arguments, first row, last + 1, tokens, scratch)` read its share of the rows."""
+    """Make a kernel whose `multiply(arguments, first row, last + 1, tokens, scratch)` reads a share of rows."""
 
     @kernel
     def rows(a, part, parts, thread):
@@ -98,7 +101,7 @@ def make_rows(multiply):
 
 
 def make_tiles(slab):
-    """A kernel that has `slab` multiply its share of the tiles, slab by slab."""
+    """Make a kernel that has `slab` multiply its share of the tiles, slab by slab."""
 
     @kernel
     def tiles(a, part, parts, thread):
@@ -117,27 +120,27 @@ def make_tiles(slab):
 
 
 def make_linear_one(format_name):
-    """The kernel of one format for one token."""
+    """Make the kernel of one format for one token."""
     return make_rows(make_one_token(as_groups(format_name)))
 
 
 def make_linear_few(format_name):
-    """For a few tokens, in both planes."""
+    """Make the kernel for a few tokens, in both planes."""
     return make_rows(make_few(as_groups(format_name), TOGETHER, 2))
 
 
 def make_linear_few_fast(format_name):
-    """For a few tokens, in the high plane."""
+    """Make the kernel for a few tokens, in the high plane."""
     return make_rows(make_few(as_groups(format_name), TOGETHER, 1))
 
 
 def make_linear_precise(format_name):
-    """For more, in both planes."""
+    """Make the kernel for more tokens, in both planes."""
     return make_tiles(make_precise_slab(as_groups(format_name, small_codes=True)))
 
 
 def make_linear_fast(format_name):
-    """For more, in the high plane."""
+    """Make the kernel for more tokens, in the high plane."""
     return make_tiles(make_fast_slab(as_groups(format_name, small_codes=True)))
 
 

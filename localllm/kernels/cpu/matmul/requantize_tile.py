@@ -1,4 +1,6 @@
-"""Codes of any format as bytes of one kind, weight = scale * (byte - BYTE_OFFSET), with as few scales as pays.
+"""Codes of any format as bytes of one kind, weight = scale * (byte - BYTE_OFFSET).
+
+With as few scales as pays.
 
 A product that scales its sums for every 16 columns, or has minimums, spends a third of its multiplications on that. So
 64 columns get one scale here, which takes a sixth, and no minimums. The rounding costs 3e-5 of the weights' mean square
@@ -40,23 +42,26 @@ def magnitude(builder, value):
 
 
 def span(format):
-    """How many columns share a scale."""
+    """Return how many columns share a scale."""
     return 32 if format.sub_block == 32 and format.minimums is None else 64
 
 
 def room(format):
-    """By how many bits codes can be shifted to the left, so that they remain bytes, and less the offset signed ones."""
+    """Return by how many bits codes can be shifted to the left and remain bytes.
+
+    And less the offset signed ones.
+    """
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
 
 def size_of(format):
-    """What a code without minimum, less the offset, can be at most."""
+    """Compute what a code without minimum, less the offset, can be at most."""
     return max(format.offset, format.largest - format.offset)
 
 
 def bounds(builder, format, scales, minimums):
-    """The largest size that a weight of each sub-block can have."""
+    """Return the largest size that a weight of each sub-block can have."""
     if minimums is None:
         return builder.fmul(magnitude(builder, scales), constant_like(scales, float(size_of(format))))
     highest = builder.fadd(builder.fmul(scales, constant_like(scales, float(format.largest))), minimums)
@@ -64,7 +69,7 @@ def bounds(builder, format, scales, minimums):
 
 
 def largest_of_neighbours(builder, value, count):
-    """In each lane the largest of the `count` lanes to which it belongs; NaN if one is."""
+    """Return in each lane the largest of its group of `count` lanes; NaN if one is."""
     for distance in (1, 2)[: count // 2]:
         other = shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
         value = larger_size(builder, value, other)
@@ -72,7 +77,7 @@ def largest_of_neighbours(builder, value, count):
 
 
 def as_words(builder, value):
-    """Floats to the nearest integers of 16 bits."""
+    """Round floats to the nearest integers of 16 bits."""
     integers = ir.VectorType(I32, value.type.count)
     rounding = constant_like(value, 1.5 * 2**23)  # floats of this size are whole numbers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
@@ -80,14 +85,17 @@ def as_words(builder, value):
 
 
 def high_half(builder, x, y):
-    """The upper 16 bits of the products of signed words."""
+    """Return the upper 16 bits of the products of signed words."""
     wide = ir.VectorType(I32, 32)
     product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
     return builder.trunc(builder.ashr(product, constant_like(product, 16)), words)
 
 
 def rescaled(builder, format, codes, factors, least):
-    """Bytes [64] from codes, with factors and minimums for each pair of them: both bytes of a word at once."""
+    """Return bytes [64] from codes, with factors and minimums for each pair of them.
+
+    Both bytes of a word at once.
+    """
     shift = room(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, constant_like(value, shift))
@@ -102,12 +110,12 @@ def rescaled(builder, format, codes, factors, least):
 
 
 def spread(builder, values, runs, part, parts):
-    """Words [32] for a vector of `runs` runs, whose sub-block number `part` of `parts` it holds."""
+    """Spread words [32] for a vector of `runs` runs, whose sub-block number `part` of `parts` it holds."""
     return shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
 def make_rescale(format, vector, codes_type, runs):
-    """An intrinsic (codes, scales, minimums or scales, address for codes, address for scales) that stores both.
+    """Return an intrinsic (codes, scales, minimums or scales, code address, scale address) that stores both.
 
     The codes are those of `runs` runs of 32 columns.
     """
@@ -143,7 +151,7 @@ def make_rescale(format, vector, codes_type, runs):
 
 
 def make_keep(format, vector, codes_type):
-    """The same for weights that stay what they are."""
+    """Return the same for weights that stay what they are."""
 
     @operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):

@@ -1,4 +1,6 @@
-"""Which experts a token goes to, and which rows every expert gets: what a mixture of experts needs before its products.
+"""Routing: the experts of each token, and the rows of each expert.
+
+What a mixture of experts needs before its products.
 
 `route` chooses for each token; `plan_experts` sorts the pairs (token, one of its experts) by expert, those of an expert
 in the order of the tokens. The rows of an expert lie together, rounded up to EXPERT_ROWS.
@@ -20,7 +22,7 @@ LEAST_SUM = float32(6.103515625e-5)  # what weights are divided by at least, as 
 
 @device
 def score_all(a, logits, scores):
-    """Softmax, or sigmoid or root of softplus of a token's logits; whether all of them are numbers."""
+    """Compute a token's scores by softmax, sigmoid or root of softplus; return whether all are finite."""
     experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
     top, total, finite = -inf, 0.0, True
     for e in range(experts):
@@ -41,7 +43,9 @@ def score_all(a, logits, scores):
 
 @device
 def rank_all(a, logits, scores, ranks):
-    """What experts are chosen by: scores with the bias, or logits where neither a bias nor groups make a difference.
+    """Compute what experts are chosen by.
+
+    Scores with the bias, or logits where neither a bias nor groups make a difference.
 
     Sigmoids of large logits are all 1.
     """
@@ -55,7 +59,10 @@ def rank_all(a, logits, scores, ranks):
 
 @device
 def best_of(values, count):
-    """The number of the largest value, the first of equal ones; 0 if there is none that is larger than -infinity."""
+    """Return the number of the largest value, the first of equal ones.
+
+    0 if there is none that is larger than -infinity.
+    """
     best, largest = 0, MINUS_INFINITY
     for i in range(count):
         value = load_f32(values + i * 4)
@@ -66,7 +73,7 @@ def best_of(values, count):
 
 @device
 def take_best(values, count):
-    """The number of the largest value, which will not be found again."""
+    """Return the number of the largest value, which will not be found again."""
     best = best_of(values, count)
     store_f32(values + best * 4, MINUS_INFINITY)
     return best
@@ -74,7 +81,7 @@ def take_best(values, count):
 
 @device
 def value_of_group(ranks, size):
-    """The sum of its two best."""
+    """Compute the sum of its two best."""
     best = best_of(ranks, size)
     second = MINUS_INFINITY
     for i in range(size):
@@ -85,7 +92,7 @@ def value_of_group(ranks, size):
 
 @device
 def leave_out_groups(a, ranks, groups):
-    """Only experts of the best groups can be chosen."""
+    """Exclude the experts of all but the best groups."""
     count = argument(a, ROUTE.groups)
     size = argument(a, ROUTE.experts) // count
     for g in range(count):
@@ -99,7 +106,7 @@ def leave_out_groups(a, ranks, groups):
 
 @device
 def choose(a, scores, ranks, known, chosen, weights):
-    """The best experts, by rank, or those that are known, and their weights, by score."""
+    """Return the best experts, by rank, or those that are known, and their weights, by score."""
     used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
     for i in range(used):
         if known != 0:
@@ -118,7 +125,7 @@ def choose(a, scores, ranks, known, chosen, weights):
 
 @device
 def choose_nothing(a, chosen, weights):
-    """Where a score is not a number, neither is any weight."""
+    """Return where a score is not a number, neither is any weight."""
     for i in range(argument(a, ROUTE.used)):
         store_i64(chosen + i * 8, i)
         store_f32(weights + i * 4, NAN)
@@ -126,7 +133,7 @@ def choose_nothing(a, chosen, weights):
 
 @kernel
 def route(a, part, parts, thread):
-    """The experts of each token. Scratch: scores, ranks, groups."""
+    """Return the experts of each token. Scratch: scores, ranks, groups."""
     tokens, used, experts = load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
     scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
@@ -146,7 +153,7 @@ def route(a, part, parts, thread):
 
 @device
 def count_rows(a, pairs):
-    """How many of the pairs each expert has."""
+    """Return how many of the pairs each expert has."""
     next_rows = argument(a, PLAN_EXPERTS.next_rows)
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         store_i64(next_rows + e * 8, 0)
@@ -157,13 +164,13 @@ def count_rows(a, pairs):
 
 @device
 def rounded_up(count):
-    """Rows that products may write."""
+    """Return rows that products may write."""
     return count if count == 1 else (count + EXPERT_ROWS - 1) // EXPERT_ROWS * EXPERT_ROWS
 
 
 @device
 def place_experts(a):
-    """The experts that have rows, one behind the other; counts become first rows."""
+    """Return the experts that have rows, one behind the other; counts become first rows."""
     active, first = argument(a, PLAN_EXPERTS.active), 0
     for e in range(argument(a, PLAN_EXPERTS.experts)):
         place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
@@ -180,7 +187,7 @@ def place_experts(a):
 
 @device
 def fill_between(a):
-    """Rows between the experts get what the row before has, so that no number comes from nowhere."""
+    """Fill rows between the experts with the row before, so that no number comes from nowhere."""
     pairs = argument(a, PLAN_EXPERTS.pairs)
     for i in range(load_i64(argument(a, PLAN_EXPERTS.active_count))):
         expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
@@ -191,7 +198,7 @@ def fill_between(a):
 
 @kernel
 def plan_experts(a, part, parts, thread):
-    """The rows of all experts, in one part."""
+    """Return the rows of all experts, in one part."""
     pairs = load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)

@@ -1,4 +1,7 @@
-"""What row_one.py and row_steps.py have in common: the columns that they take at a time, and how these are scaled."""
+"""The common parts of gemv_int8_1.py and gemv_int8_pairs.py.
+
+The columns that they take at a time, and how these are scaled.
+"""
 
 from typing import NamedTuple
 
@@ -30,20 +33,26 @@ class RowShape(NamedTuple):
         return 1 if self.offset is not None else 2
 
     def load(self, builder, address):
-        """A token's scales or sums, which are there for every 16 columns: 16 lanes, those of a chunk four times."""
+        """Return a token's scales or sums, which are there for every 16 columns.
+
+        16 lanes, those of a chunk four times.
+        """
         if self.vectors == 4:
             return load_value(builder, address, f32x16.llvm)
         value = load_value(builder, address, CHUNK_LANES)
         return shuffled(builder, value, value, [*range(4)] * 4)
 
     def from_offset(self, builder, sums):
-        """What the codes' offset comes to, in units of the row's scales; sums themselves if there are minimums."""
+        """Compute what the codes' offset comes to, in units of the row's scales.
+
+        Sums themselves if there are minimums.
+        """
         if self.offset is None:
             return sums
         return builder.fmul(sums, constant_like(sums, -self.offset * self.vectors / 4))
 
     def scaled(self, builder, total, dot, factors, c, n):
-        """total + what a vector of dot products comes to; c: the token's scales, n: what `from_offset` gives."""
+        """Add scaled dot products to total; c: the token's scales, n: what `from_offset` gives."""
         if self.offset is None:
             scale, minimum = factors
             return multiply_add(builder, dot, builder.fmul(scale, c), multiply_add(builder, minimum, n, total))

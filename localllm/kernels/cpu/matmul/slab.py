@@ -1,4 +1,4 @@
-"""A slab of a tile of weights multiplied with all tokens, while that of the next one comes to the second cache.
+"""Multiplies a slab of a tile by all tokens while the next slab is fetched to the second cache.
 
 Tiles are read a piece of each row at a time, which no processor foresees: unpacking alone read 7 GB/s.
 """
@@ -11,7 +11,9 @@ from localllm.kernels.simd import prefetch_l2
 
 
 def make_fetch_next(group_bytes, slab_columns=SLAB):
-    """A function (arguments of the kernel, (tile, column), token, tokens): asks for the share of these tokens.
+    """Make a function (arguments of the kernel, (tile, column), token, tokens).
+
+    Asks for the share of these tokens.
 
     group_bytes: of 256 columns. The arguments may be those of LINEAR_FLOAT, which begin alike.
     """
@@ -35,7 +37,7 @@ store_all, store_first = make_store_tile(VECTORS), make_store_tile(1)
 
 
 def make_slab(format, unpack_tile, multiply):
-    """A function (arguments of the kernel, tile, column, (tile, column) of the next slab, tokens, scratch memory).
+    """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch).
 
     unpack_tile(a, tile, column, columns, scratch): a tile's rows to the scratch memory; multiply(a, totals, columns,
     first activation, tokens, scratch): adds what the slab comes to for TOKENS tokens, of which so many are there.

@@ -35,27 +35,27 @@ int64, u8x16, i32x4 = types.int64, ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
 def make_code_dots(words, largest):
-    """The products with codes up to `largest`, see make_dots."""
+    """Compute the product with codes up to `largest`, see make_dots."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
     dot = dot_variant(largest)
 
     def dot_below_128(builder, accumulator, codes, columns):
-        """LLVM is told that the bytes are below 128."""
+        """Compute a dot product; LLVM is told that the bytes are below 128."""
         return dot_bytes(builder, accumulator, builder.and_(codes, ir.Constant(u8x64.llvm, [0x7F] * 64)), columns)
 
     return make_dots(words, dot_below_128 if dot is dot_bytes and largest < 128 else dot)
 
 
 def make_rescaled_dots(words):
-    """The products with what rescale.py makes."""
+    """Compute the product with what rescale.py makes."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     return make_dots(words, signed_dot_variant() or dot_variant())
 
 
 def make_dots(words, dot):
-    """An intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
+    """Return an intrinsic (sums, w, bytes between vectors of w, x, bytes between tokens of x).
 
     Adds the products of `words`, which are byte offsets of 4 columns in x; w has them for 16 rows, 64 bytes a word.
     `dot` emits one product.
@@ -79,7 +79,10 @@ def make_dots(words, dot):
 
 
 def columns_of(builder, address, word):
-    """4 columns of a token, in all lanes. An ARM multiplies with a lane of what is loaded once for two words."""
+    """Compute 4 columns of a token, in all lanes.
+
+    An ARM multiplies with a lane of what is loaded once for two words.
+    """
     if "neon" in this_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
         columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
@@ -89,9 +92,9 @@ def columns_of(builder, address, word):
 
 
 def make_matrix_dots(words, multiply):
-    """The same, with an instruction that adds the products of 2 rows and 2 tokens, [2][8] bytes each, to int32 [2][2].
+    """Return the same, with an instruction for products of 2 rows and 2 tokens, [2][8] bytes each.
 
-    Words come in pairs, of which w has 8 columns of one row after the other, 128 bytes.
+    They are added to int32 [2][2]. Words come in pairs, of which w has 8 columns of one row after the other, 128 bytes.
     """
 
     @operation(ints, ints, int64, int64, int64, int64)
@@ -115,7 +118,7 @@ PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def pair_of_tokens(builder, first, second, word):
-    """8 columns of two tokens."""
+    """Compute 8 columns of two tokens."""
     pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
     for lane, address in enumerate((first, second)):
         columns = load_value(builder, builder.add(address, I64(word)), I64)
@@ -124,7 +127,7 @@ def pair_of_tokens(builder, first, second, word):
 
 
 def rows_of(builder, squares, token):
-    """The sums of 16 rows and one token of eight pairs: i32x16."""
+    """Compute the sum of 16 rows and one token of eight pairs: i32x16."""
     order = [token, token + 2, token + 4, token + 6]
     parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
     halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
@@ -133,7 +136,7 @@ def rows_of(builder, squares, token):
 
 @device
 def transpose_pairs(source, columns, target):
-    """As transpose_words, with words in pairs: [16][columns] words to [columns / 2][16][2]."""
+    """Transpose words in pairs: [16][columns] words to [columns / 2][16][2]."""
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):
         transpose_quads(source + i * 64, stride, target + i * 1024)

@@ -1,4 +1,6 @@
-"""Register tiles of the integer matrix product: a few vectors of 16 rows each, times a few tokens, unrolled.
+"""Register tiles of the integer matrix product.
+
+A few vectors of 16 rows each, times a few tokens, unrolled.
 
 A tile's sums are one tuple of vectors, element t * VECTORS + v for token t and rows 16 v to 16 v + 15, which LLVM keeps
 in registers. With 32 registers, 2 x 6 needs 8 loads for 12 dot products; 1 x 8 needs 9 for 8 and is bound by them.
@@ -36,12 +38,12 @@ PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
 def addresses(builder, first, stride, count):
-    """first, first + stride, ..."""
+    """Return first, first + stride, ..."""
     return [builder.add(first, builder.mul(stride, I64(i))) for i in range(count)]
 
 
 def loads(builder, first, stride, count, llvm_type):
-    """What lies at these addresses."""
+    """Compute what lies at these addresses."""
     return [load_value(builder, address, llvm_type) for address in addresses(builder, first, stride, count)]
 
 
@@ -57,13 +59,13 @@ def zero_floats(builder):
 
 @operation(ints, ints)
 def times_256(builder, sums):
-    """Sums of the high plane in units of the low one."""
+    """Compute the sum of the high plane in units of the low one."""
     eight = ir.Constant(i32x16.llvm, [8] * 16)
     return as_tuple(builder, [builder.shl(value, eight) for value in elements(builder, sums)])
 
 
 def in_turn(builder, values):
-    """The same values, computed before anything is loaded that comes later.
+    """Return the same values, computed before anything is loaded that comes later.
 
     LLVM mixes what belongs to different words and has more to keep than registers then: tiles of IQ4_XS took 1.05 times
     as long.
@@ -79,32 +81,38 @@ def in_turn(builder, values):
 
 @operation(floats, floats)
 def settled(builder, totals):
-    """The same, computed here: LLVM delays it, and has more to keep than registers then (52 spills, not 28)."""
+    """Return the same, computed here.
+
+    LLVM delays it, and has more to keep than registers then (52 spills, not 28).
+    """
     return as_tuple(builder, in_turn(builder, elements(builder, totals)))
 
 
 def started(builder, values):
-    """Sums that begin with an integer of each token."""
+    """Return sums that begin with an integer of each token."""
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
 
 
 @operation(ints, int64, int64)
 def start(builder, excess, stride):
-    """Sums that begin with the integers of the tokens at `excess`."""
+    """Return sums that begin with the integers of the tokens at `excess`."""
     return started(builder, loads(builder, excess, stride, TOKENS, I32))
 
 
 @operation(ints, int64, int64)
 def start_of_both(builder, excess, stride):
-    """Sums that begin with the two integers of the tokens there, added."""
+    """Return sums that begin with the two integers of the tokens there, added."""
     pairs = zip(*(loads(builder, builder.add(excess, I64(at)), stride, TOKENS, I32) for at in (0, 4)), strict=True)
     return started(builder, [builder.add(*pair) for pair in pairs])
 
 
 @operation(types.boolean, int64, int64, int64)
 def share_scales(builder, c, stride, tokens):
-    """Whether TOKENS tokens are there, and each has one scale for the two runs at c, where each stands twice."""
+    """Return whether TOKENS tokens are there, and each has one scale for the two runs at c.
+
+    Where each stands twice.
+    """
     different = I64(0)
     for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
         turned = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
@@ -115,7 +123,7 @@ def share_scales(builder, c, stride, tokens):
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
 def scaled(builder, totals, sums, s, s_stride, c, c_stride):
-    """totals + sums * (scales of the rows at s) * (scales of the tokens at c)."""
+    """Compute totals + sums * (scales of the rows at s) * (scales of the tokens at c)."""
     rows, columns = rows_at(builder, s, s_stride), columns_at(builder, c, c_stride)
     totals, sums = elements(builder, totals), elements(builder, sums)
     for i, value in enumerate(sums):
@@ -125,19 +133,21 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
 
 
 def rows_at(builder, s, stride):
-    """The scales of the rows at s, for each place of a tile."""
+    """Return the scales of the rows at s, for each place of a tile."""
     scales = loads(builder, s, stride, VECTORS, f32x16.llvm)
     return [scales[v] for _, v in PLACES]
 
 
 def columns_at(builder, c, stride):
-    """The scales of the tokens at c, for each place of a tile."""
+    """Return the scales of the tokens at c, for each place of a tile."""
     scales = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, stride, TOKENS, F32)]
     return [scales[t] for t, _ in PLACES]
 
 
 def make_times(scales_at, kind, first=False):
-    """An intrinsic (totals, values, address, stride): totals (not if they are the first) + values * scales.
+    """Return an intrinsic (totals, values, address, stride).
+
+    Totals (not if they are the first) + values * scales.
 
     kind: of the values, `ints` or `floats`.
     """
@@ -157,7 +167,7 @@ def make_times(scales_at, kind, first=False):
 
 @operation(floats, floats, float32, int64, int64, int64, int64)
 def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
-    """totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
+    """Compute totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
     factor = splat_value(builder, f32x16.llvm, factor)
     least = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
     sums = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, x_sums, sums_stride, TOKENS, F32)]
@@ -168,7 +178,7 @@ def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
 
 
 def make_load_tile(vectors):
-    """An intrinsic (y, bytes between tokens of y) that loads the first `vectors` vectors of each token, else zeros."""
+    """Return an intrinsic (y, token stride) that loads the first `vectors` vectors of each token, else zeros."""
 
     @operation(floats, int64, int64)
     def load_tile(builder, y, y_stride):
@@ -180,7 +190,7 @@ def make_load_tile(vectors):
 
 
 def make_store_tile(vectors):
-    """An intrinsic (totals, y, bytes between tokens of y) that stores the first `vectors` vectors of each token."""
+    """Return an intrinsic (totals, y, token stride) that stores the first `vectors` vectors of each token."""
 
     @operation(None, floats, int64, int64)
     def store_tile(builder, totals, y, y_stride):
@@ -194,7 +204,10 @@ def make_store_tile(vectors):
 
 @device
 def transpose_words(source, columns, target):
-    """[16][columns] words of 4 bytes to [columns rounded up to 16][16]; rows are `columns` rounded up to 16 apart."""
+    """Compute [16][columns] words of 4 bytes to [columns rounded up to 16][16].
+
+    Rows are `columns` rounded up to 16 apart.
+    """
     stride = (columns + 15) // 16 * 64
     for i in range((columns + 15) // 16):
         transpose_f32(source + i * 64, stride, target + i * 1024)

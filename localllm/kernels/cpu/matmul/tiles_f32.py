@@ -1,4 +1,6 @@
-"""Register tiles of float32 products: tuples of vectors, element row * columns + column, which LLVM keeps in registers.
+"""Register tiles of float32 products.
+
+Tuples of vectors, element row * columns + column, which LLVM keeps in registers.
 
 Every product is built of one step, `outer`: tile[row, column] += x[row] * w[column], where x and w are tuples of
 vectors. A vector of x is one number in all its lanes if w runs along the columns of the result; if both run along what
@@ -32,17 +34,17 @@ int64 = types.int64
 
 
 def vectors(count):
-    """The type of a tuple of vectors."""
+    """Return the type of a tuple of vectors."""
     return types.UniTuple(f32x16, count)
 
 
 def make_zeros(count):
-    """An intrinsic () -> `count` vectors of zeros."""
+    """Return an intrinsic () -> `count` vectors of zeros."""
     return operation(vectors(count))(lambda builder: as_tuple(builder, [ir.Constant(f32x16.llvm, None)] * count))
 
 
 def make_outer(rows, columns):
-    """An intrinsic (tile, x, w) -> tile + the products of every x with every w."""
+    """Return an intrinsic (tile, x, w) -> tile + the products of every x with every w."""
 
     @operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
@@ -57,7 +59,7 @@ def make_outer(rows, columns):
 
 
 def make_splats(count, stride):
-    """An intrinsic address -> vectors, each full of one of the numbers at address, address + stride, ..."""
+    """Return an intrinsic address -> vectors, each of one number at address, address + stride, ..."""
 
     @operation(vectors(count), int64)
     def splats(builder, address):
@@ -68,13 +70,13 @@ def make_splats(count, stride):
 
 
 def places(builder, address, rows, row_stride, columns, column_stride):
-    """The addresses of a tile's vectors."""
+    """Return the addresses of a tile's vectors."""
     starts = [builder.add(address, builder.mul(row_stride, I64(r))) for r in range(rows)]
     return [builder.add(start, builder.mul(column_stride, I64(c))) for start in starts for c in range(columns)]
 
 
 def make_load(rows, columns):
-    """An intrinsic (address, bytes between rows, bytes between columns) -> tile."""
+    """Return an intrinsic (address, bytes between rows, bytes between columns) -> tile."""
 
     @operation(vectors(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
@@ -85,7 +87,7 @@ def make_load(rows, columns):
 
 
 def make_store(rows, columns):
-    """An intrinsic (tile, address, bytes between rows, bytes between columns)."""
+    """Return an intrinsic (tile, address, bytes between rows, bytes between columns)."""
 
     @operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
@@ -101,7 +103,10 @@ FOURS = [lane + i for lane in (0, 8, 16, 24) for i in range(4)]  # every second 
 
 
 def add_neighbours(builder, values, order, distance):
-    """Two vectors become one, whose lanes are sums of two lanes: those at `order` and at `distance` from there."""
+    """Combine two vectors to one, whose lanes are sums of two lanes.
+
+    Those at `order` and at `distance` from there.
+    """
     first, second = (ir.Constant(ir.VectorType(I32, 16), [lane + i for lane in order]) for i in (0, distance))
     pairs = [(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
@@ -130,7 +135,7 @@ class BFloat(ir.Type):
 
 
 def make_outer_bf16(rows, columns):
-    """As make_outer, for vectors that hold pairs of BF16: every lane adds two products."""
+    """Make make_outer's intrinsic for vectors of pairs of BF16: every lane adds two products."""
 
     @operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
     def outer(builder, tile, x, w):
@@ -148,7 +153,7 @@ def make_outer_bf16(rows, columns):
 
 
 def make_splats_apart(count):
-    """An intrinsic (address, stride) -> vectors, each full of one of the numbers at address, address + stride, ..."""
+    """Return an intrinsic (address, stride) -> vectors, each of one number at address, address + stride, ..."""
 
     @operation(vectors(count), int64, int64)
     def splats(builder, address, stride):
@@ -159,7 +164,7 @@ def make_splats_apart(count):
 
 
 def make_load_some(rows, columns, loaded):
-    """As make_load, for the first `loaded` of the columns; zeros for the others."""
+    """Make make_load's intrinsic for the first `loaded` of the columns; zeros for the others."""
 
     @operation(vectors(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
@@ -172,7 +177,7 @@ def make_load_some(rows, columns, loaded):
 
 
 def make_store_some(rows, columns, stored):
-    """As make_store, for the first `stored` of the columns."""
+    """Make make_store's intrinsic for the first `stored` of the columns."""
 
     @operation(None, vectors(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
@@ -185,7 +190,7 @@ def make_store_some(rows, columns, stored):
 
 
 def make_store_sums(count):
-    """An intrinsic (vectors, vectors, address, stride) that stores the sum of all lanes of the first two, and so on."""
+    """Return an intrinsic (vectors, vectors, address, stride) that stores the sums of pairs' lanes."""
 
     @operation(None, vectors(count), vectors(count), int64, int64)
     def store(builder, x, y, address, stride):

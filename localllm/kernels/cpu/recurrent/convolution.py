@@ -11,13 +11,13 @@ from localllm.kernels.simd import fma_f32x16, load_f32x16, load_i64, sigmoid_f32
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """The address of token t, counted from the first of the run: those before it are in the window."""
+    """Return the address of token t, counted from the first of the run: those before it are in the window."""
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
 @device
 def convolve_token(a, x, window, t, y, first, last):
-    """Some columns, at `first` to `last` in bytes."""
+    """Return some columns, at `first` to `last` in bytes."""
     taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
     row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
     for i in range(first, last, 64):
@@ -30,7 +30,10 @@ def convolve_token(a, x, window, t, y, first, last):
 
 @device
 def slide(a, x, count, window, target, first, last):
-    """The window behind `count` more tokens; row by row in order, so that it may lie where the old one is."""
+    """Return the window behind `count` more tokens.
+
+    Row by row in order, so that it may lie where the old one is.
+    """
     taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
     for row in range(taps - 1):
         source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
@@ -40,7 +43,7 @@ def slide(a, x, count, window, target, first, last):
 
 @kernel
 def convolve(a, part, parts, thread):
-    """The parts share the columns."""
+    """Convolve columns; the parts share them."""
     width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
     first, last = width * part // parts * 64, width * (part + 1) // parts * 64
     for s in range(load_i64(argument(a, CONVOLVE.sequence_count))):

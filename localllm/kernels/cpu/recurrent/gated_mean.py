@@ -26,7 +26,7 @@ LOWEST = float32(-3e38)
 
 @device
 def gate_of(a, row, tap, i, lanes):
-    """The gates of a token's stretch and of its place, of some columns."""
+    """Return the gates of a token's stretch and of its place, of some columns."""
     columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
     gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
@@ -35,7 +35,7 @@ def gate_of(a, row, tap, i, lanes):
 
 @device
 def row_of_tap(a, x, window, row_bytes, t, tap):
-    """Where the numbers are that a tap averages for token t."""
+    """Return where the numbers are that a tap averages for token t."""
     taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
     row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
     return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
@@ -43,7 +43,7 @@ def row_of_tap(a, x, window, row_bytes, t, tap):
 
 @device
 def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
-    """Columns `first` to `last`, of taps where there are tokens."""
+    """Average columns `first` to `last`, over taps where there are tokens."""
     taps = argument(a, GATED_MEAN.taps)
     for i in range(first, last, 16):
         lanes, top = min(16, last - i), splat_f32x16(LOWEST)
@@ -60,7 +60,7 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
 
 @device
 def slide(a, x, count, window, target, row_bytes, first, last):
-    """The window behind `count` more tokens, of some columns and their gates."""
+    """Return the window behind `count` more tokens, of some columns and their gates."""
     taps, stride, columns, sides = (
         argument(a, GATED_MEAN.taps),
         argument(a, GATED_MEAN.x_stride),
@@ -78,7 +78,7 @@ def slide(a, x, count, window, target, row_bytes, first, last):
 
 @kernel
 def gated_mean(a, part, parts, thread):
-    """The parts share the columns."""
+    """Average columns by gates; the parts share them."""
     columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
     blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
     first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)

@@ -1,4 +1,6 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim]: what keys have written and queries read.
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim].
+
+What keys have written and queries read.
 
 Mamba 2 (Dao and Gu 2024) adds values to it; the gated delta rule (Yang et al. 2024) first takes away what the key would
 read. Columns of the state know nothing of each other: 16 of them, a block of 8 KB if keys have 128 numbers, stay in the
@@ -28,13 +30,13 @@ from localllm.kernels.simd import (
 
 @device
 def splat_at(address):
-    """The number at an address in all lanes."""
+    """Return the number at an address in all lanes."""
     return splat_f32x16(load_f32(address))
 
 
 @device
 def read(block, k, key_dim):
-    """What a key reads of a block."""
+    """Compute what a key reads of a block."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(load_f32x16(block + i * 64), splat_at(k + i * 4), even)
@@ -46,7 +48,7 @@ def read(block, k, key_dim):
 
 @device
 def write(source, target, i, decay, d, k):
-    """Row i of a block with a key's number times d."""
+    """Return row i of a block with a key's number times d."""
     row = fma_f32x16(splat_at(k + i * 4), d, load_f32x16(source + i * 64) * decay)
     store_f32x16(target + i * 64, row)
     return row
@@ -54,7 +56,7 @@ def write(source, target, i, decay, d, k):
 
 @device
 def advance(source, target, decay, d, k, q, key_dim):
-    """A block with a token more; what the query reads of it."""
+    """Return a block with a token more; what the query reads of it."""
     even, odd = zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         even = fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
@@ -67,7 +69,7 @@ def advance(source, target, decay, d, k, q, key_dim):
 
 @device
 def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
-    """A block with a token more; what the query reads of it, and the next key."""
+    """Return a block with a token more; what the query reads of it, and the next key."""
     even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
     for i in range(0, key_dim - 1, 2):
         row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
@@ -86,7 +88,10 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
 
 @device
 def scan_plain(a, first, count, source, target, head, key, value, lanes):
-    """All tokens of a sequence, for a block; key, value: where the block's numbers are in the rows of tokens."""
+    """Return all tokens of a sequence, for a block; key, value.
+
+    Where the block's numbers are in the rows of tokens.
+    """
     key_dim = argument(a, HEAD_SCAN.key_dim)
     rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
     for t in range(first, first + count):
@@ -103,7 +108,7 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
 
 @device
 def scan_delta(a, first, count, source, target, head, key, value, lanes):
-    """The same by the delta rule."""
+    """Return the same by the delta rule."""
     key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
     rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
     seen = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
@@ -120,12 +125,12 @@ def scan_delta(a, first, count, source, target, head, key, value, lanes):
 
 
 def make(rule):
-    """The kernel for "plain" sums, or for the "delta" rule."""
+    """Make the kernel for "plain" sums, or for the "delta" rule."""
     scan = {"plain": scan_plain, "delta": scan_delta}[rule]
 
     @kernel
     def head_scan(a, part, parts, thread):
-        """The parts share the blocks of all heads."""
+        """Scan heads; the parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, HEAD_SCAN.heads) * blocks

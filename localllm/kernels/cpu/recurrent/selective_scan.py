@@ -1,4 +1,6 @@
-"""The recurrence of Mamba (Gu and Dao 2023): every column has a state of its own, and forgets at its own rates.
+"""The recurrence of Mamba (Gu and Dao 2023).
+
+Every column has a state of its own, and forgets at its own rates.
 
 16 columns make a vector. Their states, 1 KB if there are 16 numbers in one, stay in the innermost cache for all tokens.
 """
@@ -19,7 +21,7 @@ from localllm.kernels.simd import (
 
 @device
 def advance(source, target, rates, dt, input, b, c, y, state_size):
-    """A token more for 16 columns: their states go from source to target; y + what c reads of them."""
+    """Return a token more for 16 columns: their states go from source to target; y + what c reads of them."""
     for n in range(state_size):
         kept = exp_f32x16(dt * load_f32x16(rates + n * 64)) * load_f32x16(source + n * 64)
         state = fma_f32x16(input, splat_f32x16(load_f32(b + n * 4)), kept)
@@ -30,7 +32,7 @@ def advance(source, target, rates, dt, input, b, c, y, state_size):
 
 @device
 def scan(a, sequence, column):
-    """All tokens of a sequence, for the 16 columns from number `column` on."""
+    """Return all tokens of a sequence, for the 16 columns from number `column` on."""
     first, count = tokens_of(sequence)
     stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4
@@ -48,7 +50,7 @@ def scan(a, sequence, column):
 
 @kernel
 def selective_scan(a, part, parts, thread):
-    """The parts share the columns."""
+    """Scan columns; the parts share them."""
     width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
     for i in range(width * part // parts, width * (part + 1) // parts):
         for s in range(load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):

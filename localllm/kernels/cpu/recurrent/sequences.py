@@ -8,11 +8,11 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequence):
-    """The first token of a sequence in the run, and how many it has there."""
+    """Return the first token of a sequence in the run, and how many it has there."""
     return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
 
 
 @device
 def states_of(sequence, offset):
-    """Where a part of its state is, and where it goes."""
+    """Return where a part of its state is, and where it goes."""
     return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset

@@ -1,5 +1,6 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim], and that forget row by row: as head_scan.py,
-but every row of a state has a decay of its own, which each token brings along.
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim], and that forget row by row.
+
+As head_scan.py, but every row of a state has a decay of its own, which each token brings along.
 
 Linear attention with such gates (Yang et al. 2023), RWKV-6 (Peng et al. 2024), which reads what a token writes with
 weights of its own, and RWKV-7 (Peng et al. 2025), whose state also loses what another vector reads of it; the delta
@@ -23,7 +24,10 @@ from localllm.kernels.simd import (
 
 @device
 def gated(source, target, of_token, v, seen, y, read_next):
-    """A row of a block with a token more: what the query reads of it, and nothing of the next token."""
+    """Return a row of a block with a token more.
+
+    What the query reads of it, and nothing of the next token.
+    """
     r, w, k, _, _ = of_token
     row = fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v)
     store_f32x16(target, row)
@@ -32,7 +36,7 @@ def gated(source, target, of_token, v, seen, y, read_next):
 
 @device
 def first(source, target, of_token, v, seen, y, read_next):
-    """The same, read before it is changed, the token itself with its own weight."""
+    """Return the same, read before it is changed, the token itself with its own weight."""
     r, w, k, weight, _ = of_token
     old, new = load_f32x16(source), splat_at(k) * v
     store_f32x16(target, fma_f32x16(old, splat_at(w), new))
@@ -41,7 +45,7 @@ def first(source, target, of_token, v, seen, y, read_next):
 
 @device
 def delta(source, target, of_token, v, seen, y, read_next):
-    """The same with b times what a has read before; and what the next a reads."""
+    """Return the same with b times what a has read before; and what the next a reads."""
     r, w, k, b, next_a = of_token
     row = fma_f32x16(splat_at(b), seen, fma_f32x16(load_f32x16(source), splat_at(w), splat_at(k) * v))
     store_f32x16(target, row)
@@ -50,17 +54,17 @@ def delta(source, target, of_token, v, seen, y, read_next):
 
 @device
 def moved(of_token, by):
-    """The same addresses, of a later row."""
+    """Return the same addresses, of a later row."""
     r, w, k, b, next_a = of_token
     return r + by, w + by, k + by, b + by, next_a + by
 
 
 def scan_by(rule):
-    """All tokens of a sequence for a block, by the rule for a row."""
+    """Return all tokens of a sequence for a block, by the rule for a row."""
 
     @device
     def advance(source, target, of_token, v, seen, key_dim):
-        """A block with a token more; what the query reads of it, and what the next a does."""
+        """Return a block with a token more; what the query reads of it, and what the next a does."""
         even, odd, even_next, odd_next = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64
@@ -74,7 +78,7 @@ def scan_by(rule):
 
     @device
     def scan(a, start, count, source, target, key, value, lanes):
-        """key, value: where the block's numbers are in the rows of tokens."""
+        """Compute key, value: where the block's numbers are in the rows of tokens."""
         key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
         seen = zero_f32x16()
         if rule is delta:
@@ -97,12 +101,12 @@ def scan_by(rule):
 
 
 def make(rule):
-    """The kernel for "gated" sums, for "first" weights, or for the "delta" rule."""
+    """Make the kernel for "gated" sums, for "first" weights, or for the "delta" rule."""
     scan = scan_by({"gated": gated, "first": first, "delta": delta}[rule])
 
     @kernel
     def wkv(a, part, parts, thread):
-        """The parts share the blocks of all heads."""
+        """Scan heads; the parts share the blocks of all heads."""
         key_dim, value_dim = argument(a, WKV.key_dim), argument(a, WKV.value_dim)
         blocks = (value_dim + 15) // 16
         total = argument(a, WKV.heads) * blocks

@@ -1,4 +1,6 @@
-"""Attention of few tokens, straight from the cache, in float32: contexts are cut in parts (as Flash-Decoding does).
+"""Attention of few tokens, straight from the cache, in float32.
+
+Contexts are cut in parts (as Flash-Decoding does).
 
 A block is one token, one part of its context, and a bundle of query heads that share a key-value head. Several lanes
 share a head, 8 numbers each, so that a warp reads some keys at once, side by side in the cache; each such group of
@@ -51,7 +53,7 @@ STATE = 16  # bytes of a partial result before its values
 
 @device
 def cut(first, last, parts):
-    """Where the parts of what a token sees begin, a multiple of PAGE, and how many keys each has."""
+    """Return where the parts of what a token sees begin, a multiple of PAGE, and how many keys each has."""
     lowest = first // PAGE * PAGE
     each = (last - lowest) // parts + 1
     return lowest, (each + SPAN - 1) // SPAN * SPAN
@@ -59,12 +61,15 @@ def cut(first, last, parts):
 
 @device
 def sequence_of(owners, sequences, token):
-    """A token's sequence."""
+    """Return a token's sequence."""
     return sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
 def lanes_for(*dims):
-    """Lanes that share a head of the largest of these dimensions, 8 numbers each or more: a power of two."""
+    """Return how many lanes share a head of the largest of these dimensions: a power of two.
+
+    8 numbers each or more.
+    """
     lanes = 2
     while lanes < WARP and 8 * lanes < max(dims):
         lanes *= 2
@@ -72,7 +77,10 @@ def lanes_for(*dims):
 
 
 def make_pieces(load, pieces, apart, dim):
-    """A function (head, d) -> `pieces` times 8 numbers, those from d on and others that far apart; within the head."""
+    """Make a function (head, d) -> `pieces` times 8 numbers, those from d on and others that far apart.
+
+    Within the head.
+    """
     last = (dim + 15) // 16 * 16 - 8
 
     @device
@@ -91,7 +99,7 @@ def make_pieces(load, pieces, apart, dim):
 
 
 def make_rows(load, rows, apart):
-    """A function (base, number, low, high, bytes, d) -> what `load` gives for as many heads, number by number.
+    """Make a function (base, number, low, high, bytes, d) that loads so many heads, number by number.
 
     Instead of such as are below `low`, or not below `high`, it reads those that are next to them.
     """
@@ -112,8 +120,9 @@ def make_rows(load, rows, apart):
 
 
 def make_scores(bundle, rows, groups, has_chosen):
-    """A function that makes of products, [rows, bundle], the scores of what a token sees: capped if there is a cap,
-    less by distance if there are slopes, minus infinity for keys that it does not see.
+    """Make a function that makes of products, [rows, bundle], the scores of what a token sees.
+
+    Capped if there is a cap, less by distance if there are slopes, minus infinity for keys that it does not see.
 
     Number i is of head i % bundle, and of key i // bundle * groups, counted from the first one of a group of lanes.
     has_chosen: only keys count whose bits are set, from the address `row` on.  period: only the last key of so many.
@@ -155,7 +164,7 @@ def make_scores(bundle, rows, groups, has_chosen):
 
 
 def make_combine(bundle, value_columns, lanes, value_dim):
-    """A function that puts together what all groups of lanes have, to the partial results of `heads` heads."""
+    """Make a function that combines the groups of lanes to the partial results of `heads` heads."""
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
     largest_of_groups = make_over_lanes(bundle, lanes, WARP, larger)
@@ -214,7 +223,9 @@ def make_combine(bundle, value_columns, lanes, value_dim):
 
 
 def make(format_name):
-    """The kernel for types of keys and values, query heads of a bundle, and dimensions: as F16-F16-4-128-128.
+    """Make the kernel for types of keys and values, query heads of a bundle, and dimensions.
+
+    As F16-F16-4-128-128.
 
     With -chosen behind it, only keys whose bits are set count.
     """
@@ -293,7 +304,10 @@ def make(format_name):
 
 @device
 def sees_none(bits, position):
-    """Whether keys were to be chosen for a token at that position, and none was, for scores were no numbers."""
+    """Return whether keys were to be chosen for a token at that position, and none was.
+
+    For scores were no numbers.
+    """
     key = 0
     while key <= position and load_i32(bits + key // 8) == 0:
         key += 32

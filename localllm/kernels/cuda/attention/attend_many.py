@@ -1,4 +1,6 @@
-"""Attention of many tokens on tensor cores: blocked, with the running maximum and sum of each row (FlashAttention-2).
+"""Attention of many tokens on tensor cores.
+
+Blocked, with the running maximum and sum of each row (FlashAttention-2).
 
 The query heads that share a key-value head are rows of one matrix, as on the CPU: row = token * group + head in group.
 A block has ROWS of them, of one sequence, 16 in each warp, and passes over the keys in pieces of a page or half of one,
@@ -56,7 +58,10 @@ NOTHING = int32(0)
 
 @device
 def find(sequences, sequence_count, group, unit):
-    """The sequence that a unit of rows belongs to, and its first row there; 0 if there are not so many units."""
+    """Return the sequence that a unit of rows belongs to, and its first row there.
+
+    0 if there are not so many units.
+    """
     for i in range(load_i64(sequence_count)):
         sequence = sequences + i * SEQUENCE_BYTES
         units = (load_i64(sequence + 8 * SEQUENCE.count) * group + ROWS - 1) // ROWS
@@ -67,7 +72,7 @@ def find(sequences, sequence_count, group, unit):
 
 
 def make_words(kind):
-    """A function (head, d) -> numbers d to d + 7 of a head as four words of float16."""
+    """Make a function (head, d) -> numbers d to d + 7 of a head as four words of float16."""
     if kind == "F16":
         return device(lambda head, d: load_4i32(head + d * 2))
     load = LOADS[kind]
@@ -75,7 +80,7 @@ def make_words(kind):
 
 
 def make_fill_keys(kind, keys, pieces, stride):
-    """A function that brings keys to shared memory, [keys][stride words]."""
+    """Make a function that brings keys to shared memory, [keys][stride words]."""
     words = make_words(kind)
 
     def put(i, word, place, at):
@@ -93,7 +98,10 @@ def make_fill_keys(kind, keys, pieces, stride):
 
 
 def make_fill_values(kind, keys, pieces, stride):
-    """A function that brings values to shared memory, [dimensions][stride words]; zeros from number `count` on."""
+    """Make a function that brings values to shared memory, [dimensions][stride words].
+
+    Zeros from number `count` on.
+    """
     words, pairs = make_words(kind), keys // 2
 
     def put(i, word, place, at):
@@ -114,7 +122,10 @@ def make_fill_values(kind, keys, pieces, stride):
 
 
 def make(format_name):
-    """The kernel for types of keys and values, dimensions, and depth of a product, 16 or 8: as F16-F16-128-128-16."""
+    """Make the kernel for types of keys and values, dimensions, and depth of a product, 16 or 8.
+
+    As F16-F16-128-128-16.
+    """
     of_keys, of_values, *numbers = format_name.split("-")
     key_dim, value_dim, depth = map(int, numbers)
     steps, value_tiles = -(-key_dim // 16), -(-value_dim // 8)
@@ -170,7 +181,7 @@ def make(format_name):
 
     @device
     def of_heads(numbers, first, second, nothing):
-        """The numbers of two heads, to the power of 2, if there are some."""
+        """Return the numbers of two heads, to the power of 2, if there are some."""
         if numbers == 0:
             return nothing, nothing
         return load_f32(numbers + first * 4) * LOG2_E, load_f32(numbers + second * 4) * LOG2_E

@@ -1,4 +1,4 @@
-"""How the KV cache keeps a head of a token, byte by byte as localllm.kernels.cpu.attention.cache_formats says.
+"""The KV cache's formats of a head, the same bytes as localllm.kernels.cpu.attention.cache_formats.
 
 Two functions for each type. `store(head, x, head_dim, warp, warps)` keeps the float32 numbers at x: warps share what a
 head has, and all lanes of one have to be there. `load(head, d)` gives number d as float32.
@@ -34,32 +34,34 @@ ZERO, ONE = float32(0), float32(1)
 
 @device
 def finite_half(x):
-    """The bits of x as a float16, those of NaN if it has no finite one."""
+    """Return the bits of x as a float16, those of NaN if it has no finite one."""
     return f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 
 @device
 def inverse_of(scale):
-    """1 / scale, but not of less than the smallest one, nor of NaN."""
+    """Compute 1 / scale, but not of less than the smallest one, nor of NaN."""
     return float32(ONE / (scale if scale > SMALLEST_SCALE else SMALLEST_SCALE))
 
 
 @device
 def code(x, low, high):
-    """The nearest integer from low to high; the highest for NaN."""
+    """Return the nearest integer from low to high; the highest for NaN."""
     below = x if x < high else high
     return rounded(below if below > low else low)
 
 
 @device
 def number_at(x, d, head_dim, padding):
-    """Number d of a head, or what stands behind the last one."""
+    """Return number d of a head, or what stands behind the last one."""
     return float32(load_f32(x + 4 * d)) if d < head_dim else padding
 
 
 @device
 def largest_of(x, first, head_dim, padding, sign):
-    """The largest number of the block from `first` on, or of sizes if sign is 0; of numbers times the sign.
+    """Return the largest number of the block from `first` on, or of sizes if sign is 0.
+
+    Of numbers times the sign.
 
     NaN if one of them is.
     """
@@ -96,7 +98,7 @@ def load_f16_head(head, d):
 
 @device
 def store_q8_0(head, x, head_dim, warp, warps):
-    """A warp for each block. The scale is rounded before the bytes are made with it."""
+    """Return a warp for each block. The scale is rounded before the bytes are made with it."""
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
         bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
@@ -116,7 +118,10 @@ def load_q8_0(head, d):
 
 @device
 def store_q4_0(head, x, head_dim, warp, warps):
-    """The number of the largest size becomes code 0, so the scale has the other sign: there are codes down to -8."""
+    """Store Q4_0; the number of the largest size becomes code 0, so the scale has the other sign.
+
+    There are codes down to -8.
+    """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18
         size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
@@ -141,7 +146,10 @@ def load_q4_0(head, d):
 
 @device
 def store_q4_1(head, x, head_dim, warp, warps):
-    """Codes reach from the smallest number to the largest, of which the padding is none: it repeats the first one."""
+    """Store codes that reach from the smallest number to the largest.
+
+    The padding is none of them: it repeats the first one.
+    """
     for first in range(32 * warp, head_dim, 32 * warps):
         block, padding = head + first // 32 * 20, float32(load_f32(x + 4 * first))
         largest, least = largest_of(x, first, head_dim, padding, 1), -largest_of(x, first, head_dim, padding, -1)

@@ -1,4 +1,6 @@
-"""What the KV cache keeps of a head, as float32: see localllm.kernels.cpu.attention.cache_formats for the formats.
+"""Loads of a head from the KV cache, as float32.
+
+See localllm.kernels.cpu.attention.cache_formats for the formats.
 
 Each function reads eight numbers of a head at the address `head`, from number d on, a multiple of 8: a tuple.
 """
@@ -21,7 +23,7 @@ def load_f16_8(head, d):
 
 @device
 def signed_pair(two):
-    """Two signed bytes."""
+    """Return two signed bytes."""
     return (
         float32(int32(((two & 255) ^ 128) - 128)),
         float32(int32((((two >> 8) & 255) ^ 128) - 128)),
@@ -41,7 +43,7 @@ def load_q8_0_8(head, d):
 
 @device
 def code_pair(two, shift, scale, least):
-    """Two codes of 4 bits, those of the bytes' low halves or, with a shift of 4, of the high ones."""
+    """Return two codes of 4 bits, those of the bytes' low halves or, with a shift of 4, of the high ones."""
     codes = two >> shift
     return float32(int32(codes & 15)) * scale + least, float32(int32((codes >> 8) & 15)) * scale + least
 

@@ -6,7 +6,7 @@ from localllm.kernels.cuda.device import WARP, device, lane, store_f32
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load = STORAGE[format_name][0]
 
     @device

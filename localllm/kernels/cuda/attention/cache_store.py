@@ -11,15 +11,17 @@ TABLE, SEQUENCE_BYTES = 8 * SEQUENCE.table, 8 * len(SEQUENCE)
 
 @device
 def place_of(positions, owners, sequences, token):
-    """The number of the place in the cache that belongs to a token of the run."""
+    """Return the number of the place in the cache that belongs to a token of the run."""
     table = load_i64(sequences + load_i64(owners + 8 * token) * SEQUENCE_BYTES + TABLE)
     position = load_i64(positions + 8 * token)
     return load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
 def make_pass(work):
-    """A kernel that goes over all tokens and heads: work(address in the cache, address in x, head dimension, warp,
-    number of warps)."""
+    """Make a kernel that goes over all tokens and heads.
+
+    Work(address in the cache, address in x, head dimension, warp, number of warps).
+    """
 
     def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
@@ -32,5 +34,5 @@ def make_pass(work):
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     return make_pass(STORAGE[format_name][1])

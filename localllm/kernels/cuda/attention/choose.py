@@ -1,4 +1,6 @@
-"""Which keys a token sees, as kernels/cpu/attention/choose.py says: a block for a token, one after the other.
+"""Selection of the keys a token sees, as in kernels/cpu/attention/choose.py.
+
+A block for a token, one after the other.
 
 The smallest score that is chosen is found bit by bit, by counting those that are as large; and of those that are equal
 to it, the last one that is chosen, by its position.
@@ -17,14 +19,14 @@ BITS = 32
 
 @device
 def ordered(x):
-    """A float32 as a number of 32 bits, in the order of floats."""
+    """Return a float32 as a number of 32 bits, in the order of floats."""
     word = int64(f32_bits(x))
     return (word if word >= 0 else word ^ 0x7FFFFFFF) + 0x80000000
 
 
 @device
 def count_from(scores, count, least):
-    """How many scores are at least that one, a float32."""
+    """Return how many scores are at least that one, a float32."""
     found = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         found += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
@@ -33,7 +35,7 @@ def count_from(scores, count, least):
 
 @device
 def count_equal(scores, count, number):
-    """How many of the first scores are that one, a float32."""
+    """Return how many of the first scores are that one, a float32."""
     found = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         found += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
@@ -42,7 +44,10 @@ def count_equal(scores, count, number):
 
 @device
 def least_chosen(scores, count, most):
-    """The smallest of the `most` largest scores, and the position of the last one as large that is among them."""
+    """Return the smallest of the `most` largest scores.
+
+    And the position of the last one as large that is among them.
+    """
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
@@ -58,15 +63,17 @@ def least_chosen(scores, count, most):
 
 @device
 def write_all(count, word, y):
-    """The same bits for all keys."""
+    """Return the same bits for all keys."""
     for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
         store_i32(y + i * 4, word)
 
 
 @device
 def write_bits(scores, blocks, block, count, least, last, y):
-    """A bit for each of `count` keys whose block's score is larger than the least one, or as large and not behind the
-    last one, and for those behind the last of so many blocks."""
+    """Return a bit for each of `count` keys whose block's score is larger than the least one.
+
+    Or as large and not behind the last one, and for those behind the last of so many blocks.
+    """
     for first in range(32 * cuda.threadIdx.x, count, 32 * cuda.blockDim.x):
         word = int64(0)
         for i in range(first, min(first + 32, count)):
@@ -78,12 +85,12 @@ def write_bits(scores, blocks, block, count, least, last, y):
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load = LOADS[format_name]
 
     @device
     def score(q, key, key_dim, heads, weights):
-        """The sum over heads of weight * max(q k, 0)."""
+        """Return the sum over heads of weight * max(q k, 0)."""
         total = ZERO
         for head in range(heads):
             product = ZERO

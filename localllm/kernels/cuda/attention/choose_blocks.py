@@ -1,4 +1,7 @@
-"""Which blocks of keys each head sees, as kernels/cpu/attention/choose_blocks.py says: threads share a token."""
+"""Selection of each head's key blocks, as in kernels/cpu/attention/choose_blocks.py.
+
+Threads share a token.
+"""
 
 from numba import cuda, float32
 
@@ -13,12 +16,12 @@ INFINITY = float32(float("inf"))
 
 
 def make(format_name):
-    """The kernel for one storage type."""
+    """Make the kernel for one storage type."""
     load = LOADS[format_name]
 
     @device
     def product(q, key, key_dim):
-        """q k."""
+        """Compute q k."""
         total = ZERO
         for d in range(0, key_dim, 8):
             numbers = load(key, d)
@@ -28,7 +31,7 @@ def make(format_name):
 
     @device
     def score_all(table, q, keys, key_bytes, key_dim, block, count, local, scores):
-        """The largest product of each block, infinity for the last ones; 0 if all products are numbers."""
+        """Return the largest product of each block, infinity for the last ones; 0 if all products are numbers."""
         flaws, blocks = ZERO, (count + block - 1) // block
         for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):
             best = MINUS_INFINITY

@@ -1,4 +1,4 @@
-"""What attention of few tokens and that of many have in common."""
+"""The common parts of attention of few tokens and of many."""
 
 import math
 
@@ -18,7 +18,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def first_seen(position, window, chunked):
-    """The first key that a token sees; a window of 0 is none."""
+    """Return the first key that a token sees; a window of 0 is none."""
     if window == 0:
         return 0
     return position // window * window if chunked == 1 else max(position + 1 - window, 0)
@@ -26,14 +26,17 @@ def first_seen(position, window, chunked):
 
 @device
 def last_seen(position, ahead, sequence):
-    """The last key that a token sees; ahead: how many behind itself at most. sequence: address of a SEQUENCE."""
+    """Return the last key that a token sees; ahead: how many behind itself at most. sequence: address of a SEQUENCE."""
     if ahead == 0:
         return position
     return min(position + ahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
 def make_over_lanes(count, first, end, combine):
-    """A function of `count` numbers: what all lanes together have whose numbers differ in bits `first` up to `end`."""
+    """Make a function of `count` numbers.
+
+    What all lanes together have whose numbers differ in bits `first` up to `end`.
+    """
 
     def over(i, x):
         mask = first

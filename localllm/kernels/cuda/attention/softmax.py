@@ -1,4 +1,6 @@
-"""Softmax of scores that come in pieces (online, Milakov and Gimelshein 2018), of what one thread has in its registers.
+"""Softmax of scores that come in pieces (online, Milakov and Gimelshein 2018).
+
+Of what one thread has in its registers.
 
 Powers are of 2, for which the scores are scaled by log2(e).
 """
@@ -10,8 +12,9 @@ from localllm.kernels.cuda.unrolled import folded, unrolled
 
 
 def make_softmax(scores, rows, row_of, over_lanes):
-    """A function of a piece's scores, and of each row's maximum and sum before it: both behind it, what becomes of the
-    rows' results so far, and the weights of the piece, all in float32.
+    """Make a function of a piece's scores, and of each row's maximum and sum before it.
+
+    Both behind it, what becomes of the rows' results so far, and the weights of the piece, all in float32.
 
     row_of: the row of score i.  over_lanes: the rows' maxima of the lanes that share them, of each lane's own.
     """

@@ -6,7 +6,7 @@ from localllm.kernels.cuda.device import load_f32, load_i64, store_f32
 
 
 def add_squares(count, x, stride, columns, sums):
-    """sums += x^2 over the tokens, in their order; a thread for each column."""
+    """Add x^2 over the tokens to the sums, in their order; a thread for each column."""
     column = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if column >= columns:
         return

@@ -27,12 +27,12 @@ C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 
 @device
 def first_column():
-    """The first of this thread's four."""
+    """Return the first of this thread's four."""
     return 4 * (cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
 
 
 def of_one(function):
-    """The kernel of y = function(x)."""
+    """Make the kernel of y = function(x)."""
 
     def kernel(count, x, y, stride, columns):
         row, column = cuda.blockIdx.x, first_column()
@@ -45,7 +45,7 @@ def of_one(function):
 
 
 def of_one_and_number(function):
-    """The kernel of y = function(x, number)."""
+    """Make the kernel of y = function(x, number)."""
 
     def kernel(count, x, number, y, stride, columns):
         row, column, n = cuda.blockIdx.x, first_column(), f32_value(number)
@@ -58,7 +58,7 @@ def of_one_and_number(function):
 
 
 def of_two(function):
-    """The kernel of y = function(x, z)."""
+    """Make the kernel of y = function(x, z)."""
 
     def kernel(count, x, z, y, stride, columns):
         row, column = cuda.blockIdx.x, first_column()
@@ -73,25 +73,28 @@ def of_two(function):
 
 @device
 def if_finite(y, x):
-    """y, but NaN where x is not finite: a function whose values are bounded would hide what a broken weight made."""
+    """Compute y, but NaN where x is not finite.
+
+    A function whose values are bounded would hide what a broken weight made.
+    """
     return y + ZERO * x
 
 
 @device
 def sigmoid_of(x):
-    """1 / (1 + e^-x), NaN for infinity."""
+    """Compute 1 / (1 + e^-x), NaN for infinity."""
     return if_finite(ONE / (ONE + exp(-x)), x)
 
 
 @device
 def gelu_of(x):
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    """Compute x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     return x * HALF * (ONE + tanh((CUBIC * x * x * x + x) * SQRT_2_BY_PI))
 
 
 @device
 def erf_of(x):
-    """erf x, wrong by 3e-7 at most (Abramowitz and Stegun 1964, 7.1.26)."""
+    """Compute erf x, wrong by 3e-7 at most (Abramowitz and Stegun 1964, 7.1.26)."""
     size = abs(x)
     t = ONE / (ONE + P * size)
     y = ONE - ((((E * t + D) * t + C) * t + B) * t + A) * t * exp(-x * x)
@@ -100,39 +103,39 @@ def erf_of(x):
 
 @device
 def gelu_erf_of(x):
-    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    """Compute x / 2 * (1 + erf(x / sqrt(2)))."""
     return x * HALF * (ONE + erf_of(x * SQRT_HALF))
 
 
 @device
 def relu_squared_of(x):
-    """max(x, 0)^2, NaN for what is not finite."""
+    """Compute max(x, 0)^2, NaN for what is not finite."""
     above = if_finite(ZERO if x < ZERO else x, x)
     return above * above
 
 
 @device
 def softplus_of(x):
-    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), NaN for infinity."""
+    """Compute log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), NaN for infinity."""
     return if_finite((x if x > ZERO else ZERO) + log1p(exp(-abs(x))), x)
 
 
 @device
 def between(x, limit):
-    """x, but nothing beyond limit or -limit, and NaN for what is not finite."""
+    """Compute x, but nothing beyond limit or -limit, and NaN for what is not finite."""
     below = limit if x > limit else x
     return if_finite(-limit if below < -limit else below, x)
 
 
 @device
 def relu_of(x):
-    """max(x, 0), NaN for what is not finite."""
+    """Compute max(x, 0), NaN for what is not finite."""
     return if_finite(ZERO if x < ZERO else x, x)
 
 
 @device
 def exponential_of(x):
-    """e^x, NaN for what is not finite."""
+    """Compute e^x, NaN for what is not finite."""
     return if_finite(exp(x), x)
 
 
@@ -148,14 +151,14 @@ def shifted(x, number):
 
 @device
 def signed_root_of(x, least):
-    """sqrt(max(|x|, least)) with the sign of x, 0 for 0 and NaN for infinity."""
+    """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0 and NaN for infinity."""
     root = math.sqrt(max(abs(x), least))
     return if_finite(root if x > ZERO else -root if x < ZERO else ZERO, x)
 
 
 @device
 def capped(x, cap):
-    """cap * tanh(x / cap), NaN for infinity."""
+    """Compute cap * tanh(x / cap), NaN for infinity."""
     return if_finite(tanh(x * (ONE / cap)) * cap, x)
 
 
@@ -181,7 +184,7 @@ def reglu_of(gate, up):
 
 @device
 def limited_of(gate, up, sharpness, limit):
-    """gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
+    """Compute gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up within -limit and limit."""
     gate = if_finite(limit if gate > limit else gate, gate)
     return gate * sigmoid_of(sharpness * gate) * (between(up, limit) + ONE)
 
@@ -195,7 +198,7 @@ multiply, swiglu, geglu, reglu = of_two(product), of_two(swiglu_of), of_two(gegl
 
 
 def add(count, x, z, z_stride, y, stride, columns):
-    """y = x + z; z_stride 0: one row for all."""
+    """Compute y = x + z; z_stride 0: one row for all."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -205,7 +208,7 @@ def add(count, x, z, z_stride, y, stride, columns):
 
 
 def scale_columns(count, x, weight, y, stride, columns):
-    """y = x * weight."""
+    """Compute y = x * weight."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -215,7 +218,7 @@ def scale_columns(count, x, weight, y, stride, columns):
 
 
 def lerp(count, x, z, weight, y, stride, columns):
-    """y = x + (z - x) * weight."""
+    """Compute y = x + (z - x) * weight."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -226,7 +229,7 @@ def lerp(count, x, z, weight, y, stride, columns):
 
 
 def softplus(count, x, bias, y, stride, columns):
-    """y = log(1 + e^(x + bias))."""
+    """Compute y = log(1 + e^(x + bias))."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -236,7 +239,7 @@ def softplus(count, x, bias, y, stride, columns):
 
 
 def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
-    """y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
+    """Compute y = gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit."""
     row, column, s, most = cuda.blockIdx.x, first_column(), f32_value(sharpness), f32_value(limit)
     if row < load_i64(count) and column < columns:
         at = row * stride + 4 * column
@@ -248,13 +251,13 @@ def swiglu_limited(count, gate, up, sharpness, limit, y, stride, columns):
 
 @device
 def xielu_of(x, alpha_p, alpha_n, beta, epsilon):
-    """alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below."""
+    """Compute alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below."""
     bent = alpha_p * x * x if x > ZERO else alpha_n * (exp(epsilon if x > epsilon else x) - ONE - x)
     return bent + beta * x
 
 
 def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
-    """y = xielu_of x."""
+    """Compute y = xielu_of x."""
     row, column = cuda.blockIdx.x, first_column()
     p, n, by, e = f32_value(alpha_p), f32_value(alpha_n), f32_value(beta), f32_value(epsilon)
     if row < load_i64(count) and column < columns:
@@ -265,7 +268,7 @@ def xielu(count, x, alpha_p, alpha_n, beta, epsilon, y, stride, columns):
 
 
 def temper(count, x, positions, slope, length, offset, y, stride, columns):
-    """y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
+    """Compute y = x * (1 + slope * log(floor((position + offset) / length) + 1))."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at, position = row * stride + 4 * column, load_i64(positions + 8 * row) + offset
@@ -275,7 +278,7 @@ def temper(count, x, positions, slope, length, offset, y, stride, columns):
 
 
 def sigmoid_gate(count, x, gate, gate_stride, y, stride, columns):
-    """y = x * sigmoid(gate), of which a row has one."""
+    """Compute y = x * sigmoid(gate), of which a row has one."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         at, factor = row * stride + 4 * column, sigmoid_of(load_f32(gate + row * gate_stride))

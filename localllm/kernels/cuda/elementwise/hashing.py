@@ -1,4 +1,7 @@
-"""Tokens as numbers, and which rows of a table they and those before them are hashed to; a thread for each token."""
+"""Tokens as numbers, and which rows of a table they and those before them are hashed to.
+
+A thread for each token.
+"""
 
 from numba import cuda, int64
 
@@ -6,14 +9,14 @@ from localllm.kernels.cuda.device import float32, load_f32, load_i64, store_f32,
 
 
 def as_column(count, ids, y, stride):
-    """y[t] = ids[t] + 1."""
+    """Compute y[t] = ids[t] + 1."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if token < load_i64(count):
         store_f32(y + token * stride, float32(load_i64(ids + 8 * token) + 1))
 
 
 def hash(count, x, stride, factors, length, size, first, end, y):
-    """y[t] = first + (the exclusive or of the ids, each times its factor) modulo size."""
+    """Compute y[t] = first + (the exclusive or of the ids, each times its factor) modulo size."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return

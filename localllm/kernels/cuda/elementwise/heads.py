@@ -9,7 +9,7 @@ LEAST = float32(-3e38)
 
 
 def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
-    """y = each head's columns of x times its gate; a thread for each column."""
+    """Compute y = each head's columns of x times its gate; a thread for each column."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         at, gate = row * stride + 4 * column, load_f32(gates + row * gates_stride + 4 * (column // (columns // heads)))
@@ -18,7 +18,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
@@ -32,7 +32,7 @@ def softmax_of_line(x, y, size, epsilon):
 
 
 def softmax(count, x, y, stride, columns):
-    """y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
+    """Compute y = e^x / the sum of them, of each row; a thread for each row, whose columns are few."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count):
         softmax_of_line(x + row * stride, y + row * stride, columns, float32(0))
@@ -40,7 +40,10 @@ def softmax(count, x, y, stride, columns):
 
 @device
 def divide_by_sums(y, size, across, along, epsilon):
-    """Numbers `along` bytes apart are divided by their sum and epsilon, in each line; lines are `across` apart."""
+    """Divide numbers `along` bytes apart by their sum and epsilon, in each line.
+
+    Lines are `across` apart.
+    """
     for i in range(size):
         total = epsilon
         for j in range(size):
@@ -51,7 +54,7 @@ def divide_by_sums(y, size, across, along, epsilon):
 
 
 def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
-    """y = a matrix whose rows and columns add up to 1, transposed; a thread for each row."""
+    """Compute y = a matrix whose rows and columns add up to 1, transposed; a thread for each row."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return
@@ -71,7 +74,7 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
 
 
 def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
-    """y = the sum of x * z over the columns of each head; a block for each row and head."""
+    """Compute y = the sum of x * z over the columns of each head; a block for each row and head."""
     row, head, total = cuda.blockIdx.x, cuda.blockIdx.y, float32(0)
     if row >= load_i64(count):
         return
@@ -84,7 +87,7 @@ def head_dots(count, x, x_stride, z, heads, head_dim, y, stride):
 
 
 def mix(count, x, x_stride, streams, width, weights, weights_stride, y, stride, columns):
-    """y_i = the sum over j of weights_ij * x_j; a thread for each column."""
+    """Compute y_i = the sum over j of weights_ij * x_j; a thread for each column."""
     row, column, total = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x, float32(0)
     if row < load_i64(count) and column < columns:
         source, by = x + row * x_stride + 4 * (column % width), weights + row * weights_stride

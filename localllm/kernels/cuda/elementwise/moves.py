@@ -13,7 +13,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 def select(count, x, rows, y, stride, columns):
-    """y[i] = x[rows[i]]; a thread for four columns."""
+    """Compute y[i] = x[rows[i]]; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         a, b, c, d = load_4f32(x + load_i64(rows + 8 * row) * stride + 4 * column)
@@ -21,14 +21,17 @@ def select(count, x, rows, y, stride, columns):
 
 
 def replace_ids(count, ids, table, y):
-    """y[t] = table[ids[t]]; a thread for each token."""
+    """Compute y[t] = table[ids[t]]; a thread for each token."""
     token = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if token < load_i64(count):
         store_i64(y + 8 * token, load_i64(table + 8 * load_i64(ids + 8 * token)))
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    """y[i] = the rows of sequence i as one: their mean, the first or the last; a thread for four columns."""
+    """Compute y[i] = the rows of sequence i as one: their mean, the first or the last.
+
+    A thread for four columns.
+    """
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
@@ -44,7 +47,7 @@ def pool(count, sequences, x, y, stride, columns, kind):
 
 
 def columns(count, x, x_stride, first, groups, period, y, stride, columns):
-    """y = some columns of every group of x; a thread for each."""
+    """Compute y = some columns of every group of x; a thread for each."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         width = columns // groups
@@ -53,7 +56,7 @@ def columns(count, x, x_stride, first, groups, period, y, stride, columns):
 
 
 def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y, stride):
-    """y = columns of x and z, head by head; a block for each row and head."""
+    """Compute y = columns of x and z, head by head; a block for each row and head."""
     row, head, width = cuda.blockIdx.x, cuda.blockIdx.y, x_columns + z_columns
     if row >= load_i64(count):
         return
@@ -66,7 +69,9 @@ def join(count, x, x_stride, x_columns, z, z_stride, z_columns, shared, heads, y
 
 
 def logits(count, x, stride, columns, y, flaws):
-    """y, the address of its address, = x without padding, flaws raised if a number is not finite; a thread for each.
+    """Compute y, the address of its address, = x without padding, flaws raised if a number is not finite.
+
+    A thread for each.
 
     Threads that raise it at once may count as one.
     """

@@ -1,5 +1,7 @@
-"""Norms: a block for each group of columns of a row; with what stands before or behind them in a decoder's layers, so
-that one token needs fewer launches, which take as long as what they do.
+"""Norms: a block for each group of columns of a row.
+
+Fused with what comes before or after them in a decoder's layers, so that one token needs fewer launches, which take as
+long as what they do.
 """
 
 import math
@@ -14,13 +16,13 @@ ZERO, NAN, INFINITY = float32(0), float32(math.nan), float32(math.inf)
 
 @device
 def inverse_root(mean, epsilon):
-    """1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
+    """Compute 1 / sqrt(mean + epsilon); NaN where a square was beyond float32."""
     return float32(1) / math.sqrt(mean + epsilon) if mean < INFINITY else NAN
 
 
 @device
 def squares(x, columns, center):
-    """This thread's part of the sum of (x - center)^2 over the columns."""
+    """Compute this thread's part of the sum of (x - center)^2 over the columns."""
     total = ZERO
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         total += (load_f32(x + 4 * column) - center) ** 2
@@ -28,7 +30,7 @@ def squares(x, columns, center):
 
 
 def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
-    """y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns."""
+    """Compute y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns."""
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group
     if row >= load_i64(count):
         return
@@ -40,7 +42,7 @@ def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
 
 
 def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
-    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns."""
+    """Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias, for each `group` columns."""
     row, first, total = cuda.blockIdx.x, 4 * cuda.blockIdx.y * group, ZERO
     if row >= load_i64(count):
         return
@@ -55,7 +57,7 @@ def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
 
 
 def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
-    """total = x + z, y = its norm: a sum on its way to the next part of a layer."""
+    """Compute total = x + z and y = its norm: a sum on its way to the next part of a layer."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride
     if row >= load_i64(count):
         return
@@ -69,7 +71,10 @@ def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
 
 
 def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, pairs, step, apart):
-    """y = the norm of each head of x, with turned pairs: queries and keys on their way to attention."""
+    """Compute y = the norm of each head of x, with turned pairs.
+
+    Queries and keys on their way to attention.
+    """
     row, first = cuda.blockIdx.x, 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return

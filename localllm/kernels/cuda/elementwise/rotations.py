@@ -1,4 +1,7 @@
-"""Rotations: of pairs of numbers by angles that grow with the position, and of blocks by Hadamard matrices."""
+"""Rotations: of pairs of numbers by angles that grow with the position.
+
+And of blocks by Hadamard matrices.
+"""
 
 import math
 
@@ -19,7 +22,7 @@ TURNS = 0.5 / math.pi  # of a radian
 
 
 def angles(count, positions, before, frequencies, pairs, table, factor):
-    """Cosine and sine of every position's rotation angles; a block for each position.
+    """Compute cosine and sine of every position's rotation angles; a block for each position.
 
     They are turns in float64, of which whole ones do not count: a million of them cost 20 bits of 53.
     """
@@ -34,7 +37,7 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
-    """y = x with turned pairs, which are a head's first numbers; a block for each row and head."""
+    """Compute y = x with turned pairs, which are a head's first numbers; a block for each row and head."""
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride + 4 * cuda.blockIdx.y * head_dim
     if row >= load_i64(count):
         return
@@ -50,7 +53,9 @@ def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):
 
 
 def hadamard(count, x, y, stride, columns, block):
-    """y = x, each `block` columns times an orthonormal Hadamard matrix; a block for each row and such columns.
+    """Compute y = x, each `block` columns times an orthonormal Hadamard matrix.
+
+    A block for each row and such columns.
 
     The fast Walsh-Hadamard transform: of numbers 1, 2, 4, ... apart, the sum and the difference.
     """

@@ -18,7 +18,7 @@ from localllm.kernels.cuda.matmul.unpack import LANES, eight
 
 
 def make(name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     return make_plain(name) if name in PLAIN else make_planes(name)
 
 

@@ -9,7 +9,7 @@ ZERO, ONE = float32(0), float32(1)
 
 
 def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, columns):
-    """The rows that experts get; a thread for each number."""
+    """Return the rows that experts get; a thread for each number."""
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count) and column < columns:
         pair = load_i64(pairs + 8 * row)
@@ -19,7 +19,7 @@ def gather(count, pairs, used, x, x_stride, weights, part_bytes, y, stride, colu
 
 
 def collect(count, rows, used, x, x_stride, y, stride, columns):
-    """What a token's experts make of it, side by side; a block for each pair."""
+    """Compute what a token's experts make of it, side by side; a block for each pair."""
     token, place = cuda.blockIdx.x, cuda.blockIdx.y
     if token >= load_i64(count):
         return
@@ -30,7 +30,10 @@ def collect(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    """What a token's experts make of it, added up in the order in which they were chosen; a thread for four columns."""
+    """Compute what a token's experts make of it, added up in the order in which they were chosen.
+
+    A thread for four columns.
+    """
     token, column = cuda.blockIdx.x, first_column()
     if token < load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
@@ -42,7 +45,7 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
-    """Every row plus the vector of its expert; a thread for four columns."""
+    """Return every row plus the vector of its expert; a thread for four columns."""
     row, column = cuda.blockIdx.x, first_column()
     if row < load_i64(count) and column < columns:
         expert, at = load_i64(chosen + 8 * load_i64(pairs + 8 * row)), row * stride + 4 * column

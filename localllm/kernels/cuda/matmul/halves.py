@@ -23,7 +23,7 @@ LARGEST = float32(1024.0)  # of a row: sums of 65536 products of it with weights
 
 
 def halve(count, x, stride, columns, y, y_stride, scales):
-    """y = x / scale in float16, columns up to a multiple of 8 being zero; scales float32 [tokens]."""
+    """Compute y = x / scale in float16, columns up to a multiple of 8 being zero; scales float32 [tokens]."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return
@@ -41,7 +41,7 @@ def halve(count, x, stride, columns, y, y_stride, scales):
 
 
 def rescale(count, y, stride, columns, scales):
-    """y = y * scale."""
+    """Compute y = y * scale."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return
@@ -52,7 +52,7 @@ def rescale(count, y, stride, columns, scales):
 
 
 def split_bf16(count, x, stride, columns, high, low, y_stride):
-    """x = high + low, both in BF16: 16 bits of it together."""
+    """Compute x = high + low, both in BF16: 16 bits of it together."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return

@@ -1,4 +1,7 @@
-"""Products of weights that are plain numbers, F32, F16 or BF16, with a few tokens in float32: a warp for each row."""
+"""Products of weights that are plain numbers, F32, F16 or BF16, with a few tokens in float32.
+
+A warp for each row.
+"""
 
 from numba import cuda
 
@@ -41,7 +44,7 @@ def eight_f32(place):
 
 
 def make_eight(two):
-    """A function that reads 8 numbers of 2 bytes."""
+    """Make a function that reads 8 numbers of 2 bytes."""
 
     @device
     def eight(place):
@@ -78,14 +81,14 @@ def dot_8(w, x):
 
 @device
 def add_8(total, token, work):
-    """8 columns of a row with those of a token."""
+    """Compute 8 columns of a row with those of a token."""
     weights, x, stride, end = work
     return total + dot_8(weights, x + token * stride) if token < end else total
 
 
 @device
 def add_1(total, token, work):
-    """A column of a row with that of a token."""
+    """Return a column of a row with that of a token."""
     weight, x, stride, end = work
     return total + weight * load_f32(x + token * stride) if token < end else total
 
@@ -100,7 +103,7 @@ def store_sum(total, token, work):
 
 
 def make(name):
-    """The kernel for a number of tokens and a format, as in 8-F16."""
+    """Make the kernel for a number of tokens and a format, as in 8-F16."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, read_one, size = READ[format_name]

@@ -1,4 +1,6 @@
-"""Products of quantized weights with a few tokens: the weights are read once, in their planes, for all of them.
+"""Products of quantized weights with a few tokens.
+
+The weights are read once, in their planes, for all of them.
 
 A block of threads makes ROWS rows of the result, for up to `tokens` tokens at a time: every thread takes units of 32
 weights, a block's width apart, unpacks them to bytes, and multiplies them with both planes of the activations, four
@@ -31,7 +33,7 @@ NOTHING = float32(0)
 
 @device
 def work_of_block(count, active, active_count, expert_bytes):
-    """Where this block's matrix begins, in bytes, its first row of activations and the end of them."""
+    """Return where this block's matrix begins, in bytes, its first row of activations and the end of them."""
     if active_count == 0:
         return 0, 0, load_i64(count)
     if cuda.blockIdx.y >= load_i64(active_count):
@@ -42,8 +44,10 @@ def work_of_block(count, active, active_count, expert_bytes):
 
 
 def each_token(tokens, step):
-    """A function that does step(total, token, work) -> total for so many tokens, without a loop, so that totals stay in
-    registers. They are nested: (that of the first token, (that of the next, ... that of the last))."""
+    """Make a function that applies step(total, token, work) -> total to so many tokens, without a loop.
+
+    So totals stay in registers. They are nested: (that of the first token, (that of the next, ... that of the last)).
+    """
     if tokens == 1:
         return step
     others = each_token(tokens - 1, step)
@@ -56,13 +60,13 @@ def each_token(tokens, step):
 
 
 def nested(tokens, total):
-    """The same total for each token."""
+    """Return the same total for each token."""
     return total if tokens == 1 else (total, nested(tokens - 1, total))
 
 
 @device
 def share_sums(total, token, work):
-    """Leave what this warp has of a token's two rows in shared memory, float32 [warps, tokens, ROWS]."""
+    """Leave this warp's sums of a token's two rows in shared memory, float32 [warps, tokens, ROWS]."""
     shared, first, tokens = work
     upper, lower = warp_sum(total[0]), warp_sum(total[1])
     if lane() == 0:
@@ -90,7 +94,7 @@ def store_sums(shared, size, row, rows, first, end, y, y_stride):
 
 @device
 def dot_16(codes, half, high, low):
-    """16 weights with both planes of 16 activations: an integer, in units of both their scales."""
+    """Compute 16 weights with both planes of 16 activations: an integer, in units of both their scales."""
     upper, lower = 0, 0
     for i in range(4):
         upper = dot4(codes[4 * half + i], high[i], upper)
@@ -99,7 +103,7 @@ def dot_16(codes, half, high, low):
 
 
 def make_product(two_scales, minimums):
-    """A function that multiplies a unit with a token's activations."""
+    """Make a function that multiplies a unit with a token's activations."""
 
     @device
     def product(weights, high, last_high, low, last_low, scale, sums):
@@ -119,7 +123,7 @@ def make_product(two_scales, minimums):
 
 
 def make_step(minimums, product):
-    """What is done with two rows' units for a token."""
+    """Compute what is done with two rows' units for a token."""
 
     @device
     def step(total, token, work):
@@ -141,7 +145,7 @@ def make_step(minimums, product):
 
 
 def make(name):
-    """The kernel for a number of tokens and a format, as in 8-Q4_K."""
+    """Make the kernel for a number of tokens and a format, as in 8-Q4_K."""
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, two_scales, minimums = UNITS[format_name]

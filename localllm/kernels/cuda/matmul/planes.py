@@ -1,4 +1,6 @@
-"""How quantized weights lie on the card: every row of a matrix as planes, one for each field of its blocks.
+"""The layout of quantized weights on the card.
+
+Every row of a matrix as planes, one for each field of its blocks.
 
 A lane takes a unit: 32 weights, whatever the format. Of each plane it loads what belongs to its unit, 16 or 8 bytes of
 codes at once, and neighbouring lanes load neighbouring bytes. The planes of a row follow each other, wide fields first,
@@ -48,7 +50,7 @@ OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
 
 
 def code_planes(layout: Layout) -> list[Plane]:
-    """Those of a format's codes."""
+    """Return those of a format's codes."""
     if layout.bits == 8:
         return [Plane("bytes", 16), Plane("last_bytes", 16)]
     if layout.values:
@@ -58,7 +60,7 @@ def code_planes(layout: Layout) -> list[Plane]:
 
 
 def planes_of(name: str) -> tuple[Plane, ...]:
-    """A format's planes: of those without integers for scales as the layout of a block says."""
+    """Return a format's planes: of those without integers for scales as the layout of a block says."""
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block
@@ -78,19 +80,19 @@ AS_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
 
 
 def stored_as(format_name: str) -> str:
-    """The format that such weights have on the card."""
+    """Return the format that such weights have on the card."""
     if format_name in PLANES or format_name in PLAIN:
         return format_name
     return "Q8_0" if format_name in AS_Q8_0 else "F16"
 
 
 def units_shift(plane: Plane) -> int:
-    """How often the number of units that share something of a plane has to be halved."""
+    """Return how often the number of units that share something of a plane has to be halved."""
     return (plane.weights // UNIT).bit_length() - 1
 
 
 def offset(format_name: str, plane: str, columns: int) -> int:
-    """Where a plane begins in a row, in bytes; with plane "", where all of them end."""
+    """Return where a plane begins in a row, in bytes; with plane "", where all of them end."""
     start = 0
     for field in PLANES[format_name]:
         if field.name == plane:
@@ -100,6 +102,6 @@ def offset(format_name: str, plane: str, columns: int) -> int:
 
 
 def row_bytes(format_name: str, columns: int) -> int:
-    """Bytes of a row on the card, padding included; columns: whole blocks."""
+    """Return bytes of a row on the card, padding included; columns: whole blocks."""
     size = {"F32": 4, "F16": 2, "BF16": 2}.get(format_name)
     return -(-(size * columns if size else offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,6 @@
-"""Activations to 16-bit integers in two planes of bytes: 32 share a scale, x = scale * (256 * high + low).
+"""Activations to 16-bit integers in two planes of bytes.
+
+32 share a scale, x = scale * (256 * high + low).
 
 The bytes lie as the lanes of linear_planes.py read them: int8 [tokens, 4, columns / 32, 16]; of each 32 the first 16
 of the high plane, the last 16, and the same of the low plane. Scales f32 [tokens, columns / 32], sums of x, as it is
@@ -29,7 +31,7 @@ NAN, INFINITY = float32(math.nan), float32(math.inf)
 
 @device
 def largest_of(a, b):
-    """The larger one, NaN if one is."""
+    """Return the larger one, NaN if one is."""
     return b if b > a or b != b else a
 
 
@@ -40,7 +42,7 @@ def largest_of_4(x):
 
 @device
 def put_4(x, inverse, high, low):
-    """Four numbers to both planes; returns the sum of their integers."""
+    """Return four numbers to both planes; returns the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
         code = rounded(x[i] * inverse)
@@ -55,7 +57,10 @@ def put_4(x, inverse, high, low):
 
 @device
 def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
-    """What a lane does for its 8 numbers; all lanes of the warp are here. codes: of the token; place: of 32 of all."""
+    """Quantize a lane's 8 numbers; all lanes of the warp are here.
+
+    codes: of the token; place: of 32 of all.
+    """
     part = lane() & LANES - 1
     largest = largest_of(largest_of_4(a), largest_of_4(b))
     largest = largest_of(largest, from_lane_xor(largest, 1))

@@ -1,4 +1,7 @@
-"""What stands before most products, with the integers of its result (quantize.py): a launch less for each."""
+"""Operations before most products, fused with quantizing their results (quantize.py).
+
+A launch less for each.
+"""
 
 from numba import cuda
 
@@ -17,13 +20,13 @@ def store_8(y, a, b):
 
 @device
 def scaled(x, scale, weight):
-    """Four numbers of x times the scale and those of the weight."""
+    """Return four numbers of x times the scale and those of the weight."""
     a, w = load_4f32(x), load_4f32(weight)
     return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
 
 
 def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, scales, sums):
-    """rms_norm of whole rows (group = columns), a block for each."""
+    """Apply rms_norm to whole rows (group = columns) and quantize; a block for each."""
     row = cuda.blockIdx.x
     if row >= load_i64(count):
         return
@@ -53,7 +56,7 @@ def four_of_swiglu(gate, up):
 
 
 def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
-    """swiglu, four lanes for 32 columns."""
+    """Apply swiglu and quantize, four lanes for 32 columns."""
     units = columns // 32
     total = load_i64(count) * units
     if total == 0:

@@ -1,4 +1,6 @@
-"""Which experts a token goes to, and which rows every expert gets: as cpu/product/routing.py says, in parallel.
+"""Routing: the experts of each token, and the rows of each expert.
+
+As cpu/product/routing.py says, in parallel.
 
 `route` has a warp for each token. `plan_experts` is a single block, each of whose threads looks for the pairs (token,
 one of its experts) of one expert, in the order of the tokens: so an expert's rows are the same in every run.
@@ -41,7 +43,7 @@ def root_of_softplus(x):
 
 @device
 def score_all(logits, experts, is_sigmoid, is_rooted, scores):
-    """Softmax, or sigmoid or root of softplus of a token's logits."""
+    """Compute a token's scores by softmax, sigmoid or root of softplus."""
     top, total = MINUS_INFINITY, ZERO
     for e in range(lane(), experts, WARP):
         top = max(top, load_f32(logits + 4 * e))
@@ -59,7 +61,9 @@ def score_all(logits, experts, is_sigmoid, is_rooted, scores):
 
 @device
 def rank_all(logits, experts, bias, groups, scores, ranks):
-    """What experts are chosen by: scores with the bias, or logits where neither a bias nor groups make a difference.
+    """Compute what experts are chosen by.
+
+    Scores with the bias, or logits where neither a bias nor groups make a difference.
 
     Sigmoids of large logits are all 1.
     """
@@ -71,7 +75,7 @@ def rank_all(logits, experts, bias, groups, scores, ranks):
 
 @device
 def leave_out_groups(experts, groups, groups_used, ranks, values):
-    """Only experts of the best groups can be chosen; a group is as good as the sum of its two best."""
+    """Exclude the experts of all but the best groups; a group counts as the sum of its two best."""
     size = experts // groups
     for g in range(lane(), groups, WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
@@ -91,7 +95,10 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
 
 @device
 def take_best(ranks, experts):
-    """The number of the largest rank, the first of equal ones, which will not be found again; all lanes get it."""
+    """Return the number of the largest rank, the first of equal ones, which will not be found again.
+
+    All lanes get it.
+    """
     largest, best = MINUS_INFINITY, int64(0)
     for e in range(lane(), experts, WARP):
         if ranks[e] > largest:
@@ -111,7 +118,10 @@ def route(
     count, logits, stride, experts, used, sigmoid, rooted, normalized, scale, groups, groups_used, together, bias, ids,
     table, chosen, weights, scratch, scratch_bytes,
 ):  # fmt: skip
-    """The experts of each token, and their weights; anywhere with NaN if a logit is not a number. No scratch memory."""
+    """Return the experts of each token, and their weights; anywhere with NaN if a logit is not a number.
+
+    No scratch memory.
+    """
     token = cuda.blockIdx.x
     if token >= load_i64(count):
         return
@@ -151,7 +161,7 @@ def route(
 
 @device
 def fetch(chosen, first, total, numbers):
-    """The experts of the next pairs, from number `first` on, for all threads; how many they are."""
+    """Return the experts of the next pairs, from number `first` on, for all threads; how many they are."""
     pair = first + cuda.threadIdx.x
     cuda.syncthreads()  # earlier ones have been read
     numbers[cuda.threadIdx.x] = int32(load_i64(chosen + 8 * pair)) if pair < total else int32(-1)
@@ -160,7 +170,10 @@ def fetch(chosen, first, total, numbers):
 
 
 def plan_experts(count, chosen, used, experts, next_rows, active, active_count, rows, pairs, row_count):
-    """The rows of all experts, those of one behind those of the other; a thread for each. next_rows is not needed."""
+    """Return the rows of all experts, those of one behind those of the other; a thread for each.
+
+    next_rows is not needed.
+    """
     numbers = cuda.shared.array(BLOCK, int32)
     total, next_row, next_place = load_i64(count) * used, int64(0), int64(0)
     for base in range(0, experts, BLOCK):

@@ -15,7 +15,10 @@ from localllm.quant.layouts import LAYOUTS, Field, Layout
 
 
 def code_of(fields: tuple[Field, ...]) -> Callable:
-    """A function (block, i): the code of weight i, whose low bits are in the first of one or two fields."""
+    """Make a function (block, i).
+
+    The code of weight i, whose low bits are in the first of one or two fields.
+    """
     if len(fields) == 2:
         low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
 
@@ -40,8 +43,10 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 
 
 def put_words(code, words, shift, mask, place):
-    """So many words of the bits `mask` of codes, `shift` further up; place(word, j): which weight of the unit is code j
-    of a word, and its lowest bit there."""
+    """Return so many words of the bits `mask` of codes, `shift` further up; place(word, j).
+
+    Which weight of the unit is code j of a word, and its lowest bit there.
+    """
     place = device(place)
 
     @device
@@ -73,7 +78,7 @@ def put_bits(code, shift):
 
 
 def put_bytes(start, count):
-    """Bytes as they are, `count` of each unit or block."""
+    """Return bytes as they are, `count` of each unit or block."""
 
     @device
     def put(block, number, target):
@@ -102,14 +107,14 @@ def put_k_header(block, number, target):
 
 @device
 def put_q3_k_scales(block, number, target):
-    """The low 4 bits of the scales of groups 2 `number` and the next."""
+    """Return the low 4 bits of the scales of groups 2 `number` and the next."""
     source, shift = block + 96 + (2 * number & 7), number >> 2 << 2
     store_i8(target, load_u8(source) >> shift & 15 | (load_u8(source + 1) >> shift & 15) << 4)
 
 
 @device
 def put_q3_k_high(block, number, target):
-    """The high 2 bits of the scales of 16 groups, in their order; `number` is 0, of the block."""
+    """Return the high 2 bits of the scales of 16 groups, in their order; `number` is 0, of the block."""
     word = 0
     for group in range(16):
         word |= (load_u8(block + 104 + (group & 3)) >> (group >> 2 << 1) & 3) << 2 * group
@@ -117,7 +122,7 @@ def put_q3_k_high(block, number, target):
 
 
 def parts(name: str) -> dict[str, Callable]:
-    """What fills each plane of a format."""
+    """Compute what fills each plane of a format."""
     layout = LAYOUTS[name]
     code, low_bits = code_of(layout.codes), layout.bits & 4
     return {
@@ -131,12 +136,18 @@ def parts(name: str) -> dict[str, Callable]:
 
 
 def bytes_of_scales(layout: Layout) -> int:
-    """Where the scales begin that have a byte each, or share it with a minimum; 0 if there are none."""
+    """Return where the scales begin that have a byte each, or share it with a minimum.
+
+    0 if there are none.
+    """
     return layout.scales[0].place(0)[0] if layout.scales else 0
 
 
 def in_place(plane, start, put):
-    """A function of a block, the unit's number in it, the row's planes and units, and the unit's number in the row."""
+    """Make a function of a block, the unit's number in it, the row's planes and units.
+
+    And the unit's number in the row.
+    """
     size, shift = plane.bytes, units_shift(plane)
 
     @device
@@ -160,7 +171,7 @@ def both(first, second):
 
 
 def make(name):
-    """The kernel for one format."""
+    """Make the kernel for one format."""
     put = parts(name)
     place = reduce(both, [in_place(plane, offset(name, plane.name, 256), put[plane.name]) for plane in PLANES[name]])
     block_bytes, block_units = BY_NAME[name].bytes, BY_NAME[name].block // UNIT

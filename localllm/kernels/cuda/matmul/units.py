@@ -39,14 +39,16 @@ QUARTER, THIRTY_SECOND, HUNDRED_AND_28 = (float32(n) for n in (1 / 4, 1 / 32, 12
 
 @device
 def number_of(integer):
-    """As float32; conversions from int64, which Numba makes of all integers, take several instructions."""
+    """Convert to float32; from int64, which Numba makes of all integers, it takes several instructions."""
     return float32(int32(integer))
 
 
 @device
 def nibbles(q, shift, mask, flipped):
-    """8 words out of 4: the low halves of their bytes, then the high ones, shifted right by `shift`, or left by -shift,
-    when they come from the high halves, by 4 less from the low ones."""
+    """Split 4 words into 8: the low halves of their bytes, then the high ones.
+
+    Shifted right by `shift`, or left by -shift, when they come from the high halves, by 4 less from the low ones.
+    """
     low = shift - 4
     return (
         bits(q[0], low, mask) ^ flipped,
@@ -62,7 +64,7 @@ def nibbles(q, shift, mask, flipped):
 
 @device
 def pairs(q, place, flipped):
-    """8 words out of 2, each with 2 bits of every byte, at `place` (0 to 6)."""
+    """Compute 8 words out of 2, each with 2 bits of every byte, at `place` (0 to 6)."""
     mask = 0x03030303 << place
     return (
         bits(q[0], -place, mask) ^ flipped,
@@ -78,7 +80,7 @@ def pairs(q, place, flipped):
 
 @device
 def with_bits(codes, q, place):
-    """A bit of q for each code, at `place` of its byte."""
+    """Return a bit of q for each code, at `place` of its byte."""
     mask = 0x01010101 << place
     return (
         codes[0] ^ bits(q, -place, mask),
@@ -94,18 +96,21 @@ def with_bits(codes, q, place):
 
 @device
 def joined(a, b):
-    """Codes of which each has some bits in a and others in b."""
+    """Join codes of which each has some bits in a and others in b."""
     return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
 
 
 def looked_up(values):
-    """A function that makes 8 words out of 4 with codes in table order: for each code one of 16 values."""
+    """Make a function that makes 8 words out of 4 with codes in table order.
+
+    For each code one of 16 values.
+    """
     data = [int.from_bytes(bytes(value & 0xFF for value in values[i : i + 4]), "little") for i in range(0, 16, 4)]
     a, b, c, d = data
 
     @device
     def four(codes, upper):
-        """Those of the low 4 codes; upper: which half of the table, for each."""
+        """Return those of the low 4 codes; upper: which half of the table, for each."""
         return permute(permute(a, b, codes), permute(c, d, codes), upper)
 
     @device
@@ -129,7 +134,7 @@ def looked_up(values):
 
 
 def finder(name, plane):
-    """A function that finds a unit's part of a plane."""
+    """Make a function that finds a unit's part of a plane."""
     start, found = offset(name, plane, 256), next(field for field in PLANES[name] if field.name == plane)
     size, shift = found.bytes, units_shift(found)
 
@@ -141,7 +146,7 @@ def finder(name, plane):
 
 
 def float_of(name):
-    """A function that reads the float16 d."""
+    """Make a function that reads the float16 d."""
     find = finder(name, "d")
 
     @device
@@ -152,7 +157,7 @@ def float_of(name):
 
 
 def floats_of(name):
-    """A function that reads the float16 d and low."""
+    """Make a function that reads the float16 d and low."""
     find = finder(name, "d_low")
 
     @device
@@ -164,7 +169,7 @@ def floats_of(name):
 
 
 class Unit(NamedTuple):
-    """How a format's units are read, and what has to be reckoned with."""
+    """The reading of a format's units, and what has to be allowed for."""
 
     read: Callable
     two_scales: bool = False  # of 16 weights each
@@ -172,7 +177,7 @@ class Unit(NamedTuple):
 
 
 def make_codes(name, place, flipped):
-    """A function that reads a unit's codes, at `place` of their bytes."""
+    """Make a function that reads a unit's codes, at `place` of their bytes."""
     layout, names = LAYOUTS[name], [plane.name for plane in PLANES[name]]
     first = nothing_but_bits
     if names[0] == "bytes":
@@ -214,7 +219,10 @@ def half_of_e8m0(exponent):
 
 @device
 def half_of_ue4m3(byte):
-    """Moved to the bits of a float16 it is 2^8 times too small, also a subnormal one."""
+    """Decode half of an unsigned E4M3.
+
+    Moved to the bits of a float16 it is 2^8 times too small, also a subnormal one.
+    """
     return f16_value((byte & 127) << 7) * HUNDRED_AND_28 if byte != 127 else NOTHING
 
 
@@ -222,7 +230,7 @@ SCALES = {"e8m0": half_of_e8m0, "ue4m3": half_of_ue4m3}
 
 
 def make_factors(name, factor, centre):
-    """A function that reads a unit's scales, times `factor`, and minimums, `centre` scales down."""
+    """Make a function that reads a unit's scales, times `factor`, and minimums, `centre` scales down."""
     layout = LAYOUTS[name]
     if layout.low is not None:
         both_of = floats_of(name)
@@ -254,7 +262,10 @@ def make_factors(name, factor, centre):
 
 
 def derived(name):
-    """The unit of a format, as the layout of its block says. Where zero is in the middle, codes are centred on it."""
+    """Return the unit of a format, as the layout of its block says.
+
+    Where zero is in the middle, codes are centred on it.
+    """
     layout = LAYOUTS[name]
     is_centred = layout.centre > 0 and layout.centre == 1 << layout.bits - 1 and layout.step == 1
     place = 8 - layout.bits if is_centred else 0

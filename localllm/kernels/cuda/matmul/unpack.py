@@ -1,4 +1,6 @@
-"""Weights in planes to numbers: rows of a matrix for products of many tokens, rows of the embedding matrix.
+"""Weights in planes to numbers.
+
+Rows of a matrix for products of many tokens, rows of the embedding matrix.
 
 Four lanes read the same unit, and each writes 8 of its weights: so what neighbouring lanes write is neighbouring, too.
 """
@@ -20,7 +22,7 @@ LANES = 4  # of a unit
 
 @device
 def four(word, scale, minimum):
-    """The weights of a word of codes."""
+    """Return the weights of a word of codes."""
     return (
         scale * float32(signed_byte(word, 0)) + minimum,
         scale * float32(signed_byte(word, 1)) + minimum,
@@ -31,7 +33,7 @@ def four(word, scale, minimum):
 
 @device
 def eight(weights, part):
-    """Weights 8 `part` to 8 `part` + 7 of a unit: twice four."""
+    """Unpack weights 8 `part` to 8 `part` + 7 of a unit: twice four."""
     codes, scales, minimums = weights
     a, b = (codes[0], codes[1]) if part == 0 else (codes[2], codes[3])
     c, d = (codes[4], codes[5]) if part == 2 else (codes[6], codes[7])
@@ -46,7 +48,7 @@ def two_f16(a, b):
 
 
 def make(name):
-    """The kernel that unpacks rows of a format."""
+    """Make the kernel that unpacks rows of a format."""
     read = UNITS[name].read
 
     def unpack(weights, row_bytes, columns, first, rows, y):

@@ -1,4 +1,7 @@
-"""Causal convolution over the tokens of a sequence, column by column; its state is a window of the last tokens."""
+"""Causal convolution over the tokens of a sequence, column by column.
+
+Its state is a window of the last tokens.
+"""
 
 from numba import cuda
 
@@ -11,12 +14,14 @@ TOKENS = 32  # that a thread treats one after the other, or as many as there are
 
 @device
 def row_of(x, stride, window, row_bytes, taps, t):
-    """The address of token t, counted from the first of the run: those before it are in the window."""
+    """Return the address of token t, counted from the first of the run: those before it are in the window."""
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
 
 def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y, stride, columns):
-    """y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap]; a thread for a column and some tokens.
+    """Compute y[t] = bias + the sum over taps of weights[tap] * x[t - taps + 1 + tap].
+
+    A thread for a column and some tokens.
 
     The one that has a sequence's first tokens is alone in reading the window, and makes the new one: row by row in
     order, so that it may lie where the old one is.

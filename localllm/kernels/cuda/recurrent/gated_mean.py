@@ -1,4 +1,7 @@
-"""The mean of the last few tokens of a sequence by their gates, column by column; its state is a window of them."""
+"""The mean of the last few tokens of a sequence by their gates, column by column.
+
+Its state is a window of them.
+"""
 
 from numba import cuda
 
@@ -11,8 +14,9 @@ LOWEST, ZERO = float32(-3e38), float32(0)
 
 
 def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_stride, y, stride, columns):
-    """y[t] = the sum over taps where there are tokens of p[tap] * x[t - taps + 1 + tap]; a thread for a column and some
-    tokens.
+    """Compute y[t] = the sum over taps where there are tokens of p[tap] * x[t - taps + 1 + tap].
+
+    A thread for a column and some tokens.
 
     The one that has a sequence's first tokens is alone in reading the window, and makes the new one, row by row.
     """

@@ -1,4 +1,6 @@
-"""Recurrences whose state is a matrix for each head, [key_dim, value_dim]; see cpu/recurrent/head_scan.py.
+"""Recurrences whose state is a matrix for each head, [key_dim, value_dim].
+
+See cpu/recurrent/head_scan.py.
 
 A block for ACROSS columns of a head's state, whose threads share its rows. By the delta rule a token needs what its key
 reads of the state before: that is summed up while the token before changes it.
@@ -22,7 +24,7 @@ ZERO = float32(0)
 
 @device
 def read(state, k, key_dim):
-    """This thread's part of what a key reads of a column."""
+    """Compute this thread's part of what a key reads of a column."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         found += load_f32(state + 64 * i) * load_f32(k + 4 * i)
@@ -31,7 +33,10 @@ def read(state, k, key_dim):
 
 @device
 def advance(source, target, decay, d, k, q, next_k, key_dim):
-    """A column with a token more: this thread's part of what the query reads of it, and the next key."""
+    """Return a column with a token more.
+
+    This thread's part of what the query reads of it, and the next key.
+    """
     of_query, of_key = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         number = load_f32(source + 64 * i) * decay + load_f32(k + 4 * i) * d
@@ -42,7 +47,7 @@ def advance(source, target, decay, d, k, q, next_k, key_dim):
 
 
 def make(rule):
-    """The kernel for "plain" sums, or for the "delta" rule."""
+    """Make the kernel for "plain" sums, or for the "delta" rule."""
     is_delta = rule == "delta"
 
     def head_scan(

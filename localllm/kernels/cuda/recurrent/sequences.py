@@ -16,33 +16,36 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 @device
 def tokens_of(sequences, number):
-    """The first token of a sequence in the run, and how many it has there."""
+    """Return the first token of a sequence in the run, and how many it has there."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
 
 
 @device
 def states_of(sequences, number, offset):
-    """Where a part of its state is, and where it goes."""
+    """Return where a part of its state is, and where it goes."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
 
 @device
 def column_in_block():
-    """Which of the block's columns is this thread's."""
+    """Return which of the block's columns is this thread's."""
     return cuda.threadIdx.x % ACROSS
 
 
 @device
 def part_of_column():
-    """Which of its rows are: from this number on, PARTS apart."""
+    """Return which of its rows are: from this number on, PARTS apart."""
     return cuda.threadIdx.x // ACROSS
 
 
 @device
 def sum_of_column(x):
-    """The sum of the float32 x of all threads of this one's column; all of the block have to be here."""
+    """Compute the sum of the float32 x of all threads of this one's column.
+
+    All of the block have to be here.
+    """
     numbers = cuda.shared.array(BLOCK, float32)
     cuda.syncthreads()  # an earlier sum has been read
     numbers[cuda.threadIdx.x] = x

@@ -1,4 +1,7 @@
-"""Recurrences whose state is a matrix for each head, and every row of which has a decay of its own, see the CPU's."""
+"""Recurrences whose state is a matrix for each head.
+
+And every row of which has a decay of its own, see the CPU's.
+"""
 
 from numba import cuda
 
@@ -19,7 +22,7 @@ ZERO = float32(0)
 
 @device
 def gated(source, target, r, w, k, number, key_dim):
-    """A column with a token more: this thread's part of what the query reads of it."""
+    """Return a column with a token more: this thread's part of what the query reads of it."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
@@ -30,7 +33,7 @@ def gated(source, target, r, w, k, number, key_dim):
 
 @device
 def first_of(source, target, r, w, k, weight, number, key_dim):
-    """The same, read before it is changed, the token itself with weights of its own."""
+    """Return the same, read before it is changed, the token itself with weights of its own."""
     found = ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
@@ -41,7 +44,7 @@ def first_of(source, target, r, w, k, weight, number, key_dim):
 
 @device
 def delta(source, target, r, w, k, b, next_a, number, seen, key_dim):
-    """The same with b times what a has read before; and what the next a reads."""
+    """Return the same with b times what a has read before; and what the next a reads."""
     of_query, of_next = ZERO, ZERO
     for i in range(part_of_column(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
@@ -53,7 +56,7 @@ def delta(source, target, r, w, k, b, next_a, number, seen, key_dim):
 
 
 def make(rule):
-    """The kernel for "gated" sums, for "first" weights, or for the "delta" rule."""
+    """Make the kernel for "gated" sums, for "first" weights, or for the "delta" rule."""
     is_delta, is_first = rule == "delta", rule == "first"
 
     def wkv(
