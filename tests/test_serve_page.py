@@ -247,7 +247,7 @@ def test_images_in_a_browser(tmp_path, monkeypatch):
         assert browser.value("document.querySelector('#files').offsetParent") is None
         assert browser.value("document.documentElement.scrollWidth") <= 360
         browser.value("window.prompt = () => 'trip'; document.querySelector('#keep').click()")
-        browser.until("document.querySelector('#status').textContent.includes('is not kept')")
+        browser.until("document.querySelector('#status').textContent.includes('are not saved')")
         assert sessions.names() == []
         browser.value("document.querySelector('article.user button').click()")
         assert browser.value("document.querySelectorAll('#attached canvas').length") == 1

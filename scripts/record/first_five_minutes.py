@@ -82,7 +82,7 @@ def main(model: str, columns: int = 100) -> None:
     hub.repositories[REPOSITORY] = {FILE: Path(model).read_bytes()}
     with hub.serving(), tempfile.TemporaryDirectory(prefix="first-") as home:
         user = User(home, hub.url, columns)
-        print("# The first five minutes\n\nWhat scripts/record/first_five_minutes.py has seen on a terminal.\n")
+        print("# The first five minutes\n\nWhat scripts/record/first_five_minutes.py recorded on a terminal.\n")
         user.install()
         user.run("list", "--all", most=8)
         user.run("pull", NAME)
