@@ -1,7 +1,7 @@
 """Real models, as users run them: python scripts/real_models.py brings them, scripts/test --real runs this.
 
-tests/real.json has what exact arithmetic makes of them (scripts/record_real.py). Greedy texts may part from it where
-two tokens are as good as equally likely, and there alone.
+tests/real.json has what exact arithmetic makes of them (scripts/record/record_real.py). Greedy texts may part from it
+where two tokens are as good as equally likely, and there alone.
 """
 
 import json
