@@ -306,7 +306,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
     monkeypatch.setattr(bench_texts, "architecture", lambda file: (None, h))
     monkeypatch.setattr(bench_texts, "EmbeddingRunner", FakeReader)
     monkeypatch.setattr(bench_texts, "perf_counter", lambda: FakeReader.heard[-1].now)
-    found = bench_texts.measured("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
+    found = bench_texts.measure("m", [16, 0, 512, 64, 3], 5, 2, told.append, print, "cpu")
     *made, reader = FakeReader.heard
     assert made == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
     assert told == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
@@ -319,7 +319,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
         assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
         assert one["texts_per_second"] == pytest.approx(750 / one["length"])
     monkeypatch.setattr(FakeReader, "context", 10_000)
-    (found,) = bench_texts.measured("m", [10_000], None, 0, told.append)
+    (found,) = bench_texts.measure("m", [10_000], None, 0, told.append)
     assert (found["texts"], found["deviation"], found["length"]) == (1, 0.0, 10_000)
     assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
     assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]

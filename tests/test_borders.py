@@ -31,7 +31,7 @@ from localllm.files.logits_file import LogitsWriter, row_width, scored_tokens
 from localllm.generation.reasoning import overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
-from localllm.services.scores import Comparison, mean, of_logarithm, statistics
+from localllm.services.scores import Comparison, from_logarithm, mean, statistics
 from localllm.system import cpu
 
 
@@ -240,9 +240,9 @@ def test_the_mean_and_its_error():
     assert mean(np.array([3.0])) == (3.0, 0.0)
     value, error = mean(np.array([1.0, 2.0, 3.0, 6.0]))
     assert (value, error) == (3.0, pytest.approx(math.sqrt(3.5 / 3)))
-    number, error = of_logarithm(math.log(5), 0.1)
+    number, error = from_logarithm(math.log(5), 0.1)
     assert (number, error) == (pytest.approx(5), pytest.approx(0.5))
-    assert math.isfinite(of_logarithm(1e9, 0.1)[0]) and of_logarithm(-1e9, 0.1) == (0, 0)
+    assert math.isfinite(from_logarithm(1e9, 0.1)[0]) and from_logarithm(-1e9, 0.1) == (0, 0)
     found = statistics(np.arange(101.0))
     assert (found["minimum"], found["maximum"], found["50"], found["mean"]) == (0, 100, 50, 50)
 
@@ -260,7 +260,7 @@ def test_what_may_be_the_beginning_of_a_mark(text: str, mark: str, same: int):
 
 
 def test_what_answers_have_in_common():
-    assert [receipts.common("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [2, 3, 0, 0, 3]
+    assert [receipts.common_length("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [2, 3, 0, 0, 3]
 
 
 def test_what_the_processor_calls_itself(monkeypatch):

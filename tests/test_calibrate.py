@@ -57,7 +57,7 @@ from localllm.quantizing.mixed_precision.refine import as_done
 from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, chosen, predicted, total
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run, widener_of
-from localllm.services.quantization_info import calibration, made_with
+from localllm.services.quantization_info import calibration, describe_quantization
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -253,9 +253,9 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
     matrices = {name for name in plain.tensors if name.startswith("blk.") and "norm" not in name}
     norms = {name for name in changed if "norm" in name}
     assert changed == matrices | {"output.weight"} | norms
-    said = made_with(calibrated.metadata)
+    said = describe_quantization(calibrated.metadata)
     assert said.startswith("calibrated on text.txt, ") and (" scalings folded away" in said) == bool(norms)
-    assert made_with(plain.metadata) is None
+    assert describe_quantization(plain.metadata) is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
     ],
 )  # fmt: skip
 def test_what_a_file_was_made_with(metadata: dict, line: str | None):
-    assert made_with(metadata) == line
+    assert describe_quantization(metadata) == line
 
 
 def test_texts_that_nobody_named_have_a_name():

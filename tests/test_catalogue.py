@@ -25,12 +25,12 @@ from localllm.services.catalogue import (
     HubReference,
     Known,
     MissingError,
-    chosen,
+    find_removable,
     known_models,
     models_on_disk,
-    referred,
-    removable,
+    parse_reference,
     resolve,
+    select_files,
 )
 
 KNOWN = known_models()
@@ -54,7 +54,7 @@ def put(folder: Path, *names: str) -> None:
 
 
 def test_a_program_in_the_repository_finds_its_registry():
-    assert catalogue.registry() == ROOT / "models.toml"
+    assert catalogue.registry_path() == ROOT / "models.toml"
     assert len(KNOWN) >= 40
 
 
@@ -65,7 +65,7 @@ def test_an_installed_program_has_its_registry_beside_its_data(tmp_path, monkeyp
     monkeypatch.setattr(catalogue, "DATA", data)
     for path in (data.parents[1] / "models.toml", data / "models.toml"):
         path.touch()
-        assert catalogue.registry() == path
+        assert catalogue.registry_path() == path
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=list(KNOWN))
@@ -194,7 +194,7 @@ def test_users_own_names(folder, tmp_path, monkeypatch):
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
     config.write_text(f'[aliases]\nbig = "qwen3-4b:Q8_0"\nfile = "{folder}/x.gguf"\nqwen3-8b = "big"\n')
     assert resolve("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
-    with pytest.raises(ModelError, match=f"{folder}/x.gguf: there is no such file"):
+    with pytest.raises(ModelError, match=f"{folder}/x.gguf: no such file"):
         resolve("file")
     (folder / "x.gguf").touch()
     assert resolve("file") == f"{folder}/x.gguf"
@@ -202,7 +202,7 @@ def test_users_own_names(folder, tmp_path, monkeypatch):
     (tmp_path / "big").touch()
     assert resolve("big") == "big", "what is there"
     (tmp_path / "big").unlink()
-    with pytest.raises(ModelError, match="big: there is no such file"):  # one name does not stand for another one
+    with pytest.raises(ModelError, match="big: no such file"):  # one name does not stand for another one
         resolve("qwen3-8b")
 
 
@@ -210,12 +210,12 @@ def test_users_own_names(folder, tmp_path, monkeypatch):
     ("name", "message"),
     [
         ("qwen3-4", "no model of that name; did you mean qwen3-4b"),
-        ("nothing-like-it", r"nothing-like-it: there is no such file and no model of that name \(`localllm list"),
-        ("models/qwen3-4b.gguf", "models/qwen3-4b.gguf: there is no such file$"),
-        ("../evil", "../evil: there is no such file$"),
-        ("", ": there is no such file$"),
-        ("qwen3-4.gguf", "qwen3-4.gguf: there is no such file$"),
-        ("Why is it", "Why is it: there is no such file; a text to answer stands behind the model, or behind -p$"),
+        ("nothing-like-it", r"nothing-like-it: no such file and no model of that name \(`localllm list"),
+        ("models/qwen3-4b.gguf", "models/qwen3-4b.gguf: no such file$"),
+        ("../evil", "../evil: no such file$"),
+        ("", ": no such file$"),
+        ("qwen3-4.gguf", "qwen3-4.gguf: no such file$"),
+        ("Why is it", "Why is it: no such file; a text to answer stands behind the model, or behind -p$"),
     ],
 )
 def test_names_that_mean_nothing(name, message):
@@ -231,16 +231,18 @@ def test_names_that_no_repository_has(name):
 
 
 def test_what_a_reference_says():
-    assert referred("a/b") == HubReference("hf:a/b", "a/b") == HubReference("hf:a/b", "a/b", "*", "", "Q4_K_M", 0)
-    assert referred("hf:a/b/x[1]*?.gguf") == HubReference("hf:a/b/x[1]*?.gguf", "a/b", "x[[]1][*][?].gguf")
-    assert referred("hf:a/b:q8_0") == HubReference("hf:a/b:q8_0", "a/b", "*", "q8_0")
+    assert (
+        parse_reference("a/b") == HubReference("hf:a/b", "a/b") == HubReference("hf:a/b", "a/b", "*", "", "Q4_K_M", 0)
+    )
+    assert parse_reference("hf:a/b/x[1]*?.gguf") == HubReference("hf:a/b/x[1]*?.gguf", "a/b", "x[[]1][*][?].gguf")
+    assert parse_reference("hf:a/b:q8_0") == HubReference("hf:a/b:q8_0", "a/b", "*", "q8_0")
     known = KNOWN["qwen3-4b"]
     for text, quantization, megabytes in (
         ("Qwen3-4B", "", known.megabytes), ("qwen3-4b:q4_k_m", "q4_k_m", known.megabytes), ("qwen3-4b:Q8_0", "Q8_0", 0)
     ):  # fmt: skip
         expected = HubReference(text, known.repository, known.file, quantization, known.quantization, megabytes)
-        assert referred(text) == expected
-    assert referred("guide") is referred("nothing") is referred("models/x.gguf") is None
+        assert parse_reference(text) == expected
+    assert parse_reference("guide") is parse_reference("nothing") is parse_reference("models/x.gguf") is None
 
 
 # ---- which file of a repository
@@ -250,9 +252,9 @@ def test_which_file_is_meant():
     files = ["M-Q4_K_M.gguf", "M-Q8_0.gguf", "M-UD-Q3_K_XL.gguf", "M-Q6_K.gguf", "M-Q6_K-00001-of-00001.gguf"]
 
     def meant(text: str, names: list[str]) -> tuple[str, ...]:
-        reference = referred(text)
+        reference = parse_reference(text)
         assert reference
-        return chosen(names, reference)
+        return select_files(names, reference)
 
     assert meant("hf:a/b", files) == ("M-Q4_K_M.gguf",)
     assert meant("hf:a/b:q8_0", files) == ("M-Q8_0.gguf",)
@@ -260,17 +262,17 @@ def test_which_file_is_meant():
     assert meant("hf:a/b:Q6_K", files) == ("M-Q6_K.gguf",)
     assert meant("hf:a/b", files[1:2]) == ("M-Q8_0.gguf",)
     for text, names, message in (
-        ("hf:a/b", files[1:3], "several quantizations; there are Q8_0, UD-Q3_K_XL"),
-        ("hf:a/b:Q5_0", files[:2], "no Q5_0; there are Q4_K_M, Q8_0"),
-        ("hf:a/b:Q8_0", ["A-Q8_0.gguf", "B-Q8_0.gguf"], "several files; there are A-Q8_0.gguf, B-Q8_0.gguf"),
+        ("hf:a/b", files[1:3], "several quantizations; available: Q8_0, UD-Q3_K_XL"),
+        ("hf:a/b:Q5_0", files[:2], "no Q5_0; available: Q4_K_M, Q8_0"),
+        ("hf:a/b:Q8_0", ["A-Q8_0.gguf", "B-Q8_0.gguf"], "several files; available: A-Q8_0.gguf, B-Q8_0.gguf"),
         (
             "hf:a/b",
             ["A.gguf", "B-Q8_0.gguf", "C-Q6_K.gguf", "D-Q6_K.gguf"],
-            "several quantizations; there are A.gguf, Q8_0, C-Q6_K.gguf, D-Q6_K.gguf",
+            "several quantizations; available: A.gguf, Q8_0, C-Q6_K.gguf, D-Q6_K.gguf",
         ),
-        ("hf:a/b:Q3_K_S", ["A-UD-Q3_K_S.gguf", "B-UD-Q3_K_S.gguf"], "several files; there are A-UD-Q3_K_S.gguf, B-UD"),
-        ("hf:a/b/M-[Q]8_0.gguf", files, "no such GGUF file"),
-        ("hf:a/b", ["README.md"], "no such GGUF file"),
+        ("hf:a/b:Q3_K_S", ["A-UD-Q3_K_S.gguf", "B-UD-Q3_K_S.gguf"], "several files; available: A-UD-Q3_K_S.gguf, B-UD"),
+        ("hf:a/b/M-[Q]8_0.gguf", files, "no matching GGUF file"),
+        ("hf:a/b", ["README.md"], "no matching GGUF file"),
         ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
     ):
         with pytest.raises(ModelError, match=re.escape(message)):
@@ -281,9 +283,9 @@ def test_every_known_model_finds_its_usual_file():
     for model in KNOWN.values():
         if model.repository:
             names = [model.file.replace("*", kind) for kind in ("Q2_K", model.quantization, "Q5_K_M")]
-            reference = referred(model.name)
+            reference = parse_reference(model.name)
             assert isinstance(reference, HubReference)
-            assert chosen(names, reference) == (names[1],)
+            assert select_files(names, reference) == (names[1],)
 
 
 # ---- the folder
@@ -311,16 +313,16 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
 def test_what_can_be_removed(folder, tmp_path):
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf.abc.partial")
     put(folder, "mine.gguf")
-    assert len(removable("qwen3-4b").files) == 2
-    assert removable("mine").files == (folder / "mine.gguf",)
-    assert removable(str(folder / "mine.gguf")).name == "mine"
+    assert len(find_removable("qwen3-4b").files) == 2
+    assert find_removable("mine").files == (folder / "mine.gguf",)
+    assert find_removable(str(folder / "mine.gguf")).name == "mine"
     (tmp_path / "other.gguf").touch()
     for name in (str(tmp_path / "other.gguf"), "guide"):
         with pytest.raises(ModelError, match="not in the folder of models"):
-            removable(name)
+            find_removable(name)
     for name in ("qwen3-8b", "nothing"):
         with pytest.raises(ModelError, match="not in the folder of models"):
-            removable(name)
+            find_removable(name)
 
 
 def test_removing_by_other_names(folder, tmp_path):
@@ -330,13 +332,13 @@ def test_removing_by_other_names(folder, tmp_path):
     config.write_text('[aliases]\nsmall = "MINE"\n')
     put(folder, "mine.gguf", "a/b/x-Q8_0.gguf", "a/b/y-Q8_0.gguf", "a/b/mmproj-x.gguf", "a/b/mmproj-y.gguf.0f.partial")
     put(folder, "a/b/sub/z.gguf", "mmproj-none.gguf", "a/lone.gguf", "a/mmproj-a.gguf")
-    assert removable("MINE") == removable("small") == removable("mine")
-    assert removable("mine").files == (folder / "mine.gguf",), "the folder itself is no repository's"
-    assert removable("a/lone").files == (folder / "a/lone.gguf",)
-    assert removable("hf:a/b/x-Q8_0.gguf").files == (folder / "a/b/x-Q8_0.gguf",)
-    assert removable(str(folder / "a/b/sub/z.gguf")).files == (folder / "a/b/sub/z.gguf",)
+    assert find_removable("MINE") == find_removable("small") == find_removable("mine")
+    assert find_removable("mine").files == (folder / "mine.gguf",), "the folder itself is no repository's"
+    assert find_removable("a/lone").files == (folder / "a/lone.gguf",)
+    assert find_removable("hf:a/b/x-Q8_0.gguf").files == (folder / "a/b/x-Q8_0.gguf",)
+    assert find_removable(str(folder / "a/b/sub/z.gguf")).files == (folder / "a/b/sub/z.gguf",)
     (folder / "a/b/x-Q8_0.gguf").unlink()
-    last = removable("HF:A/B:q8_0")
+    last = find_removable("HF:A/B:q8_0")
     assert set(last.files) == {folder / "a/b" / n for n in ("y-Q8_0.gguf", "mmproj-x.gguf", "mmproj-y.gguf.0f.partial")}
     assert last.files[0] == last.path == folder / "a/b/y-Q8_0.gguf"
     assert last.size == len("a/b/y-Q8_0.gguf" + "a/b/mmproj-x.gguf" + "a/b/mmproj-y.gguf.0f.partial")
@@ -344,7 +346,7 @@ def test_removing_by_other_names(folder, tmp_path):
         "name": "hf:a/b:Q8_0", "path": str(last.path), "bytes": last.size, "quantization": "Q8_0",
         "files": [str(path) for path in last.files], "complete": True,
     }  # fmt: skip
-    assert removable("mine").facts()["quantization"] is None
+    assert find_removable("mine").facts()["quantization"] is None
 
 
 def test_names_in_the_folder(folder):

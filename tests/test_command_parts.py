@@ -681,15 +681,15 @@ def test_a_report_of_several(capsys: pytest.CaptureFixture[str]):
 
 def test_only_files_of_the_kind_are_replaced(tmp_path: Path):
     path = str(tmp_path / "x")
-    outputs.require_kind(path, lambda path: False, "model", False)
+    outputs.require_kind(path, lambda path: False, "a model", False)
     (tmp_path / "x").write_bytes(b"")
-    outputs.require_kind(path, lambda path: False, "model", False)  # empty, as mktemp makes it
+    outputs.require_kind(path, lambda path: False, "a model", False)  # empty, as mktemp makes it
     (tmp_path / "x").write_bytes(b"my notes")
-    outputs.require_kind(path, lambda path: True, "model", False)
-    outputs.require_kind(path, outputs.is_model, "model", True)
+    outputs.require_kind(path, lambda path: True, "a model", False)
+    outputs.require_kind(path, outputs.is_model, "a model", True)
     for kind in (outputs.is_model, outputs.is_imatrix, outputs.are_logits, outputs.is_receipt, lambda path: False):
-        with pytest.raises(UsageError, match="x: this file exists, and is no model; --force replaces it"):
-            outputs.require_kind(path, kind, "model", False)
+        with pytest.raises(UsageError, match="x: this file exists and is not a model; use --force to replace it"):
+            outputs.require_kind(path, kind, "a model", False)
 
 
 @pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
@@ -832,7 +832,7 @@ def test_what_need_not_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert pull_command.brought(f"{tmp_path}/m.gguf") == f"{tmp_path}/m.gguf"
     with pytest.raises(UsageError, match="comes with localllm: there is nothing to pull"):
         pull_command.brought("guide")
-    with pytest.raises(ModelError, match="there is no such file"):
+    with pytest.raises(ModelError, match="no such file"):
         pull_command.brought(f"{tmp_path}/none.gguf")
     monkeypatch.setattr(pull_command, "pull_shown", lambda reference: reference.repository)
     assert pull_command.brought("hf:a/b") == "a/b"
@@ -1007,7 +1007,7 @@ def test_how_a_plan_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         with pytest.raises(UsageError, match=f"threads should be from 1 to 1024, not {threads}"):
             command.require_possible(plan, target, request, threads, False)
     (tmp_path / "out-2").write_bytes(b"notes")
-    with pytest.raises(UsageError, match="out-2: this file exists, and is no model"):
+    with pytest.raises(UsageError, match="out-2: this file exists and is not a model"):
         command.require_possible(plan, target, request, 1, False)
     asked.clear()
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46] * 2).__next__)

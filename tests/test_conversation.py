@@ -131,7 +131,7 @@ def texts(talk: TerminalConversation) -> list[str]:
 
 def agree(talk: TerminalConversation) -> bool:
     """Whether the model's session has what the conversation has."""
-    return talk.model.session.messages == sessions.plain(talk.lines)
+    return talk.model.session.messages == sessions.visible_fields(talk.lines)
 
 
 # ---- questions and answers

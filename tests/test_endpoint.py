@@ -205,9 +205,11 @@ def test_what_each_program_is_asked_for():
     assert asked["repetition_penalty"] == 1.1 and asked["chat_template_kwargs"] == {"enable_thinking": False}
     assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert request_of(options, Form(), DIALECTS["localllm"])["think"] == "off"
-    with pytest.raises(UsageError, match="top_k is not for this endpoint: a server of OpenAI's interface does not"):
+    with pytest.raises(
+        UsageError, match="top_k is not available with this endpoint: a server of OpenAI's interface does not"
+    ):
         request_of(options, Form(), OTHER)
-    with pytest.raises(UsageError, match="regex is not for this endpoint: llama-server"):
+    with pytest.raises(UsageError, match="regex is not available with this endpoint: llama-server"):
         request_of(options, Form(regex="x"), DIALECTS["llamacpp"])
 
 
@@ -270,9 +272,9 @@ WRONG = [
     (BUSY, r"refuses \(429\): slow down"),
     (replying(500, b"oh no"), r"refuses \(500\): no reason is given"),
     (replying(302, b"", Location="http://elsewhere"), r"refuses \(302\)"),
-    (replying(200, b"{}"), "does not stream: it answers with application/json"),
-    (replying(200, b"data: {oops\n\n", STREAM), "says what is no JSON object: '{oops'"),
-    (replying(200, b"data: [1]\n\n", STREAM), "says what is no JSON object"),
+    (replying(200, b"{}"), "does not stream: it responds with application/json"),
+    (replying(200, b"data: {oops\n\n", STREAM), "sent an invalid JSON object: '{oops'"),
+    (replying(200, b"data: [1]\n\n", STREAM), "sent an invalid JSON object"),
     (replying(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM), "broke off in the middle of an answer"),
     (replying(200, b"data: [DONE]\n\n", STREAM), "broke off in the middle of an answer"),
     (replying(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "refuses: out of memory"),
@@ -310,13 +312,13 @@ def test_what_was_said_before_it_broke_off_stays():
 def test_one_that_says_nothing():
     with reacting(lambda handler, number: time.sleep(2)) as (url, _):
         place = Endpoint(Endpoint.of(url).url, seconds=0.3)
-        with pytest.raises(EndpointError, match=r"nothing came for 0.3 seconds"):
+        with pytest.raises(EndpointError, match=r"no data for 0.3 seconds"):
             "".join(RemoteModel(place).session.ask("Hi"))
 
 
 def test_none_at_all():
     done = ask("run", "http://127.0.0.1:9", "-p", "Hi")
-    assert done.returncode == 1 and "http://127.0.0.1:9/v1 cannot be asked: Connection refused" in done.stderr
+    assert done.returncode == 1 and "http://127.0.0.1:9/v1 cannot be reached: Connection refused" in done.stderr
 
 
 def test_what_is_too_long(told: Served):

@@ -15,7 +15,7 @@ from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 from localllm.services import fit, hub, pull
 from localllm.services.catalogue import MissingError
-from localllm.services.fit import SHARE, WORKING, longest, of_file, verdict
+from localllm.services.fit import SHARE, WORKING, describe_file, longest_context, verdict
 from localllm.services.token_costs import MatrixCosts
 
 
@@ -80,16 +80,16 @@ def test_the_longest_context():
     for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
         room = cache_bytes(states, tokens, kind)
         most = max(n for n in range(1001) if cache_bytes(states, n, kind) <= room)
-        assert longest(h, 10, kind, 10 + WORKING + room) == most >= tokens
-    assert longest(h, 10, kind, WORKING) == 0 and longest(h, 0, kind, 10**12) == 1000
+        assert longest_context(h, 10, kind, 10 + WORKING + room) == most >= tokens
+    assert longest_context(h, 10, kind, WORKING) == 0 and longest_context(h, 0, kind, 10**12) == 1000
 
 
 def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "measured_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
     monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
     told = list[str]()
     with GGUFFile.open(model_path("llama")) as file:
-        facts = of_file(file, told.append, None, 7)
+        facts = describe_file(file, told.append, None, 7)
         assert (
             told == ["measuring the memory's bandwidth"]
             and facts["bandwidth_gbs"] == 5.0
@@ -101,35 +101,37 @@ def test_the_facts_of_a_file(model_path, monkeypatch: pytest.MonkeyPatch):
             == list(dict.fromkeys(row["kv_type"] for row in facts["rows"]))
         )
         assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
-        alone = of_file(file, told.append, 16)
+        alone = describe_file(file, told.append, 16)
         assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
         assert facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes + 7
-        assert of_file(file, told.append, facts["context"])["rows"] and of_file(file, told.append, 1)["rows"]
+        assert (
+            describe_file(file, told.append, facts["context"])["rows"] and describe_file(file, told.append, 1)["rows"]
+        )
         for odd in (0, facts["context"] + 1):
             with pytest.raises(UsageError, match=f"context should be from 1 to {facts['context']}"):
-                of_file(file, told.append, odd)
+                describe_file(file, told.append, odd)
 
 
 def test_a_model_that_makes_vectors(model_path, monkeypatch: pytest.MonkeyPatch):
     """It keeps nothing of a text but one layer's keys: one type, its longest text only, and no tokens a second."""
-    monkeypatch.setattr(fit, "measured_bandwidth", lambda: 5e9)
+    monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
     monkeypatch.setattr(fit, "available_memory", lambda: 10**9)
     with GGUFFile.open(model_path("bert")) as file:
         for context in (None, 5):
-            facts = of_file(file, lambda what: None, context)
+            facts = describe_file(file, lambda what: None, context)
             assert [(row["context"], row["kv_type"], row["tokens_per_s"]) for row in facts["rows"]] == [
                 (facts["context"], "f16", None)
             ]
             assert [*facts["longest"]] == ["f16"] and facts["projector_bytes"] == 0
         file.tensors.clear()
-        with pytest.raises(ModelError, match=f"^{file.path}: the file has a vocabulary only$"):
-            of_file(file, lambda what: None, None)
+        with pytest.raises(ModelError, match=f"^{file.path}: the file only contains a vocabulary$"):
+            describe_file(file, lambda what: None, None)
 
 
 def test_the_memory_is_read_by_all_cores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("localllm.engine.cpu.bandwidth.read_bandwidth", lambda threads: threads * 1e9)
     monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
-    assert fit.measured_bandwidth() == 3e9
+    assert fit.measure_bandwidth() == 3e9
 
 
 def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +139,7 @@ def test_a_file_on_this_computer(model_path, monkeypatch: pytest.MonkeyPatch):
     path, told = str(model_path("llama")), []
     monkeypatch.setattr(fit, "resolve", lambda model: path)
     monkeypatch.setattr(fit, "projector_bytes", lambda given: 7 if given == path else 0)
-    monkeypatch.setattr(fit, "of_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
+    monkeypatch.setattr(fit, "describe_file", lambda file, *more: told.append((file.path, *more)) or {"rows": []})
     hears = told.append
     assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
     assert fit.fit("name")["rows"] == [] and told[0] == (path, hears, 9, 7) and told[1][2:] == (None, 7)
@@ -163,7 +165,7 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch):
     )
     monkeypatch.setattr(pull, "remote_model", remote_model)
     told, heard = list[Any](), list[str]()
-    monkeypatch.setattr(fit, "of_file", lambda *given: told.append(given) or {"rows": []})
+    monkeypatch.setattr(fit, "describe_file", lambda *given: told.append(given) or {"rows": []})
     found = fit.fit("name", heard.append, 9)
     assert found == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
     assert heard == ["reading the header of hf:tiny/T:x"] and told[0][1:] == (heard.append, 9, 7)

@@ -21,8 +21,8 @@ from localllm.files.gguf.file import describe
 from localllm.generation.beam_search import Answer, distinct
 from localllm.generation.constraints.constraint import Constraint, in_ascii
 from localllm.generation.generate import GenerationOptions
-from localllm.services.catalogue import translated
-from localllm.services.hub import unreached
+from localllm.services.catalogue import normalize_name
+from localllm.services.hub import describe_failure
 from localllm.services.records import Prompts, Record
 
 SHORT = ("-n", "3", "--temp", "0")
@@ -50,7 +50,7 @@ def test_map_takes_what_names_a_model(tiny: str, cli, configure, words: str):
 def test_map_says_that_there_is_no_model_whatever_it_is_to_do(cli, tmp_path: Path):
     (tmp_path / "empty").touch()
     code, out, err = cli("map", "nonexistent.gguf", tmp_path / "empty")
-    assert (code, out) == (3, "") and err == "localllm: error: nonexistent.gguf: there is no such file\n"
+    assert (code, out) == (3, "") and err == "localllm: error: nonexistent.gguf: no such file\n"
 
 
 def test_a_receipt_has_its_own_model(tiny: str, cli, configure, monkeypatch, tmp_path: Path):
@@ -173,7 +173,7 @@ def test_equal_texts_are_one_answer():
 
 
 def test_errors_speak_no_python(cli, tmp_path: Path):
-    assert unreached(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
+    assert describe_failure(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
     assert describe(b"export A=1\n") == "is a text"
     assert describe(b"\x01\x02\x03") == "does not begin with GGUF"
     assert cli("inspect")[2] == "localllm: error: MODEL is missing: A GGUF file, or a name: see `localllm list`.\n"
@@ -203,7 +203,7 @@ def test_errors_speak_no_python(cli, tmp_path: Path):
     ],
 )
 def test_names_of_models_from_elsewhere(text: str, meant: str):
-    assert translated(text) == meant
+    assert normalize_name(text) == meant
 
 
 def test_a_model_that_is_not_here_is_answered_with_the_command_that_brings_it(cli):
@@ -355,7 +355,7 @@ def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path)
     ):
         precious.write_text("precious")
         code, _, err = cli(*words, precious)
-        assert code == 2 and "this file exists, and is no " in err and err.endswith("; --force replaces it\n")
+        assert code == 2 and "this file exists and is not " in err and err.endswith("; use --force to replace it\n")
         assert precious.read_text() == "precious"
         assert cli(*words, precious, "--force")[0] == 0
         assert cli(*words, precious)[0] == 0  # one of its own kind
@@ -364,7 +364,7 @@ def test_only_files_of_its_own_kind_are_replaced(tiny: str, cli, tmp_path: Path)
 def test_quantize_replaces_models_only_and_makes_smaller_ones(tiny: str, cli, tmp_path: Path):
     out = tmp_path / "out.gguf"
     out.write_text("precious")
-    assert "is no model; --force replaces it" in cli("quantize", tiny, out, "Q8_0")[2]
+    assert "is not a model; use --force to replace it" in cli("quantize", tiny, out, "Q8_0")[2]
     assert cli("quantize", tiny, out, "Q8_0", "--force")[0] == 0
     assert cli("quantize", tiny, out, "Q8_0")[0] == 0
     larger = cli("quantize", out, tmp_path / "large.gguf", "F32", "--allow-requantize")

@@ -12,7 +12,7 @@ from huggingface_hub import constants, errors, utils
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.services import hub
-from localllm.services.hub import BrokenError, RemoteFile, Repository, first_byte
+from localllm.services.hub import BrokenError, RemoteFile, Repository, parse_first_byte
 
 SHA = "0123456789abcdef" * 4
 DATA = bytes(range(100))
@@ -65,8 +65,8 @@ PRIVATE = "the hub has no such repository, or it is private: set HF_TOKEN to a t
         (refused(403, errors.RepositoryNotFoundError), PRIVATE),
         (refused(401), PRIVATE),
         (refused(403), "the hub refuses: your HF_TOKEN may not read this"),
-        (refused(418), "the hub answers with HTTP status 418"),
-        (errors.HFValidationError("a//b"), "not a name that a repository can have"),
+        (refused(418), "the hub responds with HTTP status 418"),
+        (errors.HFValidationError("a//b"), "invalid repository name"),
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value),
 )  # fmt: skip
@@ -79,7 +79,7 @@ def test_refusals_are_told_at_once(repository: Any, error: Exception, told: str)
 
 def test_who_wants_no_network_waits_for_none(repository: Any):
     action = Asked(errors.OfflineModeIsEnabled("offline"))
-    with pytest.raises(LocalllmError, match="tiny/Tiny: HF_HUB_OFFLINE is set: nothing can be fetched") as failure:
+    with pytest.raises(LocalllmError, match="tiny/Tiny: HF_HUB_OFFLINE is set; unset it to download") as failure:
         repository._patiently(action)
     assert (type(failure.value), action.tries, repository.waits) == (LocalllmError, 1, [])
 
@@ -89,10 +89,10 @@ def test_what_may_pass_is_tried_again(repository: Any, status: int):
     """By RFC 9110 (6585 and 8470 for 429 and 425) these are of the moment. Three tries, with longer waits between."""
     action = Asked(refused(status), refused(status))
     assert (repository._patiently(action), action.tries) == ("done", 3)
-    assert repository.told == [f"the hub answers with HTTP status {status}"] * 2
+    assert repository.told == [f"the hub responds with HTTP status {status}"] * 2
     assert repository.waits == [1, 2]
     action = Asked(*[refused(status)] * 3)
-    with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub answers with HTTP status {status}") as failure:
+    with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responds with HTTP status {status}") as failure:
         repository._patiently(action)
     assert type(failure.value) is LocalllmError and (action.tries, repository.waits) == (3, [1, 2, 1, 2])
 
@@ -153,7 +153,7 @@ def test_what_is_no_hub(monkeypatch, error: type[Exception]):
 
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=model_info))
     monkeypatch.setattr(constants, "ENDPOINT", "http://else")
-    with pytest.raises(LocalllmError, match=r"^tiny/Tiny: http://else does not answer as the hub does$"):
+    with pytest.raises(LocalllmError, match=r"^tiny/Tiny: http://else does not respond like the Hugging Face hub$"):
         Repository("tiny/Tiny")
 
 
@@ -192,11 +192,11 @@ def test_where_an_answer_begins(status: int, headers: dict[str, str], first: int
     """As RFC 9110 has it, 14.4; what tells another size is another file."""
     answer = SimpleNamespace(status_code=status, headers=headers)
     if first >= 99:
-        told = f"folder/a model.gguf: the hub sends a file of {first} bytes, and says that it has 100"
+        told = f"folder/a model.gguf: the hub sent a file of {first} bytes instead of 100"
         with pytest.raises(ModelError, match=told):
-            first_byte(answer, FILE)
+            parse_first_byte(answer, FILE)
     else:
-        assert first_byte(answer, FILE) == first
+        assert parse_first_byte(answer, FILE) == first
 
 
 class Server:
@@ -265,8 +265,7 @@ def test_six_tries_without_a_byte_are_enough(repository: Any, serve):
     with pytest.raises(LocalllmError) as failure:
         repository.receive(FILE, 0, 100, received.append)
     assert str(failure.value) == (
-        "tiny/Tiny: folder/a model.gguf: the hub cannot be reached: it hung up; "
-        "the same command goes on where it stopped"
+        "tiny/Tiny: folder/a model.gguf: the hub cannot be reached: it hung up; run the same command again to resume"
     )
     assert (b"".join(received), len(server.asked), server.cuts) == (DATA[:3], 7, [])
     assert repository.waits == [0.5, 1, 2, 4, 8, 16]
@@ -277,7 +276,7 @@ def test_less_than_was_promised(repository: Any, monkeypatch):
     parts = [DATA[:30], b"", DATA[30:]]
     monkeypatch.setattr(repository, "_pieces", lambda file, start, end: iter([parts.pop(0)]))
     assert repository.read(FILE, 0, 100) == DATA
-    assert repository.told == ["the hub sends less than it promised"] * 2
+    assert repository.told == ["the hub sent less than it announced"] * 2
 
 
 def test_who_takes_the_bytes_may_refuse_them(repository: Any, serve):

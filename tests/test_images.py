@@ -416,7 +416,7 @@ def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):
     assert [line["content"] for line in conversation.lines if line["role"] == "user"] == ["What?", "And now?"]
     conversation.leave()
     kept = sessions.read("trip").messages
-    assert sessions.plain(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
+    assert sessions.visible_fields(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
     say("/load trip")
     say("Once more?")
     prompt = opened.session._answer.prompt

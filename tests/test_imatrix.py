@@ -31,7 +31,7 @@ from localllm.files.imatrix_file import (
 from localllm.files.text_file import read_text
 from localllm.quantizing import imatrix
 from localllm.quantizing.imatrix import Collector, merge
-from localllm.services.chunks import cut
+from localllm.services.chunks import split_chunks
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
@@ -298,7 +298,7 @@ def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("output", [False, True])
 def test_what_is_collected(tmp_path, tiny, text, output):
-    chunks = cut(Tokenizer.from_file(tiny).encode(TEXT), SIZE, 3)
+    chunks = split_chunks(Tokenizer.from_file(tiny).encode(TEXT), SIZE, 3)
     with Collector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
         assert (collector.total, collector.done) == (3, 0)
         assert list(collector.read()) == [1, 2, 3]
@@ -325,7 +325,7 @@ def test_several_texts_are_one(tmp_path, tiny):
     tokenizer = Tokenizer.from_file(tiny)
     tokens = tokenizer.encode(TEXT[:100]) + tokenizer.encode(TEXT[100:300])
     with Collector(tiny, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", SIZE) as collector:
-        np.testing.assert_array_equal(collector._chunks, cut(tokens, SIZE))
+        np.testing.assert_array_equal(collector._chunks, split_chunks(tokens, SIZE))
 
 
 def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
@@ -492,7 +492,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (2, ["-o", "OUT"], "there is no model"),
         (2, ["TINY", "-o", "OUT"], "there is no text"),
         (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "a chunk takes 9999"),
-        (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or above"),
+        (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is an input"),
         (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),

@@ -64,7 +64,7 @@ def test_each_part_of_a_thorough_look(monkeypatch: pytest.MonkeyPatch, fails: st
     for name in ("require_numbers", "require_template"):
         monkeypatch.setattr(inspect, name, lambda file, name=name: look(name, file))
     h: Any = SimpleNamespace()
-    found = inspect.thorough(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
+    found = inspect.check_thoroughly(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
     assert (found.hyperparameters, str(found.problem)) == (h, "it is not") and looked[-1] == fails
 
 
@@ -77,14 +77,15 @@ def test_each_part_of_a_thorough_look(monkeypatch: pytest.MonkeyPatch, fails: st
     ],
 )  # fmt: skip
 def test_values_as_json_has_them(value: Any, plain: Any):
-    found = inspect.plain(value)
+    found = inspect.to_json(value)
     assert found == plain and type(found) is type(plain)
 
 
 @pytest.mark.parametrize(
     ("problem", "tensors", "reason"),
     [
-        (None, {"a": 1}, None), (None, {}, "the file has a vocabulary only"), (ModelError("a.gguf: odd"), {}, "odd"),
+        (None, {"a": 1}, None), (None, {}, "the file only contains a vocabulary"),
+        (ModelError("a.gguf: odd"), {}, "odd"),
         (ModelError("it is a.gguf: odd"), {"a": 1}, "it is a.gguf: odd"),
     ],
 )  # fmt: skip
@@ -108,21 +109,25 @@ def test_what_is_made_of_a_text(
     monkeypatch.setattr(inspect, "Fields", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(looks_ahead=looks_ahead, fills=fills, pooling=pooling)
-    assert inspect.reads("file", h) == told and inspect.reads("file", None) is None  # type: ignore[arg-type]
+    assert inspect.describe_reader("file", h) == told and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
     assert inspect.is_reader(h) == (looks_ahead and not fills)
     if not inspect.is_reader(h):
-        assert inspect.reads("bare", h) is None  # type: ignore[arg-type]
+        assert inspect.describe_reader("bare", h) is None  # type: ignore[arg-type]
 
 
 def test_the_most_heads_of_a_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspect, "Transformer", SimpleNamespace)
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=[8, 16, 4], kv_heads=[1, 2]))
-    assert (inspect.heads(h, "heads"), inspect.heads(h, "kv_heads"), inspect.heads(None, "heads")) == (16, 2, None)
+    assert (
+        inspect.count_heads(h, "heads"),
+        inspect.count_heads(h, "kv_heads"),
+        inspect.count_heads(None, "heads"),
+    ) == (16, 2, None)
 
 
 def test_what_a_projector_sees_and_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     vision: Any = SimpleNamespace(kind="clip", side=336, patch=14, out=4096)
-    assert inspect.sees(vision) == {"type": "clip", "side": 336, "patch": 14, "width": 4096}
+    assert inspect.describe_projector(vision) == {"type": "clip", "side": 336, "patch": 14, "width": 4096}
     (tmp_path / "mmproj.gguf").write_bytes(b"12345")
     places = iter([str(tmp_path / "mmproj.gguf"), str(tmp_path / "gone.gguf"), UsageError("there are two")])
 
@@ -132,7 +137,7 @@ def test_what_a_projector_sees_and_where_it_is(monkeypatch: pytest.MonkeyPatch, 
         return found
 
     monkeypatch.setattr(inspect, "find_projector", beside)
-    found = [inspect.beside("m.gguf") for _ in range(3)]
+    found = [inspect.describe_projector_of("m.gguf") for _ in range(3)]
     assert found == [{"path": os.path.join(tmp_path, "mmproj.gguf"), "bytes": 5}, None, None]
 
 
@@ -204,5 +209,5 @@ def test_layers_that_guess(
     monkeypatch.setattr(inspect, "has_guessing_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
     file, h = SimpleNamespace(tensors="tensors"), SimpleNamespace(layers=2, guessing=guessing)
     size, is_used = sum(20 * layer for layer in there), bool(there) and has_guess and is_whole
-    assert inspect.guessing(file, h) == {"layers": len(there), "bytes": size, "used": is_used}  # type: ignore[arg-type]
-    assert inspect.guessing(file, None) == {"layers": 0, "bytes": 0, "used": False}  # type: ignore[arg-type]
+    assert inspect.describe_mtp(file, h) == {"layers": len(there), "bytes": size, "used": is_used}  # type: ignore[arg-type]
+    assert inspect.describe_mtp(file, None) == {"layers": 0, "bytes": 0, "used": False}  # type: ignore[arg-type]

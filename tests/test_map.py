@@ -176,7 +176,7 @@ def test_a_start_that_fails_leaves_no_file(cli, questions: Path, tmp_path: Path)
     ("arguments", "message"),
     [
         (["-p", "Summarize"], "names no field"),
-        (["-p", "{line}", "-f", "README.md"], "one too many"),
+        (["-p", "{line}", "-f", "README.md"], "not both"),
         (["-f", "nowhere.jinja"], "cannot read nowhere.jinja"),
         (["--raw", "-sys", "Be brief."], "system message"),
         (["--n", "0"], "n should be 1 or above"),

@@ -156,8 +156,8 @@ def test_sessions_of_chats(lost, which: int):
         os.utime(sessions.path_of(f"s{number}"), (number + 1, number + 1))
     lost(sessions.path_of(f"s{which}"))
     stay = [f"s{number}" for number in (2, 1, 0) if number != which]
-    assert sessions.names() == stay and [one.name for one in sessions.listed()] == stay
-    assert sessions.latest() == stay[0] and sessions.branches("s9") == ["s9"]
+    assert sessions.names() == stay and [one.name for one in sessions.list_sessions()] == stay
+    assert sessions.latest_name() == stay[0] and sessions.branches("s9") == ["s9"]
 
 
 @pytest.mark.parametrize("which", range(3))

@@ -48,7 +48,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 <= first < end <= len(tensor.data)
         return tensor.data[first:end]
 
-    monkeypatch.setattr(originals, "widened", widened)
+    monkeypatch.setattr(originals, "dequantize_finite", widened)
 
 
 def job_of(tensor: Any, format: str = "Q4_0", makes_logits: bool = False) -> TensorJob:

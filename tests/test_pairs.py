@@ -21,7 +21,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding import clip_embedder as pair_embedding
 from localllm.generation.embedding.clip_embedder import PairEmbedder
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
-from localllm.services.validate import validity
+from localllm.services.validate import check_validity
 from localllm.text.clip_words import END, START, ClipWords, derive_merges
 
 
@@ -137,10 +137,10 @@ def test_the_command(clip, cli):
 
 
 def test_one_line(clip, cli, model_path):
-    """A model that makes no vectors of images, pooling, a projection of another width, and half a file."""
+    """A model that cannot embed images, pooling, a projection of another width, and half a file."""
     picture = str(clip.with_name("0.png"))
     for arguments, message in (
-        ([str(model_path("bert")), "--image", picture], "makes no vectors of images"),
+        ([str(model_path("bert")), "--image", picture], "cannot embed images"),
         ([str(clip), "a", "--image", picture, "--pooling", "mean"], "--pooling"),
         ([str(clip), "a", "--image", "none.png"], None),
     ):
@@ -156,7 +156,7 @@ def test_a_file_in_blocks(clip, cli, tmp_path, golden):
     path = tmp_path / "clip-Q8_0.gguf"
     assert cli("quantize", str(clip), str(path), "Q8_0")[0] == 0
     file = GGUFFile.open(str(path))
-    assert validity(file).problem is None
+    assert check_validity(file).problem is None
     made = PairEmbedder(file, EngineOptions(threads=2))
     assert 1 - cosine(made.embed(["a cat"])[0], golden["text0"]) < 1e-3
     assert 1 - cosine(made.embed([ShownImage(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3

@@ -22,7 +22,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, scored_tokens, unpack
 from localllm.files.text_file import read_text
 from localllm.services import perplexity
-from localllm.services.chunks import as_read, cut
+from localllm.services.chunks import split_chunks, with_bos
 from localllm.services.perplexity import ChunkReader
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 
@@ -69,24 +69,24 @@ def exact_nll(path: str, chunks: np.ndarray, bos: int | None = None) -> np.ndarr
 
 
 def test_chunks():
-    np.testing.assert_array_equal(cut(range(11), 5), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
-    np.testing.assert_array_equal(cut(range(11), 5, 1), [[0, 1, 2, 3, 4]])
-    assert cut(range(10), 5, 9).shape == (2, 5)
+    np.testing.assert_array_equal(split_chunks(range(11), 5), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
+    np.testing.assert_array_equal(split_chunks(range(11), 5, 1), [[0, 1, 2, 3, 4]])
+    assert split_chunks(range(10), 5, 9).shape == (2, 5)
 
 
 @pytest.mark.parametrize(
     ("tokens", "size", "most", "reason"),
-    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context should be 4 or above"), (9, 5, 0, "1 or above")],
+    [(4, 5, None, "4 tokens.* 5"), (9, 3, None, "context should be 4 or greater"), (9, 5, 0, "1 or greater")],
 )
 def test_chunks_that_cannot_be(tokens, size, most, reason):
     with pytest.raises(UsageError, match=reason):
-        cut(range(tokens), size, most)
+        split_chunks(range(tokens), size, most)
 
 
 @pytest.mark.parametrize(("adds_bos", "bos_id", "first"), [(True, 9, 9), (False, 9, 1), (True, None, 1)])
 def test_the_first_token_becomes_bos(adds_bos, bos_id, first):
     tokenizer = SimpleNamespace(adds_bos=adds_bos, bos_id=bos_id)
-    assert as_read(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
+    assert with_bos(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", "")])
@@ -104,7 +104,7 @@ def test_a_text_file(tmp_path, data, text):
 def test_perplexity_is_what_the_formula_says(monkeypatch, tiny, threads, piece, bos):
     monkeypatch.setattr(perplexity, "PIECE", piece)
     with ChunkReader(tiny, SIZE, threads) as reader:
-        chunks = cut(reader.tokenizer.encode(TEXT), SIZE, 3)
+        chunks = split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3)
         if bos is not None:
             reader.tokenizer.adds_bos, reader.tokenizer.bos_id = True, bos
         results = list(reader.predict(chunks))
@@ -122,7 +122,7 @@ def test_threads_do_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2):
         with ChunkReader(tiny, SIZE, threads) as reader:
-            results.append(list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 2)))[-1].nll)
+            results.append(list(reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 2)))[-1].nll)
     np.testing.assert_array_equal(*results)
 
 
@@ -335,7 +335,7 @@ def test_the_file(tmp_path):
 def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
     (tmp_path / "x").write_text("old")
     with ChunkReader(tiny, SIZE, 1) as reader:
-        results = reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
+        results = reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
         next(results)
         results.close()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x": "old"}
@@ -350,7 +350,7 @@ def test_a_disk_without_room(monkeypatch, tmp_path):
 
 def test_a_model_is_like_itself_and_unlike_others(tmp_path, tiny, other):
     with ChunkReader(tiny, SIZE, 2) as reader:
-        first = list(reader.predict(cut(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
+        first = list(reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
         base = LogitsFile.open(tmp_path / "x")
         same = list(reader.compare(base))[-1]
     np.testing.assert_array_equal(same.nll, first.nll)
@@ -390,7 +390,7 @@ def test_as_llama_perplexity(shared: Path, monkeypatch):
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
     with ChunkReader(path, 512, None) as reader:
         tokens = reader.tokenizer.encode(read_text(shared / "text" / "tinyshakespeare.txt"), bos=True)
-        values = [result.perplexity[0] for result in reader.predict(cut(tokens, 512, 4))]
+        values = [result.perplexity[0] for result in reader.predict(split_chunks(tokens, 512, 4))]
     np.testing.assert_allclose(values, [28.7254, 43.0314, 39.6456, 40.4651], rtol=2e-4)
 
 
@@ -437,9 +437,9 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
     ("code", "arguments", "reason"),
     [
         (2, ["TINY"], "there is no text"),
-        (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or above"),
-        (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or above"),
-        (2, ["TINY", "TEXT", "--chunks", "0"], "1 or above"),
+        (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or greater"),
+        (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or greater"),
+        (2, ["TINY", "TEXT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
         (2, ["TINY", "--kl-divergence"], "go together"),
         (2, ["TINY", "--base", "x"], "go together"),

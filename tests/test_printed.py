@@ -160,7 +160,7 @@ def test_bench_of_models_that_make_vectors(line: str, told: tuple, tiny: str, mo
         heard.append((lengths, threads, repetitions, device))
         return TEXTS
 
-    monkeypatch.setattr(bench_texts, "measured", measured)
+    monkeypatch.setattr(bench_texts, "measure", measured)
     monkeypatch.setattr(bench_texts, "makes_no_text", lambda path: True)
     invoke("bench", tiny, *line.split())
     assert heard == [told]
@@ -355,7 +355,7 @@ def test_sessions(kept, capsys):
     for action in ("show", "rm"):
         with pytest.raises(UsageError, match=f"sessions {action} needs the NAME of a session"):
             invoke("sessions", action)
-        with pytest.raises(UsageError, match="there is no session 'none'"):
+        with pytest.raises(UsageError, match="session 'none' not found"):
             invoke("sessions", action, "none")
     invoke("sessions", "rm", "trip")
     invoke("sessions")

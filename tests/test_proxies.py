@@ -84,7 +84,9 @@ def test_a_server_behind_a_proxy(environment):
     [head] = [one.decode() for one in asked]
     assert head.startswith("GET http://gpu.example:8000/v1/models HTTP/1.1\r\nHost: gpu.example:8000\r\n")
     assert f"Proxy-Authorization: Basic {user}" in head and "Authorization: Bearer key" in head
-    with pytest.raises(EndpointError, match=r"cannot be asked through HTTP_PROXY, http://127\.0\.0\.1:\d+: ") as error:
+    with pytest.raises(
+        EndpointError, match=r"cannot be reached through HTTP_PROXY, http://127\.0\.0\.1:\d+: "
+    ) as error:
         Endpoint.of("http://gpu.example:8000").get("/models")
     assert "s p" not in str(error.value) and "s%20p" not in str(error.value)
 
@@ -122,5 +124,5 @@ def test_proxies_that_can(environment, monkeypatch):
     monkeypatch.setattr(proxies, "find_spec", lambda name: object())
     require_known_proxies()
     environment(ALL_PROXY="socks4://h")
-    with pytest.raises(LocalllmError, match="should be of http"):
+    with pytest.raises(LocalllmError, match="use a proxy of http"):
         require_known_proxies()

@@ -34,7 +34,7 @@ from localllm.files.gguf.projectors import choose_projector, find_projector
 from localllm.files.models_folder import list_files, models_folder
 from localllm.services import hub as hub_service
 from localllm.services import pull as service
-from localllm.services.catalogue import HubReference, MissingError, models_on_disk, referred, resolve
+from localllm.services.catalogue import HubReference, MissingError, models_on_disk, parse_reference, resolve
 from localllm.services.fit import fit
 from localllm.services.hub import RemoteFile
 from localllm.services.pull import Pulled, Watcher, pull
@@ -75,7 +75,7 @@ def hub(monkeypatch, tmp_path, models) -> Iterator[Hub]:
 
 
 def of(text: str) -> HubReference:
-    reference = referred(text)
+    reference = parse_reference(text)
     assert reference
     return reference
 
@@ -168,7 +168,7 @@ def test_a_connection_that_breaks_often_but_gets_on(hub, models):
     hub.cuts = [len(models[0]), *[3000] * 8, *[0, 0, 3000] * 4]
     assert pulled().received == len(models[0])
     hub.cuts = [len(models[1]), *[0] * 6]
-    with pytest.raises(LocalllmError, match="goes on where it stopped"):
+    with pytest.raises(LocalllmError, match="same command again to resume"):
         pulled(":Q8_0")
     assert not hub.cuts, "six tries"
 
@@ -186,7 +186,7 @@ def test_a_server_that_is_busy(hub, models):
 
 def test_a_connection_that_never_gets_through(hub, models):
     hub.cuts = [len(models[0]), 1000, *[0] * 50]
-    with pytest.raises(LocalllmError, match="the same command goes on where it stopped") as failure:
+    with pytest.raises(LocalllmError, match="run the same command again to resume") as failure:
         pulled()
     assert failure.value.exit_code == 1
     ((name, begun),) = there().items()
@@ -308,8 +308,8 @@ def test_tokens_go_to_the_hub_only(hub, monkeypatch):
 def test_missing_repositories_files_and_quantizations(hub, monkeypatch):
     for text, message in (
         ("hf:tiny/none", "no such repository, or it is private"),
-        (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; there are Q4_K_M, Q8_0"),
-        (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no such GGUF file"),
+        (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; available: Q4_K_M, Q8_0"),
+        (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no matching GGUF file"),
     ):
         with pytest.raises(ModelError, match=message) as failure:
             pull(of(text))
@@ -318,7 +318,7 @@ def test_missing_repositories_files_and_quantizations(hub, monkeypatch):
     with pytest.raises(ModelError, match=r"the hub has no such repository$"):
         pull(of("hf:tiny/none"))
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
-        referred("hf:nothing")
+        parse_reference("hf:nothing")
     assert there() == {}
 
 
@@ -333,7 +333,7 @@ def test_offline(hub, monkeypatch):
 
 def test_a_disk_that_is_too_small_is_found_before(hub, monkeypatch):
     monkeypatch.setattr(service, "SPARE", 1 << 60)
-    with pytest.raises(LocalllmError, match=r"GB are needed, .* GB are free on this disk"):
+    with pytest.raises(LocalllmError, match=r"GB needed, but only .* GB free on this disk"):
         pulled()
     assert hub.sent == 0
 
@@ -346,7 +346,7 @@ def test_what_has_come_already_needs_no_room(hub, monkeypatch, models, spare):
     free = len(models[0]) - 150_000 + (1 << 20) + spare  # a megabyte stays free
     monkeypatch.setattr(service, "free_bytes", lambda folder: free)
     if spare < 0:
-        with pytest.raises(LocalllmError, match="are needed"):
+        with pytest.raises(LocalllmError, match="GB needed"):
             pulled()
         assert hub.sent == 0
     else:
@@ -453,7 +453,7 @@ def test_fit_and_rm_count_a_projector(cli, hub, models, seen, monkeypatch):
     """As much before it is here as behind; the last model of the folder takes it along."""
     from localllm.services import fit as fit_service
 
-    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     facts, name = fit(f"hf:{REPOSITORY}:Q4_K_M"), f"hf:{REPOSITORY}:Q4_K_M"
     assert facts["projector_bytes"] == len(seen["mmproj-Tiny-f16.gguf"]) and there() == {}
     pulled(), pulled(":Q8_0")
@@ -466,11 +466,11 @@ def test_fit_and_rm_count_a_projector(cli, hub, models, seen, monkeypatch):
 
 def test_hostile_names_lead_nowhere(hub, models):
     hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
-    with pytest.raises(ModelError, match="no such GGUF file"):
+    with pytest.raises(ModelError, match="no matching GGUF file"):
         pull(of("hf:tiny/evil"))
     for checksum in ("../../../../evil" + "0" * 48, "0" * 63, "é" * 64):
         hub.checksums["Tiny-Q4_K_M.gguf"] = checksum
-        with pytest.raises(ModelError, match="no Q4_K_M; there are Q8_0"):
+        with pytest.raises(ModelError, match="no Q4_K_M; available: Q8_0"):
             pulled()
     assert there() == {}
 
@@ -497,7 +497,7 @@ def test_waits_are_doubled_up_to_a_limit(monkeypatch):
 def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatch):
     from localllm.services import fit as fit_service
 
-    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     monkeypatch.setattr(hollow, "FIRST", 1 << 12)
     facts = fit(f"hf:{REPOSITORY}:Q4_K_M")
     assert there() == {}
@@ -514,12 +514,12 @@ def test_fit_of_a_model_on_the_hub_reads_the_header_only(hub, models, monkeypatc
 KILLER = """
 import os, sys, time
 import huggingface_hub.hf_api, localllm.arch.families.llama
-from localllm.services.catalogue import referred
+from localllm.services.catalogue import parse_reference
 from localllm.services.pull import pull
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        pull(referred(sys.argv[1]))
+        pull(parse_reference(sys.argv[1]))
         os._exit(0)
     end, ended = time.monotonic() + float(line), False
     while not ended and time.monotonic() < end:
@@ -669,7 +669,9 @@ def test_room_for_what_is_to_come(monkeypatch, tmp_path, free: int, fits: bool):
     if fits:
         service.require_space(tmp_path / "none" / "deeper", missing)
     else:
-        with pytest.raises(LocalllmError, match=rf"{re.escape(str(tmp_path))}: 0\.00 GB are needed, 0\.00 GB are free"):
+        with pytest.raises(
+            LocalllmError, match=rf"{re.escape(str(tmp_path))}: 0\.00 GB needed, but only 0\.00 GB free"
+        ):
             service.require_space(tmp_path / "none" / "deeper", missing)
     assert asked == [tmp_path]
 
@@ -720,7 +722,7 @@ def test_on_a_terminal_rm_asks(cli, hub, models, monkeypatch, answer, stays):
 def test_fit_on_the_command_line(cli, hub, monkeypatch):
     from localllm.services import fit as fit_service
 
-    monkeypatch.setattr(fit_service, "measured_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
     name = f"hf:{REPOSITORY}:Q8_0"
     facts = json.loads(cli("fit", name, "--json")[1])
     code, out, err = cli("fit", name)
@@ -807,7 +809,7 @@ def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
     child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
     assert all(len(line) < 40 for line in (child.before + child.after).replace("\x1b[K", "").split("\r"))
     child.sendintr()
-    child.expect("what has come is kept: the same command\\s+goes on where it stopped")
+    child.expect("what has come is kept: the same command\\s+same command again to resume")
     child.expect(pexpect.EOF)
     child.close()
     ((name, begun),) = there().items()

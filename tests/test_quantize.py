@@ -789,11 +789,11 @@ def test_the_first_weight_that_is_no_number(bad: float):
     weights = np.zeros((3, 4), np.float32)
     tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), rows=lambda first, last: (first, last))
     widener = SimpleNamespace(widen=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None)
-    assert finite.widened(widener, tensor, 5, 8) is weights
+    assert finite.dequantize_finite(widener, tensor, 5, 8) is weights
     finite.check_finite(tensor, weights, 5)
     weights[1, 2] = weights[2, 0] = bad
     with pytest.raises(ModelError, match=rf"^tensor w: the weight in row 6, column 2 is {bad}$"):
-        finite.widened(widener, tensor, 5, 8)
+        finite.dequantize_finite(widener, tensor, 5, 8)
 
 
 def test_how_far_measuring_is(model: Path, monkeypatch):

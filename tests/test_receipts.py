@@ -109,13 +109,13 @@ def test_what_a_receipt_has(tiny: str, cli, tmp_path: Path):
 def test_instructions_by_which_kernels_differ(monkeypatch, features: str, told: str):
     """Of every kind of processor."""
     monkeypatch.setattr(receipts, "this_lane", lambda: Lane("", features))
-    assert receipts.circumstances(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == told
+    assert receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == told
 
 
 def test_what_computed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(receipts, "processor", lambda: "an abacus")
     monkeypatch.setattr(receipts, "system_name", lambda: "DOS")
-    told = receipts.circumstances(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
+    told = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
     assert (told["python"], told["processor"], told["system"]) == (platform.python_version(), "an abacus", "DOS")
     assert told["device"] == "beads"
 
@@ -193,7 +193,7 @@ def test_what_is_no_receipt(tiny: str, cli, tmp_path: Path):
         code, out, err = cli("replay", path)
         assert (code, out, err) == (2, "", f"localllm: error: {path}: not a receipt; run --receipt FILE writes one\n")
     for field, value, problem in (
-        ("receipt", 99, "a receipt of another version"),
+        ("receipt", 99, "written by another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
         ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k should be"),
     ):
@@ -259,7 +259,7 @@ def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int)
     session = SimpleNamespace(complete=saying("complete"), chat=saying("chat"))
     session.candidates = lambda *given: [saying("candidates")(*given)] * given[2]
     receipt, options = {**OWN, "prompt": {"asked": asked}, "options": {"n": n, "beams": beams}}, GenerationOptions()
-    result = receipts.again(SimpleNamespace(session=session), receipt, options, heard.append)  # type: ignore[arg-type]
+    result = receipts.regenerate(SimpleNamespace(session=session), receipt, options, heard.append)  # type: ignore[arg-type]
     if (n, beams) == (1, 0):
         assert (result, heard) == ({"text": "xx", "tokens": [7, 8]}, [1, 2])
         assert called == [("complete" if asked == "Hi" else "chat", asked, options)]
@@ -278,9 +278,9 @@ def test_by_which_method_an_answer_is_made_again(asked: Any, n: int, beams: int)
 )  # fmt: skip
 def test_which_lines_tell_of_changes(monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, told: list[str]):
     """Of a hash its beginning, when one of them is another one or there are more."""
-    monkeypatch.setattr(receipts, "circumstances", lambda model: now)
+    monkeypatch.setattr(receipts, "describe_environment", lambda model: now)
     hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
-    monkeypatch.setattr(receipts, "identified", lambda *given: [{"sha256": each} for each in hashes])
+    monkeypatch.setattr(receipts, "identify_files", lambda *given: [{"sha256": each} for each in hashes])
     receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
     assert receipts.changes(receipt, model) == told  # type: ignore[arg-type]
     receipt["model"]["files"].pop()
@@ -361,8 +361,8 @@ def test_how_a_model_is_opened_alike():
     engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3), SimpleNamespace(template=template)
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
     known = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16"}
-    assert receipts.opening(model, "phi3") == {**known, "chat_template": "{{ text }}"}
-    assert receipts.opening(model, None) == {**known, "chat_template": None}
+    assert receipts.open_arguments(model, "phi3") == {**known, "chat_template": "{{ text }}"}
+    assert receipts.open_arguments(model, None) == {**known, "chat_template": None}
 
 
 def test_what_no_receipt_can_have_is_refused_before_the_answer(tmp_path: Path):

@@ -74,8 +74,8 @@ def test_what_is_asked():
 
 
 @pytest.mark.parametrize(("prompts", "fields", "message"), [
-    ({"prompt": "{a}"}, {"b": 1}, "there is no field 'a'"), ({}, {"x": 1}, 'there is no field "messages" or "prompt"'),
-    ({}, {"messages": "x"}, '"messages" should be a list'), ({}, {"messages": [], "image": "x"}, "among \"messages\""),
+    ({"prompt": "{a}"}, {"b": 1}, "there is no field 'a'"), ({}, {"x": 1}, 'has no field "messages" or "prompt"'),
+    ({}, {"messages": "x"}, '"messages" should be a list'), ({}, {"messages": [], "image": "x"}, "in \"messages\""),
     ({"raw": True}, {"prompt": "x", "image": "i"}, "images need a chat template"),
     ({}, {"prompt": "x", "image": [""]}, "path of an image"),
 ])  # fmt: skip
@@ -86,7 +86,7 @@ def test_records_that_do_not_have_it(prompts: dict[str, Any], fields: dict[str, 
 
 def test_prompts_that_make_no_sense():
     for given, message in (({"raw": True, "system": "s"}, "needs a chat template"),
-    ({"prompt": "{a}", "template": "x"}, "one too many"),
+    ({"prompt": "{a}", "template": "x"}, "not both"),
                            ({"prompt": "hello"}, "names no field"),
                            ({"template": "{% if %}"}, "template is invalid")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
@@ -140,7 +140,7 @@ def test_what_a_record_is_known_by(tmp_path: Path):
     assert text_of(Record(1, {"image": "i.png", "text": "x"}), "text") == "x"
     assert not is_image(Record(1, "line")) and not is_image(Record(1, {"image": 5}))
     for record, message in (
-        (Record(1, {}), 'record 1 has no text "text"'),
+        (Record(1, {}), 'record 1 has no text field "text"'),
         (Record(1, {"text": 5}), "has no text"),
         (Record(1, "x", "bad"), "bad"),
     ):
@@ -186,8 +186,8 @@ def test_the_nearest():
         (False, False, "mean", ("Embedder", "file", "tokenizer of m", "engine", "mean")),
         (False, False, None, ("Embedder", "file", "tokenizer of m", "engine", None)),
         (True, True, None, ("PairEmbedder", "file", "engine")), (True, False, None, ("PairEmbedder", "file", "engine")),
-        (True, True, "mean", "--pooling: a model of pictures and texts says itself how their rows become vectors"),
-        (False, True, None, "m.gguf: this model makes no vectors of images, as one of CLIP's does"),
+        (True, True, "mean", "pooling cannot be set for a model of images and texts"),
+        (False, True, None, "m.gguf: this model cannot embed images; use a CLIP model"),
     ],
 )  # fmt: skip
 def test_which_model_makes_vectors(monkeypatch: pytest.MonkeyPatch, is_pair: bool, sees: bool, pooling: Any, made: Any):

@@ -63,7 +63,10 @@ def test_refusals_name_the_program():
         if name:
             with pytest.raises(UsageError) as failure:
                 request_of(options, Form(), dialect)
-            assert str(failure.value) == f"{next(iter(option))} is not for this endpoint: {name} does not have it"
+            assert (
+                str(failure.value)
+                == f"{next(iter(option))} is not available with this endpoint: {name} does not support it"
+            )
         else:
             assert request_of(options, Form(), dialect) == option and dialect.name == "llama-server"
 
@@ -76,7 +79,7 @@ def test_forms():
     assert request_of(GenerationOptions(), Form(regex="r"), VLLM) == {"structured_outputs": {"regex": "r"}}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}, "strict": True}}
     assert request_of(GenerationOptions(), Form({}), OTHER) == {"response_format": schema}  # one that allows everything
-    with pytest.raises(UsageError, match="grammar is not for this endpoint"):
+    with pytest.raises(UsageError, match="grammar is not available with this endpoint"):
         request_of(GenerationOptions(), Form(grammar="g"), OTHER)
 
 
@@ -94,7 +97,7 @@ ON, OFF = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (Tr
 def test_how_thoughts_are_asked_for(think: str, dialect: Dialect, asked: dict[str, Any] | None):
     options = GenerationOptions(think=think)
     if asked is None:
-        with pytest.raises(UsageError, match="think is not for this endpoint"):
+        with pytest.raises(UsageError, match="think is not available with this endpoint"):
             request_of(options, Form(), dialect)
     else:
         assert request_of(options, Form(), dialect) == asked
@@ -103,12 +106,12 @@ def test_how_thoughts_are_asked_for(think: str, dialect: Dialect, asked: dict[st
 def test_budgets_of_thoughts_and_variables_of_templates():
     budget = GenerationOptions(think_budget=0)
     assert request_of(budget, Form(), OURS) == {"think_budget": 0}
-    with pytest.raises(UsageError, match="think_budget is not for this endpoint"):
+    with pytest.raises(UsageError, match="think_budget is not available with this endpoint"):
         request_of(budget, Form(), VLLM)
     named = GenerationOptions(think="off", template_variables={"mood": "calm"})
     assert request_of(named, Form(), LLAMA) == {"chat_template_kwargs": {"mood": "calm", "enable_thinking": False}}
     assert request_of(named, Form(), OURS) == {"think": "off", "chat_template_kwargs": {"mood": "calm"}}
-    with pytest.raises(UsageError, match="template_var is not for this endpoint"):
+    with pytest.raises(UsageError, match="template_var is not available with this endpoint"):
         request_of(GenerationOptions(template_variables={"mood": "calm"}), Form(), OTHER)
 
 
@@ -283,7 +286,7 @@ def test_what_is_no_json_object(body: bytes):
     with reacting(replying(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
     shown = repr(body[:60].decode(errors="replace"))
-    assert str(failure.value) == f"{url}/v1 says what is no JSON object: {shown}"
+    assert str(failure.value) == f"{url}/v1 sent an invalid JSON object: {shown}"
     with reacting(replying(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
     assert str(failure.value) == f"{url}/v1 refuses (404): no reason is given"
@@ -596,7 +599,7 @@ def test_thoughts_are_told_where_there_are_some():
 def test_failures_are_results_of_their_own():
     many, _ = mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
     by_id = {record.id: result for record, result in many}
-    assert "the answer was cut, so it is not" in by_id.pop(0)["error"]
+    assert "the response was truncated, so it is not" in by_id.pop(0)["error"]
     assert all("error" not in result for result in by_id.values()) and many.written == 45
     free, _ = mapping(["cut", *map(str, range(15))], n=2)
     found = {record.id: result for record, result in free}
@@ -604,5 +607,5 @@ def test_failures_are_results_of_their_own():
     assert found[1] == {
         "id": 1, "output": ["0", "0"], "finish_reason": ["stop", "stop"], "completion_tokens": 3, "input": "0"
     }  # fmt: skip
-    with pytest.raises(UsageError, match="top_k is not for this endpoint"):  # before anything is asked
+    with pytest.raises(UsageError, match="top_k is not available with this endpoint"):  # before anything is asked
         mapping(["a"], GenerationOptions(sampling=SamplingOptions(top_k=1)))

@@ -48,8 +48,8 @@ def test_a_form_is_written_down_as_it_was_given():
 
 def test_a_seed_that_nobody_has_chosen_is_drawn():
     """One that a server takes; everything else stays the server's choice."""
-    assert receipts.repeatable(OPTIONS) is OPTIONS
-    drawn = [receipts.repeatable(GenerationOptions(7)) for _ in range(20)]
+    assert receipts.fully_specified(OPTIONS) is OPTIONS
+    drawn = [receipts.fully_specified(GenerationOptions(7)) for _ in range(20)]
     seeds = [options.sampling.seed for options in drawn]
     assert all(0 <= seed < 2**32 for seed in seeds) and len(set(seeds)) > 1
     assert replace(drawn[0], sampling=replace(drawn[0].sampling, seed=None)) == GenerationOptions(7)
@@ -61,7 +61,7 @@ def test_the_same_is_asked_again(asked: Any, n: int):
     """One answer as it comes, several at once."""
     whole = {"choices": [answered(text) for text in "ab"]}
     asking = model(whole if n > 1 else said("a", "b"))
-    result = receipts.again(asking, made(asked, n, {}), OPTIONS)
+    result = receipts.regenerate(asking, made(asked, n, {}), OPTIONS)
     assert [answer["text"] for answer in answers_of(result)] == ([*"ab"] if n > 1 else ["ab"])
     ((path, body),) = asking.endpoint.asked
     assert path == ("/completions" if asked == "Once" else "/chat/completions")

@@ -60,8 +60,8 @@ def test_what_else_lies_there_is_no_session(folder: Path):
     (folder / "folder.jsonl").mkdir()
     for name in ("notes", "notes.txt", ".jsonl", ".hidden.jsonl", "x" * 200 + ".jsonl"):
         (folder / name).write_text("{}\n")
-    assert sessions.names() == [found.name for found in sessions.listed()] == ["a"]
-    assert sessions.latest() == "a" and sessions.branches("a") == ["a"]
+    assert sessions.names() == [found.name for found in sessions.list_sessions()] == ["a"]
+    assert sessions.latest_name() == "a" and sessions.branches("a") == ["a"]
 
 
 def test_branches_of_a_session():
@@ -110,7 +110,7 @@ def test_wherever_a_write_is_cut_off_whole_turns_stay():
     whole = written("cut", TURN, OTHER).read_bytes()
     assert whole.startswith(before)
     for length in range(len(before), len(whole) - 1):  # without its line break the last line is whole, too
-        chat, kept = sessions.parsed(whole[:length], "it")
+        chat, kept = sessions.parse(whole[:length], "it")
         assert (chat.messages, kept) == (TURN, len(before))
     path.write_bytes(whole[:-5])
     with SessionFile("cut") as file:
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_refused(line: int, text: str):
         with pytest.raises(UsageError, match=f"^the session 'bad' is damaged: line {line} "):
             reading()
     assert path.read_bytes() == before
-    assert [listed.damage != "" for listed in sessions.listed()] == [True]
+    assert [listed.damage != "" for listed in sessions.list_sessions()] == [True]
     sessions.remove("bad")
     assert sessions.names() == []
 
@@ -174,7 +174,7 @@ def test_a_damaged_file_is_refused(line: int, text: str):
 )
 def test_names_stay_in_the_folder(name: str):
     for use in (sessions.read, SessionFile, sessions.remove, sessions.exists):
-        with pytest.raises(UsageError, match="is no name for a session"):
+        with pytest.raises(UsageError, match="is not a valid session name"):
             use(name)
 
 
@@ -183,14 +183,14 @@ def test_names_that_are_good(folder: Path):
         written(name, TURN)
         assert sessions.exists(name) and (folder / f"{name}.jsonl").is_file()
     os.utime(sessions.path_of("v1.2"), (2e9, 2e9))
-    assert sessions.latest() == sessions.names()[0] == "v1.2"
+    assert sessions.latest_name() == sessions.names()[0] == "v1.2"
 
 
 def test_one_chat_at_a_time():
     with SessionFile("mine"):
         with pytest.raises(UsageError, match="open in another chat"):
             SessionFile("mine")
-        with pytest.raises(UsageError, match="there is no session"):
+        with pytest.raises(UsageError, match="not found"):
             sessions.remove("mine")
         written("yours", TURN)
     with SessionFile("mine") as file:
@@ -198,9 +198,9 @@ def test_one_chat_at_a_time():
 
 
 def test_without_sessions(monkeypatch, tmp_path: Path):
-    assert (sessions.names(), sessions.listed()) == ([], [])
-    with pytest.raises(UsageError, match="there is no session yet"):
-        sessions.latest()
+    assert (sessions.names(), sessions.list_sessions()) == ([], [])
+    with pytest.raises(UsageError, match="there are no sessions yet"):
+        sessions.latest_name()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     with pytest.raises(LocalllmError, match="cannot be created"):
@@ -236,7 +236,7 @@ def test_opening_changes_nothing_but_the_time(monkeypatch):
     written("b", TURN)
     whole = path.read_bytes()
     os.utime(path, (1, 1))
-    assert sessions.latest() == "b"
+    assert sessions.latest_name() == "b"
     for content, is_changed in ((whole, False), (whole.removesuffix(b"\n"), True)):
         path.write_bytes(content)
         os.utime(path, (1, 1))
@@ -244,7 +244,7 @@ def test_opening_changes_nothing_but_the_time(monkeypatch):
         with SessionFile("a") as file:
             assert not file.lost and not file.is_new and file.chat.messages == TURN
             assert path.read_bytes() == whole and calls.of(path) == SAFE * is_changed
-            assert sessions.latest() == "a"
+            assert sessions.latest_name() == "a"
             calls.clear()
             file.write([*TURN, *OTHER])
             assert calls.of(path) == ["write", "fsync"]
@@ -302,10 +302,10 @@ def test_what_a_list_has():
         os.utime(sessions.path_of(name), (100 + number, 100 + number))
     sessions.path_of("a").write_text("")
     os.utime(sessions.path_of("a"), (101, 101))
-    listed = sessions.listed()
+    listed = sessions.list_sessions()
     assert [(one.name, one.used) for one in listed] == [("c", 102), ("a", 101), ("b", 100)]
     assert [one.damage for one in listed] == [
-        "", "the session 'a' is damaged: line 1 does not say what it is of", ""
+        "", "the session 'a' is damaged: line 1 is not a session header", ""
     ]  # fmt: skip
     assert [(one.chat.trunk, one.chat.settings, one.chat.messages) for one in listed] == [
         ("t", {"top_k": 2}, TURN), ("", {}, []), ("t", {"top_k": 0}, TURN)
@@ -323,7 +323,7 @@ def test_a_session_that_cannot_be_read(act):
     with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be read: ") as failure:
         act("a")
     assert not isinstance(failure.value, UsageError)
-    with pytest.raises(UsageError, match=r"^there is no session 'b'; `localllm sessions` lists them$"):
+    with pytest.raises(UsageError, match=r"^session 'b' not found; `localllm sessions` lists them$"):
         act("b")
 
 
@@ -371,19 +371,19 @@ def test_what_is_whole():
         (header + lines[1], [], len(header)), (header + lines[1][:-1], [], len(header)),
         (data + lines[1] + lines[2][:9], [system, *TURN], len(data)), (data + b'{"role', [system, *TURN], len(data)),
     ):  # fmt: skip
-        assert (sessions.parsed(content, "it")[0].messages, sessions.parsed(content, "it")[1]) == (messages, whole)
+        assert (sessions.parse(content, "it")[0].messages, sessions.parse(content, "it")[1]) == (messages, whole)
     other = header.replace(b'"session": 1', b'"session": 2')
     for content in (other, other + lines[0], b"", b"\n"):
-        with pytest.raises(UsageError, match=r"^it is damaged: line 1 does not say what it is of$"):
-            sessions.parsed(content, "it")
+        with pytest.raises(UsageError, match=r"^it is damaged: line 1 is not a session header$"):
+            sessions.parse(content, "it")
     for content, number in ((header + lines[1] + lines[0], 3), (header + b"\n" + lines[0], 2)):
-        with pytest.raises(UsageError, match=f"^it is damaged: line {number} is no message$"):
-            sessions.parsed(content, "it")
+        with pytest.raises(UsageError, match=f"^it is damaged: line {number} is not a message$"):
+            sessions.parse(content, "it")
 
 
 def test_names_that_no_file_can_have(monkeypatch):
     monkeypatch.setattr(sessions, "name_problem", lambda name: f"{name} is a device")
-    with pytest.raises(UsageError, match=r"^'con' is no name for a session: con.jsonl is a device$"):
+    with pytest.raises(UsageError, match=r"^'con' is not a valid session name: con.jsonl is a device$"):
         sessions.path_of("con")
 
 
@@ -395,7 +395,7 @@ def test_a_message_may_have_images():
         if is_good:
             assert sessions.read("a").messages[0]["images"] == images
         else:
-            with pytest.raises(UsageError, match=r"^the session 'a' is damaged: line 2 is no message$"):
+            with pytest.raises(UsageError, match=r"^the session 'a' is damaged: line 2 is not a message$"):
                 sessions.read("a")
         sessions.remove("a")
 
@@ -404,14 +404,20 @@ def test_what_models_and_people_see_of_a_message():
     call = {"id": "1", "function": {"name": "list", "arguments": '{"path": "."}'}}
     line = {"finish": "stop", "role": "assistant", "content": "", "tool_calls": [call, call], "tokens": 3}
     told = {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list", "seconds": 0.1}
-    assert sessions.plain([line, told, {"images": ["x"], "reasoning_content": "y"}]) == [
+    assert sessions.visible_fields([line, told, {"images": ["x"], "reasoning_content": "y"}]) == [
         {"role": "assistant", "content": "", "tool_calls": [call, call]},
         {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list"},
         {"reasoning_content": "y", "images": ["x"]},
     ]
-    assert sessions.shown(line) == 'assistant: list {"path": "."}\nlist {"path": "."}'
-    assert sessions.shown({**line, "content": "Look:", "tool_calls": [call]}) == 'assistant: Look:\nlist {"path": "."}'
-    assert sessions.shown(told) == "tool: a" and sessions.shown({"role": "user", "content": ""}) == "user: "
+    assert sessions.format_message(line) == 'assistant: list {"path": "."}\nlist {"path": "."}'
+    assert (
+        sessions.format_message({**line, "content": "Look:", "tool_calls": [call]})
+        == 'assistant: Look:\nlist {"path": "."}'
+    )
+    assert (
+        sessions.format_message(told) == "tool: a"
+        and sessions.format_message({"role": "user", "content": ""}) == "user: "
+    )
 
 
 def test_a_model_is_known_by_its_tensors():

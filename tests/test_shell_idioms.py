@@ -109,5 +109,5 @@ def test_make_keeps_no_half_file(folder: Path):
     (folder / "Makefile").write_text(BLOCKS["Make"][1])
     environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "MODEL": "missing.gguf"}
     done = subprocess.run(["make", "-k"], cwd=folder, env=environment, capture_output=True, timeout=60)
-    assert done.returncode == 2 and b"missing.gguf: there is no such file" in done.stderr
+    assert done.returncode == 2 and b"missing.gguf: no such file" in done.stderr
     assert not list(folder.glob("notes/*.summary"))

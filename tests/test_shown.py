@@ -295,14 +295,14 @@ def test_sessions_show_the_first_question(monkeypatch, length: int, title: str):
         {"role": "system", "content": "s"}, {"role": "user", "content": "q" * length},
         {"role": "user", "content": "no"},
     ]  # fmt: skip
-    monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat)])
+    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat)])
     header, row = session_list.session_lines()
     assert header.split() == ["session", "last", "used", "messages", "first", "question", "model"]
     assert row.split()[0] == "trip" and row.split()[3] == "3"
     assert row.split()[4:] == ([title] if title else [])
-    monkeypatch.setattr(sessions, "listed", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
+    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
     assert session_list.session_lines()[1].endswith("damaged")
-    monkeypatch.setattr(sessions, "listed", list)
+    monkeypatch.setattr(sessions, "list_sessions", list)
     assert session_list.session_lines() == []
 
 

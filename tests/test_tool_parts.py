@@ -55,7 +55,7 @@ def test_lines_that_are_not_there(box: Toolbox, home: Path):
     for odd in (0, -1, True, 1.0, "1", None):
         for name in ("first", "lines"):
             said = perform(box, "read_file", path="notes.txt", **{name: odd})
-            assert said == (f"error: {name} should be a whole number, 1 or above", True)
+            assert said == (f"error: {name} should be an integer, 1 or greater", True)
 
 
 def test_what_is_no_text(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -93,8 +93,8 @@ def test_what_is_searched(box: Toolbox, home: Path):
     assert lines[0] == f"{Path('deep/B.txt')}:1: milk" and lines[1].endswith(": milk " + "y" * 295)
     assert perform(box, "search", text="no", path="deep/a.txt").text == f"{Path('deep/a.txt')}:2: no"
     assert perform(box, "search", text="") == ("error: text is empty", True)
-    assert perform(box, "search") == ("error: text should be a text", True)
-    assert perform(box, "search", text="milk", files=5) == ("error: files should be a text", True)
+    assert perform(box, "search") == ("error: text should be a string", True)
+    assert perform(box, "search", text="milk", files=5) == ("error: files should be a string", True)
 
 
 def test_a_search_is_cut(box: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -148,7 +148,7 @@ def test_a_file_that_is_moved_while_it_is_opened(home: Path, monkeypatch: pytest
         return opened[-1]
 
     monkeypatch.setattr(folders, "open_own", another)
-    with pytest.raises(ToolError, match="is outside of what is allowed"):
+    with pytest.raises(ToolError, match="is outside of the allowed folders"):
         Folders([str(home)]).open("notes.txt")
     with pytest.raises(OSError):
         os.fstat(opened[0])  # it is closed
@@ -163,7 +163,7 @@ def test_no_file_stays_open(home: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(folders, "open_own", noted)
     if sys.platform != "win32":  # where a folder cannot be opened
-        with pytest.raises(ToolError, match="deep is no file"):
+        with pytest.raises(ToolError, match="deep is not a file"):
             Folders([str(home)]).open("deep")
         with pytest.raises(OSError):
             os.fstat(opened[0])
@@ -177,7 +177,7 @@ def offered(name: str, perform: Any = lambda arguments: "done") -> OfferedTool:
 
 
 def test_names_are_of_one_tool():
-    with pytest.raises(UsageError, match="two tools are called b"):
+    with pytest.raises(UsageError, match="two tools have the name b"):
         Toolbox([offered("a"), offered("b"), offered("b")])
     box = Toolbox([offered("a"), offered("b")], 5)
     less = box.without(["b"])
@@ -219,7 +219,7 @@ def test_results_are_cut():
 @pytest.mark.parametrize(
     ("names", "allowed", "message"),
     [
-        (["list", "rm"], ["."], "tools: there is no 'rm'"), (["list"], [], "allow is missing"),
+        (["list", "rm"], ["."], "unknown tool 'rm'"), (["list"], [], "allow is missing"),
         ([], ["."], "allow is for the built-in tools"), ([], [], "there are no tools"),
     ],
 )  # fmt: skip
@@ -265,11 +265,11 @@ def test_entries_that_go_away_while_they_are_listed():
         raise FileNotFoundError
 
     entry: Any = SimpleNamespace(name="a", is_dir=lambda: False, stat=gone)
-    assert files.described(entry) == "a"
+    assert files.describe_entry(entry) == "a"
     entry.stat = lambda follow_symlinks: SimpleNamespace(st_size=5 if follow_symlinks is False else 9)
-    assert files.described(entry) == "a  5"
+    assert files.describe_entry(entry) == "a  5"
     entry.is_dir = lambda: True
-    assert files.described(entry) == "a/"
+    assert files.describe_entry(entry) == "a/"
 
 
 def test_a_file_of_servers_that_is_not_there(tmp_path: Path):
@@ -303,7 +303,7 @@ def test_what_a_model_is_told_of_tools(home: Path):
 
 
 def ran(command: str, home: Path) -> str:
-    return commands.performed({"command": command}, [str(home)])
+    return commands.run_command({"command": command}, [str(home)])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
@@ -313,7 +313,7 @@ def test_what_a_command_knows(home: Path, monkeypatch: pytest.MonkeyPatch):
     said = ran("echo $LC_TIME/$SECRET_PATH/$TERM/$HOME", home)
     assert said == f"C//dumb/{os.environ['HOME']}\n[exit code 0]"
     assert ran("printf x", home) == "x\n[exit code 0]" and ran("echo e >&2; true", home) == "e\n[exit code 0]"
-    with pytest.raises(ToolError, match="cannot have a NUL"):
+    with pytest.raises(ToolError, match="cannot contain NUL"):
         ran("a\0b", home)
 
 
@@ -352,7 +352,7 @@ def test_a_transcript_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_no_other_file_is_taken_for_a_transcript(tmp_path: Path, data: bytes):
     path = tmp_path / "notes"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="this file exists, and is no transcript"):
+    with pytest.raises(UsageError, match="this file exists and is not a transcript; give another file"):
         ToolTranscript(str(path), "m")
     assert path.read_bytes() == data
 
@@ -372,11 +372,11 @@ def test_files_that_can_be_transcripts(tmp_path: Path):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("[]", "should have"), ("{}", "should have"), ('{"mcpServers": {}}', "should have"), ("{", "is no JSON"),
+        ("[]", "should have"), ("{}", "should have"), ('{"mcpServers": {}}', "should have"), ("{", "is not valid JSON"),
         ('{"mcpServers": []}', "should have"), ('{"mcpServers": {"a": {"command": ""}}}', "a should have a command"),
-        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args should be a list"),
+        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args should be an array"),
         ('{"mcpServers": {"a": {"command": "x", "env": ["y"]}}}', "env should be an object"),
-        ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd should be a text"),
+        ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd should be a string"),
         ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a should have a command"),
     ],
 )  # fmt: skip
@@ -411,15 +411,18 @@ def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_what_comes_back_from_a_server():
     text, resource = {"type": "text", "text": "a"}, {"type": "resource", "resource": {"text": "b"}}
     odd = [{"type": "resource_link", "uri": "u"}, {"type": "image"}, {"type": "resource", "resource": {"blob": "x"}}]
-    assert mcp.said({"content": [text, resource, *odd]}).split("\n") == [
+    assert mcp.result_text({"content": [text, resource, *odd]}).split("\n") == [
         "a", "b", "[a link to u]", "[a part of type image, which cannot be read]",
         "[a part of type resource, which cannot be read]",
     ]  # fmt: skip
-    assert mcp.said({"content": [], "structuredContent": {"ö": 1}}) == '{"ö": 1}'
-    assert mcp.said({"content": [text], "structuredContent": {}}) == "a" and mcp.said({"isError": False}) == ""
+    assert mcp.result_text({"content": [], "structuredContent": {"ö": 1}}) == '{"ö": 1}'
+    assert (
+        mcp.result_text({"content": [text], "structuredContent": {}}) == "a"
+        and mcp.result_text({"isError": False}) == ""
+    )
     for result, message in (({"content": [text], "isError": True}, "^a$"), ({"isError": True}, "^it failed$")):
         with pytest.raises(ToolError, match=message):
-            mcp.said(result)
+            mcp.result_text(result)
 
 
 def test_reasons():
@@ -519,7 +522,9 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "anyio", anyio)
     monkeypatch.setitem(sys.modules, "anyio.from_thread", anyio.from_thread)
     monkeypatch.setattr(mcp, "find_spec", lambda name: name == "mcp" or None)
-    monkeypatch.setattr(mcp, "talking", lambda given, log: logs.append(log) or Server(events, given["command"], log))
+    monkeypatch.setattr(
+        mcp, "open_session", lambda given, log: logs.append(log) or Server(events, given["command"], log)
+    )
 
     def opened(*commands: str) -> mcp.McpServers:
         named = {f"s{number}": {"command": command} for number, command in enumerate(commands)}
@@ -569,9 +574,11 @@ def test_who_waits_for_a_server_no_longer_cancels_it(error: type[BaseException])
 
     future = SimpleNamespace(result=result, cancel=lambda: cancelled.append(True))
     servers = object.__new__(mcp.McpServers)
-    servers._portal = SimpleNamespace(start_task_soon=lambda *told: told == (mcp.called, "s", "t", {"a": 1}) and future)
+    servers._portal = SimpleNamespace(
+        start_task_soon=lambda *told: told == (mcp.call_tool, "s", "t", {"a": 1}) and future
+    )
     call = servers._offered("x", "s", {"name": "t"}).perform
     with pytest.raises(ToolError if error is TimeoutError else error) as failure:
         call({"a": 1})
-    assert error is not TimeoutError or str(failure.value) == "there was no answer for 120 seconds"
+    assert error is not TimeoutError or str(failure.value) == "no response within 120 seconds"
     assert waited == [120.0] and cancelled == [True]

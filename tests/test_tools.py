@@ -22,7 +22,7 @@ from localllm.errors import UsageError
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
-from localllm.services.tools.commands import performed
+from localllm.services.tools.commands import run_command
 from localllm.services.tools.folders import Folders
 from localllm.services.tools.offers import toolbox
 
@@ -64,10 +64,10 @@ def test_reading(home: Path):
     part = perform(box, "read_file", path="notes.txt", first=2, lines=1)
     assert part.text == "Call Ada.\n\n[these are the lines 2 to 2 of 3]"
     assert perform(box, "read_file", path="notes.txt", first=9) == ("error: notes.txt has 3 lines", True)
-    assert perform(box, "read_file", path="data.bin") == ("error: data.bin is no text", True)
+    assert perform(box, "read_file", path="data.bin") == ("error: data.bin is not a text file", True)
     assert perform(box, "read_file", path="deep").failed
     assert perform(box, "read_file", path="nothing.txt") == (f"error: {MISSING}", True)
-    assert perform(box, "read_file", file="notes.txt") == ("error: path should be a text", True)
+    assert perform(box, "read_file", file="notes.txt") == ("error: path should be a string", True)
     assert perform(box, "list").text == "data.bin  5\ndeep/\nevil.txt  60\nnotes.txt  27"
     deep = f"{Path('deep/more.md')}:1: Milk is white."
     assert perform(box, "search", text="ilk").text == f"notes.txt:1: Buy milk.\n{deep}"
@@ -96,9 +96,9 @@ def test_links_within_are_followed_and_no_pipe_is_read(home: Path, link: MakesLi
     folders = Folders([str(home)])
     if hasattr(os, "mkfifo"):
         os.mkfifo(home / "pipe")
-        with pytest.raises(ToolError, match="is no file"):
+        with pytest.raises(ToolError, match="is not a file"):
             folders.open("pipe")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         Folders([str(home / "notes.txt")])
     link(home / "good.txt", home / "notes.txt")
     assert folders.open("good.txt").read(3) == b"Buy"
@@ -116,28 +116,28 @@ def test_a_search_does_not_follow_links(home: Path, link: MakesLink):
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 def test_commands(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    assert performed({"command": "pwd; exit 3"}, [str(home)]) == f"{home}\n[exit code 3]"
-    assert "sk-secret" not in performed({"command": "env"}, [str(home)])
-    assert performed({"command": "cat"}, [str(home)]) == "[exit code 0]"  # there is no input
-    assert "[cut: of 3000000 bytes]" in performed({"command": "head -c 3000000 /dev/zero | tr '\\0' x"}, [str(home)])
+    assert run_command({"command": "pwd; exit 3"}, [str(home)]) == f"{home}\n[exit code 3]"
+    assert "sk-secret" not in run_command({"command": "env"}, [str(home)])
+    assert run_command({"command": "cat"}, [str(home)]) == "[exit code 0]"  # there is no input
+    assert "[cut: of 3000000 bytes]" in run_command({"command": "head -c 3000000 /dev/zero | tr '\\0' x"}, [str(home)])
     started = time.monotonic()
     with pytest.raises(ToolError, match="stopped after 2 seconds; it had written:\nbegun"):
-        performed({"command": "echo begun; sleep 50"}, [str(home)], 2)
+        run_command({"command": "echo begun; sleep 50"}, [str(home)], 2)
     marker = home / "late"
-    performed({"command": f"(sleep 1; touch {marker}) & echo ok"}, [str(home)])  # what it leaves behind ends with it
+    run_command({"command": f"(sleep 1; touch {marker}) & echo ok"}, [str(home)])  # what it leaves behind ends with it
     time.sleep(1.3)
     assert not marker.exists() and time.monotonic() - started < 45
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="a shell of Windows")
 def test_commands_of_windows(home: Path):
-    said = performed({"command": 'echo "a b" "c"& exit 3'}, [str(home)])
+    said = run_command({"command": 'echo "a b" "c"& exit 3'}, [str(home)])
     assert said == '"a b" "c"\r\n[exit code 3]'
-    assert "notes.txt" in performed({"command": "dir /b"}, [str(home)])
+    assert "notes.txt" in run_command({"command": "dir /b"}, [str(home)])
     quoted = f'"{sys.executable}" -c "import sys; print(sys.argv[1:])" "x y"'
-    assert performed({"command": quoted}, [str(home)]) == "['x y']\r\n[exit code 0]"
+    assert run_command({"command": quoted}, [str(home)]) == "['x y']\r\n[exit code 0]"
     with pytest.raises(ToolError, match="stopped after 3 seconds; it had written:\nbegun"):
-        performed({"command": f'echo begun& "{sys.executable}" -c "import time; time.sleep(50)"'}, [str(home)], 3)
+        run_command({"command": f'echo begun& "{sys.executable}" -c "import time; time.sleep(50)"'}, [str(home)], 3)
 
 
 @pytest.mark.skipif(not confined.version(), reason="needs Linux with Landlock")
@@ -146,7 +146,7 @@ def test_commands_stay_in_their_folders(home: Path):
     other.mkdir()
     (home / "link").symlink_to(secret)
     for command in (f"cat {secret}", "cat link", "cat ../secret.txt", f"ls {home.parent}", f"cp {secret} here"):
-        came = performed({"command": command}, [str(home)])
+        came = run_command({"command": command}, [str(home)])
         assert "the secret" not in came and "exit code 0" not in came, came
     for command in (
         f"echo x > {other}/x",
@@ -155,12 +155,14 @@ def test_commands_stay_in_their_folders(home: Path):
         f"ln {secret} hard",
         "rm link/..",
     ):
-        assert "exit code 0" not in performed({"command": command}, [str(home)]), command
+        assert "exit code 0" not in run_command({"command": command}, [str(home)]), command
     assert secret.read_text() == "the secret" and not [*other.iterdir()]
-    assert performed({"command": "echo x > new; mkdir d; mv new d/; cat d/new; rm -r d"}, [str(home)]).startswith("x")
-    assert performed({"command": f"echo y > {other}/y; cat {other}/y"}, [str(home), str(other)]).startswith("y\n[exit")
+    assert run_command({"command": "echo x > new; mkdir d; mv new d/; cat d/new; rm -r d"}, [str(home)]).startswith("x")
+    assert run_command({"command": f"echo y > {other}/y; cat {other}/y"}, [str(home), str(other)]).startswith(
+        "y\n[exit"
+    )
     python = f"{sys.executable} -S -c 'import json; print(json.dumps(1))'"
-    assert performed({"command": python}, [str(home)]) == "1\n[exit code 0]"
+    assert run_command({"command": python}, [str(home)]) == "1\n[exit code 0]"
 
 
 # ---- MCP
@@ -197,10 +199,10 @@ def test_a_server_of_the_official_package(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        ({"url": "https://example.org/mcp"}, "has a url: only servers that are a command"),
+        ({"url": "https://example.org/mcp"}, "has a url; only servers with a command"),
         ({"command": 5}, "should have a command"),
-        ({"command": "x", "args": "y"}, "args should be a list"),
-        ({"command": "x", "env": {"A": 1}}, "env should be an object of texts"),
+        ({"command": "x", "args": "y"}, "args should be an array"),
+        ({"command": "x", "env": {"A": 1}}, "env should be an object of strings"),
         ({"command": "${NOT_SET_HERE}"}, "the variable NOT_SET_HERE is not set"),
         ("python", "should be an object"),
     ],
@@ -273,7 +275,7 @@ def test_json_has_all_that_was_said(model: str, home: Path):
 
 def test_outside(model: str, home: Path):
     done = ask(model, home, "outside", "--tools", "read_file", "--allow", ".", "--yes", "read_file")
-    assert "It says: error: ../secret.txt is outside of what is allowed" in done.stdout
+    assert "It says: error: ../secret.txt is outside of the allowed folders" in done.stdout
     assert "the secret" not in done.stdout + done.stderr
 
 
@@ -306,12 +308,15 @@ def test_steps_end(model: str, home: Path):
         (["--allow", "."], "--allow is for tools"),
         (["--yes", "list"], "--yes is for tools"),
         (["--tools", "rm", "--allow", "."], "there is no 'rm'; there are read_file, list, search, run"),
-        (["--tools", "list", "--allow", "nowhere"], "nowhere is no folder"),
+        (["--tools", "list", "--allow", "nowhere"], "nowhere is not a folder"),
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes names 'run', which is none of the tools: list"),
-        (["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"], "--max-steps should be 1 or above"),
+        (
+            ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
+            "--max-steps should be 1 or greater",
+        ),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "do not go together with --n"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "do not go together with --raw"),
-        (["--tools", "list", "--allow", ".", "--yes", "list", "--transcript", "notes.txt"], "is no transcript"),
+        (["--tools", "list", "--allow", ".", "--yes", "list", "--transcript", "notes.txt"], "is not a transcript"),
         (["--mcp", "nothing.json", "--yes", "x"], "cannot read nothing.json"),
     ],
 )

@@ -22,12 +22,12 @@ def prepared(
     """
     from localllm.files.safe_file import resolve_target
     from localllm.services.outputs import is_receipt, require_kind
-    from localllm.services.receipts import plain_options, repeatable
+    from localllm.services.receipts import fully_specified, plain_options
     from localllm.services.remote import receipts as remote
 
     resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
-    require_kind(path, is_receipt, "receipt", force)
-    chosen = repeatable(model, chosen) if model.file else remote.repeatable(chosen)
+    require_kind(path, is_receipt, "a receipt", force)
+    chosen = fully_specified(model, chosen) if model.file else remote.fully_specified(chosen)
     plain_options(chosen)
     return chosen
 

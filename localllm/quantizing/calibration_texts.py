@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.text_file import read_text
-from localllm.services.chunks import as_read, cut
+from localllm.services.chunks import split_chunks, with_bos
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ def chunks_of(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[
     for name in texts or KINDS:
         tokens = tokenizer.encode(read_text(name), bos=True) if texts else tokens_of(name, tokenizer)
         try:
-            chunks.extend(np.array(as_read(chunk, tokenizer)) for chunk in cut(tokens, size))
+            chunks.extend(np.array(with_bos(chunk, tokenizer)) for chunk in split_chunks(tokens, size))
         except UsageError as error:
             if texts:
                 raise UsageError(f"{name}: {error}") from None

@@ -22,7 +22,7 @@ from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix,
 from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
-from localllm.services.chunks import as_read, cut
+from localllm.services.chunks import split_chunks, with_bos
 
 SAVE_EVERY = 10  # seconds
 
@@ -69,7 +69,7 @@ class Collector:
         )  # fmt: skip
         self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
-        self._chunks, self._output = cut(tokens, size, most), output
+        self._chunks, self._output = split_chunks(tokens, size, most), output
         key = hashlib.sha256(self._chunks.tobytes())
         key.update(
             repr((size, output, [(t.name, t.shape, t.format.name) for t in self._model.file.tensors.values()])).encode()
@@ -113,7 +113,7 @@ class Collector:
         """What the matrices meet in one chunk. Raises ModelError if it is not finite."""
         self._observer.take()  # forget what an interrupted chunk has left
         self._sequence.truncate(0)
-        self._sequence.append(as_read(chunk, self._tokenizer), "all" if self._output else "none")
+        self._sequence.append(with_bos(chunk, self._tokenizer), "all" if self._output else "none")
         squares = self._observer.take()
         for name, sums in squares.items():
             if not np.isfinite(sums).all():

@@ -12,7 +12,7 @@ from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.kernels.dequantize_rows import Widener
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
 from localllm.quantizing.plan import TensorJob
-from localllm.services.finite_check import widened
+from localllm.services.finite_check import dequantize_finite
 
 AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
 
@@ -27,7 +27,9 @@ class Originals:
         """As of Matrices."""
         unique, places = np.unique(ids, return_inverse=True)
         tensor = self.jobs[weight.name].tensor
-        return np.concatenate([self.widened(tensor, row, row + 1) for row in unique + weight.first_row])[places]
+        return np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in unique + weight.first_row])[
+            places
+        ]
 
     def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         """As of Matrices."""
@@ -45,7 +47,7 @@ class Originals:
         """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
-        some = np.concatenate([self.widened(tensor, row, row + 1) for row in places])
+        some = np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in places])
         tensor.release_rows(n * rows, (n + 1) * rows)
         return some
 
@@ -54,14 +56,14 @@ class Originals:
         rows, columns = (1, *tensor.shape)[-2:]
         for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
             end = min(first + step, (n + 1) * rows)
-            yield self.widened(tensor, first, end)
+            yield self.dequantize_finite(tensor, first, end)
             tensor.release_rows(first, end)
 
     def read(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
         """Rows, float32, good until this thread's next ones; the file's pages count as this process's no longer."""
-        rows = widened(self._widener, tensor, first, end)
+        rows = dequantize_finite(self._widener, tensor, first, end)
         tensor.release_rows(first, end)
         return rows
 
-    def widened(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
-        return widened(self._widener, tensor, first, end).copy()
+    def dequantize_finite(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
+        return dequantize_finite(self._widener, tensor, first, end).copy()

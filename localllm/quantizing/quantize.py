@@ -36,7 +36,7 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.numba_cache import problems
 from localllm.quant.recipes import RECIPES, Recipe, find_recipe
 from localllm.quantizing.plan import COPY, SPLIT_KEYS, OnProgress, QuantizePlan, QuantizeRequest, TensorJob, make_plan
-from localllm.services.finite_check import widened
+from localllm.services.finite_check import dequantize_finite
 from localllm.services.validate import require_valid
 from localllm.system.memory import address_room
 
@@ -327,7 +327,7 @@ def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, fi
     tensor = job.tensor
     if job.is_copied and not can_widen(tensor.format):
         return tensor.rows(first, last)
-    weights = widened(widener, tensor, first, last)
+    weights = dequantize_finite(widener, tensor, first, last)
     if job.is_copied:
         return tensor.rows(first, last)
     return encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
@@ -342,7 +342,7 @@ def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
     rows, columns = row_count(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)
     for first in range(0, rows, max(SAMPLE_ROWS, rows // SAMPLES)):
-        weights = widened(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
+        weights = dequantize_finite(widener, tensor, first, min(first + SAMPLE_ROWS, rows)).astype(np.float64)
         sums += np.einsum("ij,ij->j", weights, weights)
         tensor.release_rows(first, min(first + SAMPLE_ROWS, rows))
     return (sums / max(sums.max(), np.finfo(np.float64).tiny)).astype(np.float32).reshape(1, columns)

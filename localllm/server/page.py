@@ -84,7 +84,7 @@ def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> l
     """
     kept = list[sessions.Line]()
     for before, now in zip(old, new, strict=False):
-        if sessions.plain([before]) != sessions.plain([now]):
+        if sessions.visible_fields([before]) != sessions.visible_fields([now]):
             break
         kept.append(before)
     return kept + new[len(kept) :]

@@ -1,8 +1,8 @@
-"""How fast a model reads and writes on this computer, and how near that is to what the computer can do.
+"""Measure prefill and decode speed, and how near it is to what this computer can do.
 
-The service behind `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 reads a prompt of 512 tokens,
-tg128 writes 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" says that 4096 tokens were in the
-cache before. Tokens are random and always the same; nothing is sampled.
+The service behind `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 processes a prompt of 512
+tokens, tg128 generates 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" means that 4096 tokens
+were in the KV cache before. Tokens are random and always the same; nothing is sampled.
 """
 
 import os
@@ -29,7 +29,7 @@ OnStep = Callable[[str], None]  # told what is being done
 
 @frozen
 class Test:
-    """Tokens to read at once, then tokens to write one by one, after `depth` others."""
+    """Tokens to prefill, then tokens to decode one by one, after `depth` tokens in the cache."""
 
     prompt: int
     generated: int
@@ -37,29 +37,32 @@ class Test:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it."""
+        """Name of the test, as in llama-bench."""
         parts = [f"{kind}{count}" for kind, count in (("pp", self.prompt), ("tg", self.generated)) if count]
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def tokens(self) -> int:
-        """What is timed."""
+        """Number of tokens that are timed."""
         return self.prompt + self.generated
 
     @property
     def end(self) -> int:
-        """The context that it needs."""
+        """Context length that the test needs."""
         return self.depth + self.tokens
 
 
 def plan(
     prompts: Sequence[int], generated: Sequence[int], combined: Sequence[tuple[int, int]], depths: Sequence[int]
 ) -> list[Test]:
-    """The tests in llama-bench's order; a 0 among the first two is none. Raises UsageError if no test is left."""
+    """List the tests in llama-bench's order; a 0 in `prompts` or `generated` means none.
+
+    Raises UsageError if no test is left.
+    """
     pairs = [*((count, 0) for count in prompts), *((0, count) for count in generated), *combined]
     tests = [Test(*pair, depth) for depth in depths for pair in pairs if any(pair)]
     if not tests:
-        raise UsageError("there is nothing to measure: give -p, -n or -pg a number above 0")
+        raise UsageError("no tests selected; set -p, -n or -pg to a number above 0")
     return tests
 
 
@@ -67,8 +70,8 @@ def plan(
 class Result:
     """The measurement of one test.
 
-    bandwidth: bytes per second that as many threads read from memory, the mean, or that a card's memory gives; None if
-    the test is not about memory. peak: a card's operations per second.
+    bandwidth: mean bytes per second that the same number of threads reads from memory, or of a GPU's memory; None if
+    the test is not bound by memory.  peak: a GPU's operations per second.
     """
 
     test: Test
@@ -80,38 +83,41 @@ class Result:
 
     @property
     def speed(self) -> float:
-        """The mean, in tokens per second."""
+        """Mean speed in tokens per second."""
         return mean(self.samples)
 
     @property
     def deviation(self) -> float:
-        """The samples' standard deviation, in tokens per second; 0 for a single one."""
+        """Standard deviation of the samples in tokens per second; 0 for a single one."""
         return stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
     def gb_per_s(self) -> float | None:
-        """Weights that decode reads, in GB per second."""
+        """Rate at which decode reads weights, in GB per second."""
         return None if self.test.prompt else self.speed * self.costs.weight_bytes / 1e9
 
     @property
     def share(self) -> float | None:
-        """That, of the memory's bandwidth. A model that fits into the processor's cache can have more than 1."""
+        """Fraction of the memory bandwidth that decode uses.
+
+        It can exceed 1 for a model that fits in the processor's cache.
+        """
         return self.gb_per_s * 1e9 / self.bandwidth if self.gb_per_s and self.bandwidth else None
 
     @property
     def gops(self) -> float | None:
-        """Billions of multiplications and additions per second in a prefill, which makes the last token's logits."""
+        """Billions of multiply-adds per second in a prefill, including the last token's logits."""
         if self.test.generated:
             return None
         return 2 * (self.costs.per_token + self.costs.per_logits / self.test.prompt) * self.speed / 1e9
 
     @property
     def share_of_peak(self) -> float | None:
-        """Those, of what a card's tensor cores can do."""
+        """Fraction of a GPU's tensor core peak that prefill uses."""
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
     def facts(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Return the result for JSON."""
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
         derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
@@ -119,19 +125,26 @@ class Result:
 
 
 class Course:
-    """A model under test. The token at a position is always the same, so what a sequence holds stays true."""
+    """A model under test; the token at each position is always the same, so the cache stays valid."""
 
     def __init__(
         self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
         limits: tuple[float, float] | None = None,
     ):  # fmt: skip
-        """limits: of a card, see Engine; None: the CPU's memory is measured."""
+        """Prepare a test run.
+
+        limits: of a GPU, see Engine; None: the CPU's memory bandwidth is measured.
+        """
         self._limits = limits
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
 
     def measure(self, test: Test, repetitions: int) -> Result:
-        """One test. The memory is measured before every run: what a virtual machine gets of it changes in seconds."""
+        """Run one test.
+
+        The memory bandwidth is measured before every repetition: a virtual machine's share of it changes within
+        seconds.
+        """
 
         def tell(step: str) -> None:
             self._on_step(f"{test.name} (threads: {self._threads}): {step}")
@@ -151,14 +164,14 @@ class Course:
         return Result(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
 
     def _fill(self, depth: int, tell: OnStep) -> None:
-        """Have `depth` tokens in the cache."""
+        """Fill the cache with `depth` tokens."""
         self._sequence.truncate(depth)
         for start in range(len(self._sequence.tokens), depth, BATCH):
             tell(f"filling the cache, {start} of {depth} tokens")
             self._sequence.append(self._ids[start : min(start + BATCH, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
-        """How long the test takes, once, behind what fills the cache."""
+        """Run the test once after the tokens in the cache and return its time in seconds."""
         sequence, ids, written = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
         if test.prompt:
@@ -171,14 +184,17 @@ class Course:
 
 
 class Bench:
-    """A model file to be tested.
+    """A model file to benchmark.
 
     Attributes:
         model: facts about it, ready for JSON, once a test has been run; its size is in bytes of weights.
     """
 
     def __init__(self, path: str | os.PathLike[str], on_step: OnStep, on_compile: Progress | None = None):
-        """on_step is told what is being done, on_compile(done, total) that kernels are compiled."""
+        """Create a benchmark.
+
+        on_step: called with what is being done.  on_compile(done, total): called while kernels compile.
+        """
         self._path, self._on_step, self._on_compile = path, on_step, on_compile
         self.model: dict[str, Any] = {}
 
@@ -186,9 +202,9 @@ class Bench:
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
         device: str = "cpu", gpu_layers: int | str = "auto",
     ) -> Iterator[Result]:  # fmt: skip
-        """All tests with each number of threads (None: as many as other commands use). Raises as open_model does."""
+        """Run all tests with each number of threads (None: the default). Raises as open_model does."""
         if repetitions < 1:
-            raise UsageError(f"repetitions should be 1 or above, not {repetitions}")
+            raise UsageError(f"repetitions should be 1 or greater, not {repetitions}")
         context = max(test.end for test in tests)
         for count in threads or [usable_cores()]:
             with open_model(
@@ -203,11 +219,11 @@ class Bench:
 
     @property
     def lane(self) -> str:
-        """How prompts are multiplied."""
+        """Instructions used for prefill."""
         return lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
 
     def report(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Everything, ready for JSON; the machine's bandwidth is the highest of the tests'."""
+        """Return everything for JSON; the machine's bandwidth is the highest that the tests measured."""
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
         machine = {
             "cpu": processor(),
@@ -219,11 +235,11 @@ class Bench:
 
 
 def facts(model: Model) -> dict[str, Any]:
-    """What is said of a model."""
+    """Describe a model for the report."""
     names = {"path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device}
     return names | {"size": model.file.nbytes, "parameters": model.file.parameters}
 
 
 def processor() -> str:
-    """What the processor calls itself, and what the compiler calls it."""
+    """Return the processor's name and the compiler's name for it."""
     return f"{processor_name()} ({this_lane().cpu})"

@@ -1,4 +1,4 @@
-"""How fast a model makes vectors of texts, or scores: texts and tokens a second, by the texts' length."""
+"""Measure how fast a model embeds or scores texts, by length: texts and tokens per second."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
@@ -17,19 +17,20 @@ TOKENS = 8192  # that are read in a repetition, at least one text
 
 
 def makes_no_text(path: str) -> bool:
-    """Whether a model makes vectors or scores only. Raises ModelError."""
+    """Return whether a model only makes embeddings or scores. Raises ModelError."""
     with GGUFFile.open(path) as file:
         hyperparameters = architecture(file)[1]
         return hyperparameters.looks_ahead and not hyperparameters.fills
 
 
-def measured(
+def measure(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, told: Callable[[str], Any],
     progress: Progress | None = None, device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Of texts of each length, or of the longest that the model reads: tokens and texts a second, mean and deviation.
+    """Measure each length, or the longest one that the model reads.
 
-    told: of each test before it begins. Raises ModelError, MemoryLimitError, UsageError.
+    Tokens and texts per second, mean and deviation. told: called before each test. Raises ModelError,
+    MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(path)
     _, hyperparameters = architecture(file)
@@ -43,7 +44,7 @@ def measured(
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
         reader.read(list(texts[:8]))
-        speeds = [count * length / seconds(reader, texts) for _ in range(max(repetitions, 1))]
+        speeds = [count * length / time_once(reader, texts) for _ in range(max(repetitions, 1))]
         spread = stdev(speeds) if len(speeds) > 1 else 0.0
         speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
         found.append({"length": length, "texts": count, **speed})
@@ -51,8 +52,8 @@ def measured(
     return found
 
 
-def seconds(reader: EmbeddingRunner, texts: np.ndarray) -> float:
-    """To read them once."""
+def time_once(reader: EmbeddingRunner, texts: np.ndarray) -> float:
+    """Process the texts once and return the time in seconds."""
     start = perf_counter()
     reader.read(list(texts))
     return perf_counter() - start

@@ -1,14 +1,14 @@
-"""Models by name: those that localllm knows (models.toml), those of the Hugging Face hub, those on the disk.
+"""Resolve model names: known models (models.toml), the Hugging Face hub, and files on disk.
 
-    qwen3-4b                      a known one, in its usual quantization
-    qwen3-4b:Q8_0                 in another
-    hf:OWNER/REPOSITORY           any on the hub; :QUANTIZATION, if there are several, or /FILE.gguf
-    hf:OWNER/REPOSITORY@REVISION  a branch, a tag or a commit of it
-    OWNER/REPOSITORY              the same, and so are hf.co/OWNER/REPOSITORY and the address of its page
-    gemma3:4b                     a known one, as Ollama calls it
+    qwen3-4b                      a known model in its default quantization
+    qwen3-4b:Q8_0                 in another quantization
+    hf:OWNER/REPOSITORY           any model of the hub; :QUANTIZATION if it has several, or /FILE.gguf
+    hf:OWNER/REPOSITORY@REVISION  at a branch, a tag or a commit
+    OWNER/REPOSITORY              the same, like hf.co/OWNER/REPOSITORY and its page's address
+    gemma3:4b                     a known model by Ollama's name
     mine                          a file in the folder of models, as `localllm list` shows it
 
-Every command that is given no path asks here: nothing that this module imports is slow.
+Every command that is not given a path uses this: it imports nothing slow.
 """
 
 import os
@@ -57,7 +57,7 @@ ADDRESS = re.compile(
 
 @frozen
 class Known:
-    """An entry of models.toml, which says what the fields mean."""
+    """An entry of models.toml, where the fields are documented."""
 
     name: str
     description: str
@@ -73,13 +73,13 @@ class Known:
 
 @frozen
 class HubReference:
-    """A model of the hub that a text names.
+    """A reference to a model on the Hugging Face hub.
 
     Attributes:
         text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if it is not main, whose files lie in
-            a folder of their own.  pattern: of the file's name, a star for anything.
-        quantization: wanted, "" for the usual one.  usual: the usual one.
-        megabytes: about, 0 if that is not known.
+            a folder of their own.  pattern: glob of the file's name.
+        quantization: requested, "" for the default.  usual: the default.
+        megabytes: approximate, 0 if unknown.
     """
 
     text: str
@@ -91,7 +91,7 @@ class HubReference:
 
     @property
     def size(self) -> str:
-        """Of the file, for people; "" if that is not known."""
+        """Size of the file for people, "" if unknown."""
         if not self.megabytes:
             return ""
         return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
@@ -106,59 +106,64 @@ class MissingError(ModelError):
         super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
 
 
-def registry() -> Path:
-    """The file models.toml: installed beside the other data, in the repository at its top."""
+def registry_path() -> Path:
+    """Return the path of models.toml, installed with the other data or at the repository's top."""
     installed = DATA / "models.toml"
     return installed if installed.exists() else DATA.parents[1] / "models.toml"
 
 
 @cache
 def known_models() -> dict[str, Known]:
-    """The models of models.toml, by name."""
+    """Return the models of models.toml by name."""
     import tomllib
 
-    with open(registry(), "rb") as file:
+    with open(registry_path(), "rb") as file:
         return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
 
 
 def resolve(model: str | os.PathLike[str]) -> str:
-    """The file of a model: a path that is there is itself; else what the name stands for, if it is on the disk.
+    """Return the path of a model: an existing path itself, else what its name refers to on disk.
 
-    Raises MissingError for a model that can be pulled, ModelError for a name that means nothing, UsageError.
+    Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
     """
     path = os.fspath(model)
     if os.path.lexists(path):
         return path
-    name = aliased(path)
+    name = resolve_alias(path)
     if os.path.lexists(name):
         return name
     if (known := known_models().get(name.lower())) and not known.repository:
         return str(DATA / known.file)
-    reference = referred(name)
+    reference = parse_reference(name)
     if reference is None:
-        return of_folder(name)
-    if found := on_disk(reference):
+        return find_in_folder(name)
+    if found := find_on_disk(reference):
         return str(found[0])
     if name.startswith(HUB):
         raise MissingError(reference)
     try:
-        return of_folder(name)
+        return find_in_folder(name)
     except ModelError:
         raise MissingError(reference) from None
 
 
-def aliased(name: str) -> str:
-    """What the user's settings say that a name stands for; itself if they say nothing. Raises UsageError."""
+def resolve_alias(name: str) -> str:
+    """Resolve an alias of the user's settings, or return the name itself. Raises UsageError."""
     return load_settings().aliases.get(name, name)
 
 
-def referred(text: str) -> HubReference | None:
-    """The model of the hub that a text names, None if it names none. Raises UsageError for a strange hf:..."""
-    text = translated(text)
+def parse_reference(text: str) -> HubReference | None:
+    """Parse a reference to a hub model, None if it is none.
+
+    Raises UsageError for a malformed hf:... reference.
+    """
+    text = normalize_name(text)
     if text.startswith(HUB):
         match = REPOSITORY.fullmatch(text.removeprefix(HUB))
         if not match:
-            raise UsageError(f"{text!r}: expected hf:OWNER/REPOSITORY, with :QUANTIZATION or /FILE.gguf behind it")
+            raise UsageError(
+                f"{text!r}: expected hf:OWNER/REPOSITORY, optionally followed by :QUANTIZATION or /FILE.gguf"
+            )
         file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
         return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
     name, _, quantization = text.partition(":")
@@ -171,8 +176,8 @@ def referred(text: str) -> HubReference | None:
     return None
 
 
-def translated(text: str) -> str:
-    """A model's name as we write it: of the hub's addresses, of OWNER/REPOSITORY, and of Ollama's names."""
+def normalize_name(text: str) -> str:
+    """Normalize a model name: addresses of the hub, OWNER/REPOSITORY, and Ollama's names."""
     if address := ADDRESS.fullmatch(text):
         rest, revision = address["rest"] or "", ""
         if found := REVISION.fullmatch(rest.rstrip("/")):
@@ -188,8 +193,11 @@ def translated(text: str) -> str:
     return text if text.partition(":")[0].lower() in known_models() else next(same, text)
 
 
-def chosen(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
-    """The files that a reference means, of those of a repository. Raises ModelError, which lists what there is."""
+def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
+    """Select the files of a repository that a reference means.
+
+    Raises ModelError, which lists the available ones.
+    """
     pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
     models = [
         model
@@ -197,21 +205,21 @@ def chosen(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
         if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
     ]
     if not models:
-        raise ModelError(f"{whose} has no such GGUF file")
+        raise ModelError(f"{whose} has no matching GGUF file")
     wanted = normalize_quantization(reference.quantization or reference.usual)
     exact = [model for model in models if model.quantization == wanted]
     near = [model for model in models if model.quantization == f"UD-{wanted}"]
     found = exact or near or ([] if reference.quantization else models)
     if len({model.name for model in found}) != 1:  # one model may be there as one file, and as several
         what = "several files" if exact or near else f"no {wanted}" if not found else "several quantizations"
-        raise ModelError(f"{whose} has {what}; there are {listed(models)}")
+        raise ModelError(f"{whose} has {what}; available: {list_models(models)}")
     if not found[0].is_whole:
         raise ModelError(f"{whose} lacks parts of {found[0].name}")
     return found[0].files
 
 
-def listed(models: Iterable[ModelFile]) -> str:
-    """Models of a repository, by quantization where that tells them apart."""
+def list_models(models: Iterable[ModelFile]) -> str:
+    """List the models of a repository, by quantization where that is unique."""
     models = list(models)
     kinds = [model.quantization for model in models]
     return ", ".join(
@@ -220,33 +228,33 @@ def listed(models: Iterable[ModelFile]) -> str:
     )
 
 
-def on_disk(reference: HubReference) -> list[Path]:
-    """The files of a model that was pulled, in order; [] if it is not here, or not all of it."""
+def find_on_disk(reference: HubReference) -> list[Path]:
+    """Return the files of a pulled model in order, [] if it is absent or incomplete."""
     folder = models_folder() / reference.repository
     names = list_files(folder)
     if not names:
         return []
     try:
-        return [folder / name for name in chosen(names, reference)]
+        return [folder / name for name in select_files(names, reference)]
     except ModelError:
         return []
 
 
-def of_folder(name: str) -> str:
-    """The file of a model in the folder, by the name that lists show. Raises ModelError."""
+def find_in_folder(name: str) -> str:
+    """Find a model in the folder of models by its listed name. Raises ModelError."""
     for model in models_on_disk():
         if model.name == name and model.is_whole:
             return str(model.path)
-    raise of_nothing(name)
+    raise unknown_name(name)
 
 
-def of_nothing(name: str) -> ModelError:
-    """About a name that means nothing."""
-    return ModelError(f"{name}: there is no such file{suggestion(name)}")
+def unknown_name(name: str) -> ModelError:
+    """Build the error for an unknown model name."""
+    return ModelError(f"{name}: no such file{suggestion(name)}")
 
 
 def suggestion(name: str) -> str:
-    """The end of a message about a name that means nothing: names that are like it."""
+    """Return the end of an error about an unknown name: similar names."""
     if os.path.dirname(name) or name.endswith(".gguf") or not name.strip():
         return ""
     from difflib import get_close_matches
@@ -265,8 +273,8 @@ class OnDisk:
     """A model in the folder of models; sizes in bytes.
 
     Attributes:
-        name: by which it can be called.  path: of its first file.  files: all of them.
-        is_whole: false for one whose pull has not finished.
+        name: as commands accept it.  path: of its first file.  files: all of them.
+        is_whole: false if its pull is incomplete.
     """
 
     name: str
@@ -277,7 +285,7 @@ class OnDisk:
     is_whole: bool
 
     def facts(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the model for JSON."""
         return {
             "name": self.name,
             "path": str(self.path),
@@ -289,7 +297,7 @@ class OnDisk:
 
 
 def models_on_disk() -> list[OnDisk]:
-    """All models in the folder, by name; also what has come of those that were not pulled to the end."""
+    """List the models in the folder by name, incomplete pulls included."""
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
     for name in list_files(folder):
@@ -298,12 +306,14 @@ def models_on_disk() -> list[OnDisk]:
         # NAME.gguf.CHECKSUM.partial is NAME.gguf on its way
         name = name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name
         repositories.setdefault(repository, []).append(name.removeprefix(f"{repository}/"))
-    found = [model for repository, names in repositories.items() for model in of_repository(folder, repository, names)]
+    found = [
+        model for repository, names in repositories.items() for model in iter_repository(folder, repository, names)
+    ]
     return sorted(found, key=lambda model: model.name)
 
 
-def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
-    """The models among the files of one repository; "" for what lies elsewhere in the folder."""
+def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
+    """Yield the models among the files of one repository; "" for files outside of repositories."""
 
     models = model_files(set(names))
     for model in models:
@@ -312,12 +322,12 @@ def of_repository(folder: Path, repository: str, names: list[str]) -> Iterator[O
         files = tuple(target for target in targets if target.is_file())
         size = sum(map(size_of, (*files, *begun)))
         whole = model.is_whole and len(files) == len(targets)
-        name = called(repository, model, [other.quantization for other in models])
+        name = shortest_name(repository, model, [other.quantization for other in models])
         yield OnDisk(name, targets[0], (*files, *begun), size, model.quantization, whole)
 
 
-def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
-    """The shortest name by which a model in the folder can be called."""
+def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
+    """Return the shortest name that identifies a model in the folder."""
     if not repository:
         return model.name
     for known in known_models().values():
@@ -328,24 +338,24 @@ def called(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     return f"{HUB}{repository}/{model.files[0]}"
 
 
-def removable(name: str) -> OnDisk:
-    """The model in the folder of models that `localllm rm NAME` removes. Raises ModelError if there is none."""
-    models, wanted = models_on_disk(), aliased(name).lower()
+def find_removable(name: str) -> OnDisk:
+    """Find the model that `localllm rm NAME` removes. Raises ModelError if there is none."""
+    models, wanted = models_on_disk(), resolve_alias(name).lower()
     for model in models:
         if model.name.lower() == wanted:
-            return with_projectors(model, models)
+            return add_projectors(model, models)
     try:
         path = Path(resolve(name)).absolute()
     except ModelError:
         path = Path(name).absolute()
     for model in models:
         if path in model.files:
-            return with_projectors(model, models)
+            return add_projectors(model, models)
     raise ModelError(f"{name}: not in the folder of models, {models_folder()}")
 
 
-def with_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
-    """The last model of a repository's folder has the projectors in it, too, also those that are on their way."""
+def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
+    """Add a repository's projectors, incomplete ones included, to its last model."""
     folder = model.path.parent
     if len(folder.relative_to(models_folder()).parts) < 2 or [one.path.parent for one in models].count(folder) != 1:
         return model

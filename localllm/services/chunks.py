@@ -1,4 +1,4 @@
-"""Texts as chunks of equally many tokens, cut as llama-perplexity and llama-imatrix cut them."""
+"""Split texts into chunks of equally many tokens, as llama-perplexity and llama-imatrix do."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from localllm.errors import UsageError
 from localllm.text.tokenizer import Tokenizer
 
 
-def cut(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray:
-    """int32 [chunks, size], at most `most` of them; tokens that fill no chunk are left out.
+def split_chunks(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray:
+    """Split tokens into chunks, int32 [chunks, size], at most `most`; the rest is dropped.
 
     Raises UsageError if there is not even one.
     """
     if size < 4:
-        raise UsageError(f"context should be 4 or above for a chunk of so many tokens, not {size}")
+        raise UsageError(f"context should be 4 or greater, not {size}")
     if most is not None and most < 1:
-        raise UsageError(f"chunks should be 1 or above, not {most}")
+        raise UsageError(f"chunks should be 1 or greater, not {most}")
     count = len(tokens) // size
     if count == 0:
         raise UsageError(f"the text has {len(tokens)} tokens, and a chunk takes {size}")
@@ -24,7 +24,7 @@ def cut(tokens: Sequence[int], size: int, most: int | None = None) -> np.ndarray
     return np.array(tokens[: count * size], np.int32).reshape(count, size)
 
 
-def as_read(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
-    """The chunk as a model reads it: its first token becomes BOS if the model wants one before a text."""
+def with_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    """Return the chunk as input: its first token becomes BOS if the model uses BOS."""
     bos = tokenizer.bos_id if tokenizer.adds_bos else None
     return chunk.tolist() if bos is None else [bos, *chunk[1:].tolist()]

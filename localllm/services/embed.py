@@ -1,4 +1,4 @@
-"""Vectors of many texts: what stands behind `localllm embed`, and those that are kept by a text's content."""
+"""Embed many texts, with a cache by content: the service behind `localllm embed`."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ KEY = 16  # bytes that stand for a text
 
 @frozen
 class EmbedJob:
-    """Which model, and how its vectors are made."""
+    """Which model to use, and how to embed."""
 
     path: str
     options: EmbedOptions
@@ -38,18 +38,20 @@ class EmbedJob:
 
 @contextmanager
 def embedder(job: EmbedJob) -> Iterator[Any]:
-    """The model, open: an Embedder, or a PairEmbedder for pictures, too. Raises ModelError, MemoryLimitError,
-    UsageError."""
+    """Open the model: an Embedder, or a PairEmbedder for texts and images.
+
+    Raises ModelError, MemoryLimitError, UsageError.
+    """
     file = GGUFFile.open(job.path)
     made: Any
     if is_pair(file):
         from localllm.generation.embedding import clip_embedder as pair_embedding  # seldom needed
 
         if job.pooling is not None:
-            raise UsageError("--pooling: a model of pictures and texts says itself how their rows become vectors")
+            raise UsageError("pooling cannot be set for a model of images and texts")
         made = pair_embedding.PairEmbedder(file, job.engine)
     elif job.sees:
-        raise UsageError(f"{job.path}: this model makes no vectors of images, as one of CLIP's does")
+        raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
     else:
         made = Embedder(file, Tokenizer.from_metadata(file.metadata), job.engine, job.pooling)
     try:
@@ -59,7 +61,10 @@ def embedder(job: EmbedJob) -> Iterator[Any]:
 
 
 def text_of(record: Record, field: str) -> "str | ShownImage":
-    """A record's text: the line, or the object's field; or its image. Raises UsageError."""
+    """Return a record's text, that is the line or the field of an object, or its image.
+
+    Raises UsageError.
+    """
     if record.error:
         raise UsageError(record.error)
     if isinstance(record.input, str | ShownImage):
@@ -68,26 +73,26 @@ def text_of(record: Record, field: str) -> "str | ShownImage":
         return ShownImage(record.input[IMAGE])
     text = record.input.get(field)
     if not isinstance(text, str):
-        raise UsageError(f'record {record.id!r} has no text "{field}"; --field NAME names another')
+        raise UsageError(f'record {record.id!r} has no text field "{field}"; name another field')
     return text
 
 
 def is_image(record: Record) -> bool:
-    """Whether there is an image to read, and no text."""
+    """Return whether a record has an image and no text."""
     if isinstance(record.input, ShownImage):
         return True
     return isinstance(record.input, dict) and isinstance(record.input.get(IMAGE), str) and "text" not in record.input
 
 
 def key_of(given: str | ShownImage) -> str:
-    """What a text or an image is known by: its content. Raises UsageError."""
+    """Return the cache key of a text or an image, by its content. Raises UsageError."""
     if isinstance(given, str):
         return given
     return "\0" + hashlib.sha256(read_source(given.source)[1]).hexdigest()
 
 
 def files_below(names: Sequence[str]) -> list[str]:
-    """Files, and those in folders, in the order of their names; hidden ones are left out. Raises UsageError."""
+    """List files, and those in folders, sorted by name without hidden ones. Raises UsageError."""
     found: list[str] = []
     for name in names:
         path = Path(name)
@@ -104,7 +109,7 @@ def files_below(names: Sequence[str]) -> list[str]:
 
 
 def file_text(path: str) -> str:
-    """A file's text. Raises UsageError for one that is not UTF-8."""
+    """Read a text file. Raises UsageError if it is not UTF-8."""
     try:
         return decode_text(Path(path).read_bytes(), path)
     except OSError as error:
@@ -112,21 +117,27 @@ def file_text(path: str) -> str:
 
 
 def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
-    """The vectors most alike to a query, float32 [numbers], all of length 1: numbers and cosines, best first."""
+    """Return the vectors closest to a query as (index, cosine), best first.
+
+    query, vectors: float32, of length 1.
+    """
     cosines = vectors @ query
     order = np.argsort(-cosines, kind="stable")[:top]
     return [(int(number), float(cosines[number])) for number in order]
 
 
 class VectorCache:
-    """Vectors of texts that a model has read before, in the user's cache folder, by the texts' content.
+    """Embeddings computed before, in the user's cache folder, by the texts' content.
 
     Attributes:
         found: how many texts had one.
     """
 
     def __init__(self, job: EmbedJob, width: int):
-        """width: numbers of a vector."""
+        """Open the cache.
+
+        width: dimensions of a vector.
+        """
         self._path = cache_folder() / "vectors" / fingerprint(job)
         self._width, self.found = width, 0
         data = np.frombuffer(read_checksummed(self._path) or b"", np.uint8)
@@ -136,7 +147,7 @@ class VectorCache:
         self._known = rows[:, KEY:].copy().view(np.float32)
 
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
-        """A vector of each text, float32 [texts, width]; `make` is asked for those that are new, which are kept."""
+        """Return the texts' vectors, float32 [texts, width]; `make` computes and stores new ones."""
         keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest() for text in texts]
         rows = np.empty((len(texts), self._width), np.float32)
         old = [number for number, key in enumerate(keys) if key in self._places]
@@ -150,7 +161,7 @@ class VectorCache:
         return rows
 
     def _keep(self, keys: list[bytes], rows: np.ndarray) -> None:
-        """For later starts; a folder that cannot be written costs only time."""
+        """Store vectors for later runs; failing to write them only costs time."""
         for key, row in zip(keys, range(len(self._known), len(self._known) + len(keys)), strict=True):
             self._places[key] = row
         self._known = np.concatenate((self._known, rows))
@@ -162,7 +173,7 @@ class VectorCache:
 
 
 def fingerprint(job: EmbedJob) -> str:
-    """Of the model and of how its vectors are made."""
+    """Hash the model and the options that determine a vector."""
     o = job.options
     told: list[Any] = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context]
     found, size = hashlib.sha256(repr(told).encode()), Path(job.path).stat().st_size

@@ -1,4 +1,4 @@
-"""Weights as numbers, all of which have to be finite."""
+"""Check that weights are finite."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.kernels.dequantize_rows import Widener
 
 
-def widened(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
-    """Some rows' weights, float32. Raises ModelError if one is no finite number."""
+def dequantize_finite(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np.ndarray:
+    """Return some rows as float32. Raises ModelError for a weight that is not finite."""
     weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
@@ -17,7 +17,7 @@ def widened(widener: Widener, tensor: SourceTensor, first: int, last: int) -> np
 
 
 def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
-    """Raises ModelError for the first weight that is NaN or infinite."""
+    """Raise ModelError for the first weight that is NaN or infinite."""
     places = np.argwhere(~np.isfinite(weights))
     if len(places):
         row, column = places[0]

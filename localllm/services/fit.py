@@ -1,6 +1,6 @@
-"""Whether a model fits this computer and how fast it may be, from its header alone: behind `localllm fit`.
+"""Estimate from a model's header whether it fits this computer and how fast it may be.
 
-Of a model on the Hugging Face hub, some megabytes are fetched for it, and nothing is kept.
+The service behind `localllm fit`. For a model on the Hugging Face hub, some megabytes are fetched and nothing is kept.
 """
 
 from collections.abc import Callable
@@ -31,24 +31,24 @@ SHARE = 0.7
 
 
 def fit(model: str, on_read: Callable[[str], None] = lambda what: None, context: int | None = None) -> dict[str, Any]:
-    """Facts about a model and this computer, ready for JSON; sizes in bytes. `on_read` hears what is being done.
+    """Describe how a model fits this computer, for JSON; sizes in bytes.
 
-    For each length of context and type of cache: what it needs, whether that is there, and the tokens per second that
-    may be expected when the context is full. context: the only length, if it is given. Raises ModelError, and
-    LocalllmError if the hub cannot be reached.
+    For each context length and type of KV cache: the memory it needs, whether that is available, and the expected
+    tokens per second with a full context. on_read: called with what is being done.  context: the only length, if
+    given. Raises ModelError, and LocalllmError if the hub cannot be reached.
     """
     try:
         path = resolve(model)
     except MissingError as error:
-        return of_hub(error.reference, on_read, context)
+        return describe_remote(error.reference, on_read, context)
     with GGUFFile.open(path, needed=()) as file:
-        return {"model": model, "path": path, "fetched_bytes": 0} | of_file(
+        return {"model": model, "path": path, "fetched_bytes": 0} | describe_file(
             file, on_read, context, projector_bytes(path)
         )
 
 
-def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
-    """The same of a model that is not on this computer."""
+def describe_remote(reference: HubReference, on_read: Callable[[str], None], context: int | None) -> dict[str, Any]:
+    """Describe a model of the hub by its header."""
     from localllm.services.hub import Repository
     from localllm.services.pull import files_of, projectors_of, remote_model
 
@@ -56,20 +56,25 @@ def of_hub(reference: HubReference, on_read: Callable[[str], None], context: int
     repository = Repository(reference.repository)
     files = files_of(repository, reference)
     with remote_model(repository, files) as (model, fetched):
-        facts = of_file(model, on_read, context, sum(file.size for file in projectors_of(repository, files)))
+        facts = describe_file(model, on_read, context, sum(file.size for file in projectors_of(repository, files)))
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched} | facts
 
 
-def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None, projector: int = 0) -> dict[str, Any]:
-    """What the header tells, and this computer. projector: bytes of what images are seen by."""
+def describe_file(
+    file: GGUFFile, on_read: Callable[[str], None], context: int | None, projector: int = 0
+) -> dict[str, Any]:
+    """Describe a model file.
+
+    projector: bytes of its vision projector.
+    """
     _, h = architecture(file)
     if not file.tensors:
-        raise ModelError(f"{file.path}: the file has a vocabulary only")
+        raise ModelError(f"{file.path}: the file only contains a vocabulary")
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context should be from 1 to {h.context}, what the model was trained for, not {context}")
     on_read("measuring the memory's bandwidth")
-    bandwidth = measured_bandwidth()
+    bandwidth = measure_bandwidth()
     available, nbytes = available_memory(), file.nbytes + projector
     kinds = TYPES[:1] if is_reader(h) else TYPES  # keys of texts are forgotten layer by layer
     rows = [
@@ -87,23 +92,23 @@ def of_file(file: GGUFFile, on_read: Callable[[str], None], context: int | None,
         "working_bytes": WORKING,
         "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: longest(h, nbytes, KVType.of(kind), available) for kind in kinds},
+        "longest": {kind: longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds},
         "rows": rows,
     }
 
 
 def verdict(row: dict[str, int], costs: MatrixCosts, available: int, bandwidth: float | None) -> dict[str, Any]:
-    """Whether a row of `memory` fits, and how fast tokens come: each reads the weights once, and all of the cache.
+    """Add to a row of `memory` whether it fits and its speed: each token reads all weights and cache.
 
-    bandwidth: None for a model that makes no text.
+    bandwidth: None for a model that generates no text.
     """
     needed = row["total_bytes"] + WORKING
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
     return {"needed_bytes": needed, "fits": needed <= available, "tokens_per_s": speed}
 
 
-def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
-    """The longest context that fits, up to what the model was trained for; 0 if none does."""
+def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
+    """Return the longest context that fits, up to the trained one; 0 if none does."""
     room = available - weight_bytes - WORKING
     least, most = 0, h.context
     while least < most:
@@ -112,8 +117,8 @@ def longest(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: i
     return least
 
 
-def measured_bandwidth() -> float:
-    """Of the memory, in bytes per second, with as many threads as other commands use."""
+def measure_bandwidth() -> float:
+    """Measure the memory bandwidth in bytes per second with the default number of threads."""
     from localllm.engine.cpu.bandwidth import read_bandwidth
     from localllm.system.cpu import usable_cores
 

@@ -1,10 +1,10 @@
-"""The Hugging Face hub: what is in a repository, and the bytes of its files, however often the connection breaks.
+"""Access the Hugging Face hub: repositories, and downloads that resume after broken connections.
 
-HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the variables that name proxies hold as
-in all programs that use huggingface_hub, whose HTTP client this is; tokens do not go where the hub redirects to. Its
-own download compares no checksums and has folders of its own beside the files: services.pull writes them instead.
+HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the proxy variables work as in all
+programs that use huggingface_hub, whose HTTP client this is; tokens are not sent to where the hub redirects. Its own
+download checks no checksums and keeps folders of its own beside the files: services.pull writes them instead.
 
-Importing huggingface_hub takes 0.2 s: only what needs the network does.
+Importing huggingface_hub takes 0.2 s: only do it when the network is needed.
 """
 
 import re
@@ -29,7 +29,7 @@ OnBreak = Callable[[str], None]  # told why there is another try
 
 @frozen
 class RemoteFile:
-    """A file of a repository; size in bytes, the checksum in hexadecimal digits."""
+    """A file of a repository; size in bytes, SHA-256 in hexadecimal."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class RemoteFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it makes sense, and its name, which a stranger gave, leads into the repository's own folder."""
+        """Whether its fields are valid and its untrusted name stays within the repository's folder."""
         parts = self.name.split("/")
         return (
             self.name.isprintable()
@@ -49,11 +49,11 @@ class RemoteFile:
 
 
 class BrokenError(Exception):
-    """The connection broke; another try may succeed."""
+    """The connection broke; another attempt may succeed."""
 
 
 class Repository:
-    """A repository as it is now: what is read later is of the same commit.
+    """A repository, pinned to its current commit.
 
     Attributes:
         name: OWNER/REPOSITORY, and @REVISION, quoted as in an address, if it is not main.
@@ -61,7 +61,10 @@ class Repository:
     """
 
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
-        """Raises ModelError if there is none, or none for this user, LocalllmError if the hub cannot be reached."""
+        """Look the repository up.
+
+        Raises ModelError if it does not exist or is not accessible, LocalllmError if the hub cannot be reached.
+        """
         self.name, self._on_break = name, on_break
         require_known_proxies()
         self._commit, self.files = self._patiently(self._listed)
@@ -75,7 +78,7 @@ class Repository:
         return unquote(self.name.partition("@")[2]) or None
 
     def _listed(self) -> tuple[str, dict[str, RemoteFile]]:
-        """The commit, and what it has. What a server tells that is no hub makes no sense: LocalllmError."""
+        """Return the commit and its files. Raises LocalllmError for an invalid response."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -89,10 +92,12 @@ class Repository:
         except (HfHubHTTPError, HFValidationError):
             raise
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise LocalllmError(f"{self.name}: {constants.ENDPOINT} does not answer as the hub does") from None
+            raise LocalllmError(
+                f"{self.name}: {constants.ENDPOINT} does not respond like the Hugging Face hub"
+            ) from None
 
     def _patiently(self, action: Callable[[], Any]) -> Any:
-        """What the action returns, which is tried again after failures that may pass."""
+        """Call an action, and again after transient failures."""
         failures = 0
         while True:
             try:
@@ -108,25 +113,28 @@ class Repository:
         time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
 
     def _explained(self, action: Callable[[], Any]) -> Any:
-        """The action's errors as those of this program. Raises BrokenError, ModelError, LocalllmError."""
+        """Call an action and translate its errors.
+
+        Raises BrokenError, ModelError, LocalllmError.
+        """
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
         try:
             return action()
         except OfflineModeIsEnabled:
-            raise LocalllmError(f"{self.name}: HF_HUB_OFFLINE is set: nothing can be fetched") from None
+            raise LocalllmError(f"{self.name}: HF_HUB_OFFLINE is set; unset it to download") from None
         except HFValidationError:
-            raise ModelError(f"{self.name}: not a name that a repository can have") from None
+            raise ModelError(f"{self.name}: invalid repository name") from None
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in TRANSIENT:
-                raise BrokenError(f"the hub answers with HTTP status {status}") from None
+                raise BrokenError(f"the hub responds with HTTP status {status}") from None
             raise ModelError(f"{self.name}: {self._refusal(error)}") from None
         except HTTPError as error:
-            raise BrokenError(f"the hub cannot be reached: {unreached(error)}") from None
+            raise BrokenError(f"the hub cannot be reached: {describe_failure(error)}") from None
 
     def _refusal(self, error: Any) -> str:
-        """Why the hub does not give something, and what to do."""
+        """Explain why the hub refuses, and what to do."""
         from huggingface_hub.errors import (
             GatedRepoError,
             RemoteEntryNotFoundError,
@@ -147,17 +155,17 @@ class Repository:
             return "the hub has no such repository, or it is private: set HF_TOKEN to a token that may read it"
         if status == 403:
             return "the hub refuses: your HF_TOKEN may not read this"
-        return f"the hub answers with HTTP status {status}"
+        return f"the hub responds with HTTP status {status}"
 
     def receive(self, file: RemoteFile, start: int, end: int, take: Callable[[bytes], object]) -> None:
-        """Hand bytes `start` to end - 1 of a file to `take`, piece by piece; each once, in order.
+        """Pass bytes `start` to end - 1 of a file to `take` in chunks, each once and in order.
 
-        After a broken connection it goes on where it was. Raises LocalllmError if the hub gives no more bytes,
-        ModelError if it has another file, or none for this user, and what `take` raises.
+        Resumes after a broken connection. Raises LocalllmError if the hub sends no more bytes, ModelError if the file
+        differs or is not accessible, and what `take` raises.
         """
         position, failures = start, 0
         while position < end:
-            before, problem = position, BrokenError("the hub sends less than it promised")
+            before, problem = position, BrokenError("the hub sent less than it announced")
             try:
                 for piece in self._pieces(file, position, end):
                     take(piece)
@@ -168,17 +176,17 @@ class Repository:
                 return
             failures = failures + 1 if position == before else 0
             if failures == TRIES:
-                raise LocalllmError(f"{self.name}: {file.name}: {problem}; the same command goes on where it stopped")
+                raise LocalllmError(f"{self.name}: {file.name}: {problem}; run the same command again to resume")
             self._wait(problem, failures)
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes `start` to end - 1 of a file. Raises as `receive`."""
+        """Return bytes `start` to end - 1 of a file. Raises as `receive`."""
         pieces: list[bytes] = []
         self.receive(file, start, end, pieces.append)
         return b"".join(pieces)
 
     def _pieces(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-        """Bytes of one answer, until it ends or breaks: then BrokenError. Raises ModelError, LocalllmError."""
+        """Yield the bytes of one response. Raises BrokenError if it breaks, ModelError, LocalllmError."""
         from contextlib import ExitStack
 
         from huggingface_hub import constants, hf_hub_url
@@ -196,7 +204,7 @@ class Repository:
                 return answer
 
             answer = self._explained(answered)
-            skip, pieces = start - first_byte(answer, file), answer.iter_raw()
+            skip, pieces = start - parse_first_byte(answer, file), answer.iter_raw()
             while start < end and (piece := self._explained(lambda: next(pieces, None))) is not None:
                 skipped = min(skip, len(piece))
                 skip -= skipped
@@ -205,17 +213,17 @@ class Repository:
                     yield piece
 
 
-def unreached(error: Exception) -> str:
-    """Why there was no answer, without the system's number of the error."""
+def describe_failure(error: Exception) -> str:
+    """Describe why there was no response, without the system's error number."""
     reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     no_name = re.search("Name or service not known|name resolution|nodename nor servname|getaddrinfo failed", reason)
     return "there is no network, or no computer of its name" if no_name else reason
 
 
-def first_byte(answer: Any, file: RemoteFile) -> int:
-    """Where in the file the answer begins, whatever was asked for. Raises ModelError if it is another file."""
+def parse_first_byte(answer: Any, file: RemoteFile) -> int:
+    """Return the offset at which a response begins. Raises ModelError if the file differs."""
     match = RANGE.fullmatch(answer.headers.get("Content-Range", "")) if answer.status_code == 206 else None
     total = match[2] if match else answer.headers.get("Content-Length", "*")
     if total not in ("*", str(file.size)):
-        raise ModelError(f"{file.name}: the hub sends a file of {total} bytes, and says that it has {file.size}")
+        raise ModelError(f"{file.name}: the hub sent a file of {total} bytes instead of {file.size}")
     return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""What a model file holds and needs, found without running it: the service behind `localllm inspect`."""
+"""Describe a model file without running it: the service behind `localllm inspect`."""
 
 import math
 import os
@@ -23,24 +23,24 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata_reader import number_of_strings
 from localllm.files.gguf.projectors import find_projector
 from localllm.generation.sampling.model_defaults import recommended
-from localllm.services.quantization_info import made_with
-from localllm.services.validate import Validity, require_numbers, validity
+from localllm.services.quantization_info import describe_quantization
+from localllm.services.validate import Validity, check_validity, require_numbers
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
 SHORTEST = 2048  # tokens: where the table of memory needs begins
 
 
 def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
-    """Facts about a GGUF file, ready for JSON; None for what it does not tell. Sizes are in bytes.
+    """Describe a GGUF file for JSON; None for unknown facts. Sizes are in bytes.
 
-    Any file that can be read will do: `supported` says whether localllm can run it, `reason` why not, and `valid` is
-    false if that is the file's fault. With `check` every weight is read and the chat template compiled, `with_metadata`
-    adds all that the file tells. Raises ModelError for a file that cannot be read.
+    Works for any readable file: `supported` says whether localllm can run it, `reason` why not, and `valid` is false
+    if that is the file's fault. With `check` every weight is read and the chat template compiled, `with_metadata` adds
+    all metadata. Raises ModelError for an unreadable file.
     """
     with GGUFFile.open(path, needed=()) as file:
-        found = validity(file)
+        found = check_validity(file)
         if check and found.is_valid:
-            found = thorough(file, found)
+            found = check_thoroughly(file, found)
         h, reason, metadata = found.hyperparameters, reason_of(file, found), file.metadata
         sized = h or found.vision
         return {
@@ -56,20 +56,20 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
             "layers": sized and sized.layers,
             "width": sized and sized.width,
-            "heads": heads(h, "heads"),
-            "kv_heads": heads(h, "kv_heads"),
+            "heads": count_heads(h, "heads"),
+            "kv_heads": count_heads(h, "kv_heads"),
             "context": h and h.context,
             "vocabulary": vocabulary(metadata),
-            "reads": reads(file, h),
-            "sees": sees(found.vision),
-            "projector": beside(file.path) if h else None,
-            "guessing": guessing(file, h),
+            "reads": describe_reader(file, h),
+            "sees": describe_projector(found.vision),
+            "projector": describe_projector_of(file.path) if h else None,
+            "guessing": describe_mtp(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": recommended(metadata)[0].chosen,
-            "made_with": made_with(metadata),
+            "made_with": describe_quantization(metadata),
             "formats": formats(file),
             "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],
-            **({"metadata": {key: plain(metadata[key]) for key in metadata}} if with_metadata else {}),
+            **({"metadata": {key: to_json(metadata[key]) for key in metadata}} if with_metadata else {}),
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
                 for t in file.tensors.values()
@@ -77,16 +77,16 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
         }
 
 
-def plain(value: Any) -> Any:
-    """A value of metadata as JSON has it; what is no number in a text."""
+def to_json(value: Any) -> Any:
+    """Convert metadata for JSON; NaN and infinity become strings."""
     if isinstance(value, np.ndarray | list | tuple):
-        return [plain(each) for each in value]
+        return [to_json(each) for each in value]
     value = value.item() if isinstance(value, np.generic) else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def thorough(file: GGUFFile, found: Validity) -> Validity:
-    """What is found of a file when everything in it is read, too."""
+def check_thoroughly(file: GGUFFile, found: Validity) -> Validity:
+    """Check the weights and the template, too."""
     try:
         require_numbers(file)
         require_template(file)
@@ -104,39 +104,39 @@ def require_template(file: GGUFFile) -> None:
 
 
 def reason_of(file: GGUFFile, found: Validity) -> str | None:
-    """Why a file cannot run, None if it can."""
+    """Return why a file cannot run, None if it can."""
     if found.problem:
         return str(found.problem).removeprefix(f"{file.path}: ")
-    return None if file.tensors else "the file has a vocabulary only"
+    return None if file.tensors else "the file only contains a vocabulary"
 
 
-def heads(h: Hyperparameters | None, name: str) -> int | None:
-    """How many heads the layers have, the most if they differ; None for models without attention."""
+def count_heads(h: Hyperparameters | None, name: str) -> int | None:
+    """Return the largest number of heads of a layer, None for models without attention."""
     return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
 
 
 def is_reader(h: Hyperparameters) -> bool:
-    """Whether a model makes vectors and scores only."""
+    """Return whether a model only makes embeddings or scores."""
     return h.looks_ahead and not h.fills
 
 
-def reads(file: GGUFFile, h: Hyperparameters | None) -> str | None:
-    """What a model makes of a text that it reads whole: "vectors by the mean", "scores", ..., None for nothing."""
+def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
+    """Describe the output for whole texts, for example "scores"; None if there is none."""
     if h is None:
         return None
     kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
 
 
-def sees(vision: Vision | None) -> dict[str, Any] | None:
-    """What a projector makes of a picture: rows of numbers, the most of the largest one; None for another file."""
+def describe_projector(vision: Vision | None) -> dict[str, Any] | None:
+    """Describe a projector: its output rows, and the largest image's; None for other files."""
     if vision is None:
         return None
     return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
 
 
-def beside(path: str) -> dict[str, Any] | None:
-    """The projector that a model sees images by, if there is one."""
+def describe_projector_of(path: str) -> dict[str, Any] | None:
+    """Describe the projector that belongs to a model, if there is one."""
     try:
         found = find_projector(path)
         return {"path": found, "bytes": os.stat(found).st_size}
@@ -144,8 +144,8 @@ def beside(path: str) -> dict[str, Any] | None:
         return None
 
 
-def guessing(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
-    """The layers that guess further tokens: how many the file has, their bytes, and whether the first one is used."""
+def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
+    """Describe the multi-token prediction layers: number, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.guessing)] if h else []
     there = [[weight.tensor for weight in block] for block in blocks if block]
@@ -154,7 +154,7 @@ def guessing(file: GGUFFile, h: Hyperparameters | None) -> dict[str, Any]:
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """How many tokens there are, and how the tokenizer works."""
+    """Describe the tokenizer and its number of tokens."""
     kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
         "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
@@ -163,7 +163,7 @@ def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
-    """Tensors, weights and bytes by format, the largest first."""
+    """Count tensors, weights and bytes by format, largest first."""
     found: dict[str, dict[str, int]] = {}
     for tensor in file.tensors.values():
         row = found.setdefault(tensor.format.name, {"tensors": 0, "parameters": 0, "bytes": 0})
@@ -174,7 +174,10 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
 
 
 def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[dict[str, int]]:
-    """What conversations need: weights and a cache, for lengths that double up to the model's context, or for one."""
+    """List the memory for weights and KV cache by context length.
+
+    Lengths double up to the model's context; context: the only one.
+    """
     lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
     caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]

@@ -1,8 +1,8 @@
-"""`localllm map` on many computers: Ray Data hands records to actors, one on every node, which hold the model.
+"""Run `localllm map` on a cluster: Ray Data hands records to actors, one per node.
 
-Ray's part is to start the actors, to give them work, to do again what a lost node was doing, and to bring the results.
-The model file has to be there under the same path on every node, and localllm installed; the file is mapped, so actors
-that come to share a node share its memory.
+Ray starts the actors, distributes work, repeats what a lost node was doing, and collects the results. The model file
+has to exist under the same path on every node, and localllm has to be installed; the file is mapped, so actors on one
+node share its memory.
 """
 
 import json
@@ -21,7 +21,7 @@ LEAST = 16
 
 
 class Actor:
-    """Answers records on one node."""
+    """A worker that answers records on one node."""
 
     def __init__(self, job: MapJob):
         from localllm.api import open_model
@@ -32,7 +32,7 @@ class Actor:
         )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Of numbers and records in JSON, the numbers and the results in JSON."""
+        """Answer a batch of numbers and JSON records; return numbers and JSON results."""
         records = [Record(**json.loads(text)) for text in batch["record"]]
         numbers = {id(record): number for record, number in zip(records, batch["number"].tolist(), strict=True)}
         made = list(Mapping(self._model, self._job, records))
@@ -43,14 +43,17 @@ class Actor:
 
 
 class RayMapping:
-    """As Mapping, on the cluster at an address: "" for the one that there is, or a new one on this computer alone.
+    """A mapping on a Ray cluster; address "": the running one, or a new one on this computer.
 
     Attributes:
         written, done: tokens of answers, and records, so far.
     """
 
     def __init__(self, job: MapJob, records: list[Record], address: str = ""):
-        """Raises UsageError if Ray is not installed, LocalllmError if there is no cluster."""
+        """Connect to the cluster.
+
+        Raises UsageError if Ray is not installed, LocalllmError if there is no cluster.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells nobody
         try:
             import ray
@@ -77,9 +80,9 @@ class RayMapping:
                 return
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """The actors' results. Raises LocalllmError.
+        """Yield the actors' results. Raises LocalllmError.
 
-        By itself, Ray Data spreads actors over the nodes, starts lost ones again and repeats what they were doing.
+        Ray Data itself spreads actors over the nodes, restarts lost ones and repeats their work.
         """
         from ray.data import ActorPoolStrategy, from_items
         from ray.exceptions import RayError
@@ -100,7 +103,7 @@ class RayMapping:
             raise LocalllmError(f"the Ray job failed: {one_line(error)}") from None
 
     def stop(self) -> None:
-        """Wait for nothing more than the next result."""
+        """Stop after the next result."""
         self._stopped = True
 
 
@@ -109,5 +112,5 @@ def sum_of(count: int | Iterable[int]) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """The last line of Ray's many: what was raised."""
+    """Return the last line of a Ray error: the original exception."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

@@ -1,4 +1,4 @@
-"""Opening a model by its name, as commands do it."""
+"""Open a model by its name, as commands do."""
 
 import functools
 import os
@@ -10,5 +10,5 @@ from localllm.services.catalogue import resolve
 
 @functools.wraps(api.open_model)
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
-    """The same by a name, too: of a known model, an alias, or hf:OWNER/REPOSITORY, that is on this computer."""
+    """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer."""
     return api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)

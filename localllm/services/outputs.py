@@ -1,4 +1,4 @@
-"""Files that a command would replace: only those of the kind that it writes, unless it is told to."""
+"""Protect existing files: only replace those of the same kind unless forced."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from localllm.files.gguf.header import printable
 
 
 def is_model(path: str) -> bool:
-    """Whether it is a model in a GGUF file, or the vocabulary of one."""
+    """Return whether a file is a GGUF model or vocabulary."""
     from localllm.files.gguf.file import GGUFFile
 
     with GGUFFile.open(path, needed=()) as file:
@@ -16,28 +16,28 @@ def is_model(path: str) -> bool:
 
 
 def is_imatrix(path: str) -> bool:
-    """Whether it is an importance matrix."""
+    """Return whether a file is an importance matrix."""
     from localllm.files.imatrix_file import read_imatrix
 
     return bool(read_imatrix(path).squares)
 
 
 def are_logits(path: str) -> bool:
-    """Whether --save-logits has written it."""
+    """Return whether a file was written by --save-logits."""
     from localllm.files.logits_file import LogitsFile
 
     return bool(len(LogitsFile.open(path).chunks))
 
 
 def is_receipt(path: str) -> bool:
-    """Whether --receipt has written it."""
+    """Return whether a file was written by --receipt."""
     from localllm.services.receipts import read
 
     return bool(read(path))
 
 
 def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bool) -> None:
-    """Raises UsageError for a file that is not of this kind, and not empty, unless its end is forced."""
+    """Raise UsageError for a non-empty file of another kind, unless forced."""
     if force or not os.path.isfile(path) or not os.path.getsize(path):
         return
     try:
@@ -45,4 +45,4 @@ def require_kind(path: str, is_kind: Callable[[str], bool], what: str, force: bo
     except LocalllmError:
         is_own = False
     if not is_own:
-        raise UsageError(f"{printable(path, 4096)}: this file exists, and is no {what}; --force replaces it")
+        raise UsageError(f"{printable(path, 4096)}: this file exists and is not {what}; use --force to replace it")

@@ -1,7 +1,7 @@
-"""How well a model predicts a text, and how far its predictions are from another model's.
+"""Measure how well a model predicts a text, and how far it diverges from another model.
 
-The service behind `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is cut into chunks of
-as many tokens as the context has, and of each the second half is scored, so that every token has others before it.
+The service behind `localllm perplexity`. Chunks and scores are those of llama-perplexity: a text is split into chunks
+of as many tokens as the context has, and the second half of each is scored, so that every token has others before it.
 """
 
 import os
@@ -18,8 +18,8 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
 from localllm.files.safe_file import resolve_target
 from localllm.kernels.build.library import Progress
-from localllm.services.chunks import as_read
-from localllm.services.quantization_info import made_with
+from localllm.services.chunks import with_bos
+from localllm.services.quantization_info import describe_quantization
 from localllm.services.scores import Comparison, Prediction, divergence, log_sum_exp
 from localllm.system.cpu import usable_cores
 
@@ -32,7 +32,7 @@ Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
 
 
 class ChunkReader:
-    """A model that reads chunks of `size` tokens and predicts them. Use it in a `with` statement.
+    """A model that predicts chunks of `size` tokens; a context manager.
 
     Attributes:
         tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
@@ -48,21 +48,24 @@ class ChunkReader:
         progress: Progress | None = None,
         kv_type: str = "f16",
     ):
-        """progress(done, total) is called while kernels are compiled. Raises as api.open_model does."""
+        """Open the model.
+
+        progress(done, total): called while kernels compile. Raises as api.open_model does.
+        """
         self._model = open_model(path, threads, size, kv_type, progress=progress)
         self.path, self.tokenizer, self.trained_context = (
             self._model.path, self._model.tokenizer, self._model.trained_context,
         )  # fmt: skip
-        self.made_with = made_with(self._model.file.metadata)
+        self.made_with = describe_quantization(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings
         self._threads = usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)
 
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
-        """What is known after each of the chunks, int32 [chunks, size].
+        """Yield the scores so far after each of the chunks, int32 [chunks, size].
 
-        save: a file for the logits, which is there when all chunks are done. Raises as LogitsWriter does,
-        and UsageError if that would be one of the model's.
+        save: a file for the logits, written when all chunks are done. Raises as LogitsWriter does, and UsageError if
+        that would be one of the model's files.
         """
         known, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
@@ -79,7 +82,10 @@ class ChunkReader:
                 yield known
 
     def compare(self, base: LogitsFile, most: int | None = None) -> Iterator[Comparison]:
-        """What is known after each chunk of a base, at most `most`. Raises UsageError if its vocabulary is another."""
+        """Yield the comparison so far after each chunk of a base, at most `most`.
+
+        Raises UsageError if its vocabulary differs.
+        """
         if base.vocab_size != self._sequence.vocab_size:
             sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
             raise UsageError(f"the base and the model have different vocabularies, {sizes}")
@@ -94,8 +100,8 @@ class ChunkReader:
             yield known
 
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """What follows the tokens of a chunk's second half, piece by piece: the first one's place, and the logits."""
-        ids, first, last = as_read(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
+        """Yield the logits of a chunk's second half in blocks, with the first position of each."""
+        ids, first, last = with_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
         self._sequence.truncate(0)
         for start in range(0, first, PIECE):
             self._sequence.append(ids[start : min(start + PIECE, first)], "none")
@@ -103,7 +109,7 @@ class ChunkReader:
             yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
 
     def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
-        """The scores of all rows, by all threads: float64 [rows, numbers]."""
+        """Score all rows in all threads: float64 [rows, numbers]."""
         bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
 
         def some(first: int, last: int) -> list[tuple[float, ...]]:
@@ -129,7 +135,7 @@ class ChunkReader:
 
 
 def scoring(targets: np.ndarray, rows: np.ndarray | None) -> Score:
-    """How well the tokens `targets` are predicted; the logits go to `rows` of a file if there are any."""
+    """Return a function that scores `targets`; logits are written to `rows` of a file if given."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])
@@ -141,7 +147,7 @@ def scoring(targets: np.ndarray, rows: np.ndarray | None) -> Score:
 
 
 def comparing(targets: np.ndarray, rows: np.ndarray) -> Score:
-    """How well the model predicts them, how well a base whose logits are in `rows` of a file, and how both compare."""
+    """Return a function that scores `targets` and compares with a base's logits in `rows` of a file."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])

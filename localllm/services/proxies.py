@@ -1,4 +1,4 @@
-"""Proxies, as HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY in the environment name them, in any case."""
+"""Proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in upper or lower case."""
 
 import base64
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ SOCKS = ("socks5", "socks5h")  # what the extra `socks` brings
 
 @frozen
 class Proxy:
-    """Who passes requests on.
+    """A proxy.
 
     Attributes:
         variable: of the environment.  url: without a password.  headers: by which it knows the user.
@@ -33,7 +33,7 @@ class Proxy:
 
     @classmethod
     def of(cls, variable: str, text: str) -> "Proxy":
-        """Raises LocalllmError for what is no address."""
+        """Parse a proxy's address. Raises LocalllmError if it is invalid."""
         try:
             parts = urlsplit(text if "://" in text else f"http://{text}")
             host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 1080)
@@ -49,7 +49,7 @@ class Proxy:
 
 
 def proxies() -> dict[str, Proxy]:
-    """By "http", "https" and "all". Raises LocalllmError."""
+    """Return the proxies by "http", "https" and "all". Raises LocalllmError."""
     known = getproxies_environment()
     return {
         kind: Proxy.of(f"{kind.upper()}_PROXY", known[kind]) for kind in ("http", "https", "all") if known.get(kind)
@@ -57,7 +57,7 @@ def proxies() -> dict[str, Proxy]:
 
 
 def http_proxy_for(url: str) -> Proxy | None:
-    """The one to ask for an address, None if it is asked itself, as this computer always is.
+    """Return the proxy for an address, None for a direct connection, as for this computer.
 
     Raises LocalllmError for one that does not speak HTTP.
     """
@@ -69,25 +69,25 @@ def http_proxy_for(url: str) -> Proxy | None:
     proxy = known.get(parts.scheme) or known.get("all")
     if proxy and proxy.scheme != "http":
         raise LocalllmError(
-            f"{proxy.variable} is {proxy.url}: a server is asked through proxies of http:// only; "
-            f"NO_PROXY={host} asks it without one"
+            f"{proxy.variable} is {proxy.url}: only http:// proxies are supported for servers; "
+            f"set NO_PROXY={host} to connect directly"
         )
     return proxy
 
 
 def require_known_proxies() -> None:
-    """Raises LocalllmError for one that HTTP clients cannot use, with what to do."""
+    """Raise LocalllmError for a proxy that HTTP clients cannot use, with what to do."""
     for proxy in proxies().values():
         if proxy.scheme in SOCKS and find_spec("socksio") is None:
             raise LocalllmError(
                 f"{proxy.variable} is {proxy.url}, which needs socksio: pip install 'localllm[socks]', or unset it"
             )
         if proxy.scheme not in ("http", "https", *SOCKS):
-            raise LocalllmError(f"{proxy.variable} is {proxy.url}: a proxy should be of http, https, socks5 or socks5h")
+            raise LocalllmError(f"{proxy.variable} is {proxy.url}: use a proxy of http, https, socks5 or socks5h")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this computer."""
+    """Return whether a host is this computer."""
     name = host.lower().rstrip(".")
     try:
         return ip_address(name).is_loopback
@@ -96,7 +96,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_excepted(host: str, port: int | None) -> bool:
-    """Whether NO_PROXY names it: names, what ends so, addresses, networks as 10.0.0.0/8, * for all."""
+    """Return whether NO_PROXY matches: names, suffixes, addresses, networks like 10.0.0.0/8, * for all."""
     for text in getproxies_environment().get("no", "").split(","):
         name = text.strip().lower().lstrip(".")
         try:

@@ -1,4 +1,4 @@
-"""Brings models from the Hugging Face hub into the folder of models: the service behind `localllm pull`."""
+"""Download models from the Hugging Face hub into the folder of models: behind `localllm pull`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from localllm.files.gguf.header_only import open_header_only
 from localllm.files.gguf.projectors import choose_projector
 from localllm.files.models_folder import models_folder, remove_empty_folders, size_of
 from localllm.frozen import frozen
-from localllm.services.catalogue import HubReference, chosen
+from localllm.services.catalogue import HubReference, select_files
 from localllm.services.hub import RemoteFile, Repository
 from localllm.system.files import free_bytes, name_problem
 
@@ -20,24 +20,27 @@ SPARE = 1 << 20  # bytes of the disk that stay free
 
 
 class Watcher:
-    """Is told how a pull goes on; this one does not listen."""
+    """Receives the progress of a pull; this base class ignores it."""
 
     def looking(self, what: str) -> None:
-        """At what is told of the model, before anything is kept."""
+        """Report which metadata is being fetched."""
 
     def checking(self, file: str, done: int, total: int) -> None:
-        """So many bytes of what is on the disk were read."""
+        """Report how many bytes on disk were verified."""
 
     def receiving(self, file: str, done: int, total: int) -> None:
-        """So many bytes of all files are there."""
+        """Report how many bytes of all files have arrived."""
 
     def interrupted(self, reason: str) -> None:
-        """The connection broke; there will be another try."""
+        """Report a broken connection before another attempt."""
 
 
 @frozen
 class Pulled:
-    """What a pull has brought. path: of the first file; received: bytes that came over the network; size: of all."""
+    """The result of a pull.
+
+    path: of the first file.  received: bytes downloaded.  size: of all files.
+    """
 
     path: Path
     size: int
@@ -45,12 +48,12 @@ class Pulled:
 
 
 def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
-    """Bring the files of a model and its projector, if it has one, or what is missing of them, and check all of it.
+    """Download and verify a model and its projector, or what is missing of them.
 
-    A file appears under its name when it is complete, has the size and SHA-256 that the hub says, and a header that
-    makes sense. Before the first byte is fetched the architecture and the disk's free space are looked at. Raises
-    ModelError for a model that the hub does not have or give, that is damaged or not supported, LocalllmError for a
-    network or a disk that fails, UsageError if another process is pulling it, or no file can have its name here.
+    A file appears under its name when it is complete, has the hub's size and SHA-256, and a valid header. The
+    architecture and the disk's free space are checked before the first byte. Raises ModelError for a model that is not
+    available, damaged or not supported, LocalllmError for a failing network or disk, UsageError if another process is
+    pulling it, or if the file name is not possible here.
     """
     watcher = watcher or Watcher()
     watcher.looking("what there is")
@@ -82,18 +85,18 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
 
 
 def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile]:
-    """Of a model. Raises ModelError."""
-    return [repository.files[name] for name in chosen(repository.files, reference)]
+    """Return the files of a model. Raises ModelError."""
+    return [repository.files[name] for name in select_files(repository.files, reference)]
 
 
 def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
-    """What the model of these files sees by: one file, or none."""
+    """Return the projector of a model's files: one file, or none."""
     name = choose_projector(repository.files, files[0].name)
     return [repository.files[name]] if name else []
 
 
 def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
-    """Whether this very file was pulled before."""
+    """Return whether this very file was pulled before."""
     try:
         if target.stat().st_size != file.size:
             return False
@@ -105,7 +108,7 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
-    """Raise LocalllmError if the disk has not enough room for what is to come."""
+    """Raise LocalllmError if the disk has too little free space."""
     there = sum(size_of(path) for _, target in missing for path in find_partials(target))
     needed = sum(file.size for file, _ in missing) - there + SPARE
     disk = folder
@@ -113,12 +116,12 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
         disk = disk.parent
     free = free_bytes(disk)
     if free < needed:
-        raise LocalllmError(f"{disk}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on this disk")
+        raise LocalllmError(f"{disk}: {needed / 1e9:.2f} GB needed, but only {free / 1e9:.2f} GB free on this disk")
 
 
 @contextmanager
 def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
-    """A model on the hub, as far as its header goes, and how many bytes were fetched for it.
+    """Open a model on the hub by its header; yield it and the number of bytes fetched.
 
     Raises as Repository.receive and open_header_only.
     """
@@ -132,9 +135,10 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
 
 
 def fetch(repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
-    """Bring one file; how many bytes were received. `before` bytes of `total` are there of all files.
+    """Download one file and return the number of bytes received.
 
-    What an earlier process has left and proves to be wrong in the end is fetched again, once.
+    before, total: bytes of all files. A partial file of an earlier process that fails verification is downloaded
+    again, once.
     """
     received = 0
 

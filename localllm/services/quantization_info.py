@@ -1,4 +1,4 @@
-"""What a file was quantized with, as its metadata says: a line for people."""
+"""Record and describe how a file was quantized, in its metadata."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,15 @@ OURS = "localllm's mixture"  # stands for texts that nobody has named
 
 
 def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, Any]:
-    """The metadata of a file that was calibrated. texts: names of files; tokens: how many were read of them."""
+    """Build the metadata of a calibrated file.
+
+    texts: names of files.  tokens: how many of them were used.
+    """
     return {TEXTS: list(texts) or [OURS], TOKENS: tokens, VERSION: version}
 
 
-def made_with(metadata: Mapping[str, Any]) -> str | None:
-    """The line; None for a file that does not say."""
+def describe_quantization(metadata: Mapping[str, Any]) -> str | None:
+    """Describe the quantization in one line; None if unknown."""
     texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
     if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         size = f", {tokens} tokens" if isinstance(tokens, int) else ""

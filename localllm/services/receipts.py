@@ -1,8 +1,9 @@
-"""Receipts: what an answer came from, in a file that a person can read; and whether the same comes again.
+"""Receipts: record what a response came from, and check whether it can be reproduced.
 
-A receipt is JSON: the model's files with their SHA-256, the prompt, every option and the seed, what computed (versions,
-processor, its instructions), and the answer with its timings. The same program on the same kind of processor gives the
-same tokens for them, to the bit; another may round differently, and where two tokens are as likely take the other.
+A receipt is readable JSON: the model's files with their SHA-256, the prompt, every option and the seed, the
+environment (versions, processor, instruction set), and the response with its timings. The same program on the same
+kind of processor reproduces the tokens to the bit; another may round differently, and choose another token where two
+are equally likely.
 """
 
 import json
@@ -66,8 +67,8 @@ Asked = str | list[Message]
 Receipt = dict[str, Any]
 
 
-def repeatable(model: "Model", options: GenerationOptions) -> GenerationOptions:
-    """The same with nothing left to what the file recommends, to defaults or to chance: a seed is drawn now."""
+def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
+    """Return fully specified options: the file's recommendations, defaults and a random seed filled in."""
     sampling = model.session.completed(options).sampling.complete
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
@@ -82,33 +83,33 @@ def make(
     result: Mapping[str, Any],
     on_progress: OnProgress | None = None,
 ) -> Receipt:
-    """The receipt for an answer, or several.
+    """Create the receipt for one response or several.
 
-    choices: what options do not know: n and beams of `candidates`, speculate, perhaps with the draft model's path, and
-    the user's chat_template, or None.  result: what came, with its "text" and "tokens", or several of them as
-    "answers".  on_progress: hears how far the model's files are hashed. Raises UsageError for options that cannot be
-    written down, OSError.
+    choices: settings outside of options: n and beams of `candidates`, speculate, perhaps with the draft model's path,
+    and the user's chat_template, or None.  result: with its "text" and "tokens", or several of them as "answers".
+    on_progress: called while the model's files are hashed. Raises UsageError for options that cannot be recorded,
+    OSError.
     """
     return {
         "receipt": LAYOUT,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {"arch": model.arch, "format": model.format, "files": identified(model, on_progress)},
+        "model": {"arch": model.arch, "format": model.format, "files": identify_files(model, on_progress)},
         "prompt": {"asked": asked, "sha256": sha256(json.dumps(asked).encode()).hexdigest()},
-        "opening": opening(model, choices["chat_template"]),
+        "opening": open_arguments(model, choices["chat_template"]),
         "options": plain_options(options) | {name: choices[name] for name in ("n", "beams", "speculate")},
-        "made_by": circumstances(model),
+        "made_by": describe_environment(model),
         "result": {name: value for name, value in result.items() if name != "model"},
     }
 
 
-def identified(model: "Model", on_progress: OnProgress | None = None) -> list[dict[str, Any]]:
-    """Each of a model's files: where it is, its size, its hash. Raises OSError."""
+def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[dict[str, Any]]:
+    """Describe the model's files: path, size, hash. Raises OSError."""
     paths = [os.path.realpath(path) for path in model.file.parts]
     return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
 
 
-def opening(model: "Model", chat_template: str | None) -> dict[str, Any]:
-    """The arguments of api.open_model with which the model is opened alike."""
+def open_arguments(model: "Model", chat_template: str | None) -> dict[str, Any]:
+    """Return the arguments of api.open_model that open the model alike."""
     kv_type = model.engine.kv_type
     return {
         "context": model.context,
@@ -118,8 +119,8 @@ def opening(model: "Model", chat_template: str | None) -> dict[str, Any]:
     }
 
 
-def circumstances(model: "Model") -> dict[str, Any]:
-    """What computes: of equal ones come equal answers."""
+def describe_environment(model: "Model") -> dict[str, Any]:
+    """Describe the environment; equal ones give equal responses."""
     return {
         **{name: version(name) for name in PACKAGES},
         "python": sys.version.split()[0],
@@ -132,7 +133,7 @@ def circumstances(model: "Model") -> dict[str, Any]:
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
-    """The options as JSON has them. Raises UsageError for one that it cannot have."""
+    """Convert the options for JSON. Raises UsageError for one that cannot be converted."""
     plain: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
@@ -153,7 +154,10 @@ def plain_options(options: GenerationOptions) -> dict[str, Any]:
 
 
 def options_of(receipt: Receipt) -> GenerationOptions:
-    """The options that a receipt has; of an interrupted answer only so many tokens as came. Raises UsageError."""
+    """Restore the options of a receipt; an interrupted response is limited to its tokens.
+
+    Raises UsageError.
+    """
     apart = ("n", "beams", "speculate", "form")
     given = {name: value for name, value in receipt["options"].items() if name not in apart}
     speculate = receipt["options"]["speculate"]
@@ -170,11 +174,11 @@ def options_of(receipt: Receipt) -> GenerationOptions:
         kind = "auto" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**given, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"the receipt is of another version of localllm: {error}") from None
+        raise UsageError(f"this receipt was written by another version of localllm: {error}") from None
 
 
 def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
-    """There when it is whole, or not at all. Raises LocalllmError."""
+    """Write a receipt atomically. Raises LocalllmError."""
     text = json.dumps(receipt, ensure_ascii=False, indent=1)
     text = LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     with SafeFile(path) as file:
@@ -182,7 +186,7 @@ def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Receipt:
-    """Raises UsageError for a file that is no receipt."""
+    """Read a receipt. Raises UsageError for a file that is not one."""
     name = printable(os.fsdecode(path), 4096)
     try:
         receipt = json.loads(Path(path).read_bytes())
@@ -194,12 +198,12 @@ def read(path: str | os.PathLike[str]) -> Receipt:
     if not is_known or not has_shape(answers_of(receipt["result"]), [ANSWER if has_shape(receipt, SHAPE) else SAID]):
         raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
     if receipt["receipt"] != LAYOUT:
-        raise UsageError(f"{name}: a receipt of another version of localllm")
+        raise UsageError(f"{name}: this receipt was written by another version of localllm")
     return receipt
 
 
 def has_shape(value: Any, shape: Any) -> bool:
-    """Whether a value of JSON is of a type, a list of such values, or an object that has at least these fields."""
+    """Return whether a JSON value has a type, is a list of it, or an object with these fields."""
     if isinstance(shape, list):
         return isinstance(value, list) and value != [] and all(has_shape(item, shape[0]) for item in value)
     if isinstance(shape, dict):
@@ -207,10 +211,12 @@ def has_shape(value: Any, shape: Any) -> bool:
     return isinstance(value, shape)
 
 
-def again(model: "Model", receipt: Receipt, options: GenerationOptions, on_token: Callable[[int], None]) -> Receipt:
-    """The result that the receipt's prompt has now; on_token: hears how many tokens one answer has so far.
+def regenerate(
+    model: "Model", receipt: Receipt, options: GenerationOptions, on_token: Callable[[int], None]
+) -> Receipt:
+    """Generate the receipt's response again.
 
-    Raises as Session.candidates.
+    on_token: called with the number of tokens so far. Raises as Session.candidates.
     """
     session, asked = model.session, receipt["prompt"]["asked"]
     n, beams = receipt["options"]["n"], receipt["options"]["beams"]
@@ -224,10 +230,10 @@ def again(model: "Model", receipt: Receipt, options: GenerationOptions, on_token
 
 
 def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
-    """What is not as it was when the receipt was made, a line each. Raises OSError."""
-    then, now = receipt["made_by"], circumstances(model)
+    """List what differs from when the receipt was made, a line each. Raises OSError."""
+    then, now = receipt["made_by"], describe_environment(model)
     lines = [f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]]
-    both = receipt["model"]["files"], identified(model, on_progress)
+    both = receipt["model"]["files"], identify_files(model, on_progress)
     before, after = ([file["sha256"][:16] for file in files] for files in both)
     if before != after:
         lines.append(f"the model is another one: its SHA-256 was {', '.join(before)}…, is {', '.join(after)}…")
@@ -235,8 +241,9 @@ def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = N
 
 
 def difference(then: Receipt, now: Receipt) -> str | None:
-    """Where the texts of two results differ first, None if they are the same. Of an answer that was interrupted only
-    what came is compared: a character may have been half said.
+    """Describe where two results' texts first differ, None if they are equal.
+
+    An interrupted response is compared as far as it goes; its last character may be incomplete.
     """
     if then.get("finish_reason") == "interrupted":
         now = {**now, "text": now["text"][: len(then["text"])]}
@@ -245,7 +252,7 @@ def difference(then: Receipt, now: Receipt) -> str | None:
         return f"there were {len(old)} answers, now there are {len(new)}"
     for number, (before, after) in enumerate(zip(old, new, strict=True), 1):
         if before["text"] != after["text"]:
-            character, token = (common(before.get(name, ()), after[name]) for name in ("text", "tokens"))
+            character, token = (common_length(before.get(name, ()), after[name]) for name in ("text", "tokens"))
             texts = (repr(one["text"][character : character + SHOWN]) for one in (before, after))
             place = f"answer {number}, " if len(old) > 1 else ""
             place += f"token {token + 1}, " if "tokens" in before else ""
@@ -254,10 +261,10 @@ def difference(then: Receipt, now: Receipt) -> str | None:
 
 
 def answers_of(result: Receipt) -> Any:
-    """A list of all answers of a result, which is one or has several."""
+    """Return all responses of a result as a list."""
     return result.get("answers", [result])
 
 
-def common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences have in common at their beginnings."""
+def common_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

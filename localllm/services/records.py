@@ -1,7 +1,7 @@
-"""The lines of an input as records, each with what the model is asked about it.
+"""Read the lines of an input as records, and make prompts of them.
 
-An input is plain lines or JSONL: an object in every line. It is JSONL if its name says so (.jsonl, .ndjson) or its
-first line begins like an object. Empty lines are nobody's.
+An input is plain lines or JSONL, an object in every line. It is JSONL if its name says so (.jsonl, .ndjson) or its
+first line begins like an object. Empty lines are skipped.
 """
 
 import json
@@ -34,27 +34,30 @@ class Record:
 
 
 def read_records(data: bytes, name: str = "") -> list[Record]:
-    """The records of an input, of which `name` is the file's. Raises UsageError for a damaged one in UTF-16."""
+    """Parse the records of an input.
+
+    name: its file's. Raises UsageError for invalid UTF-16.
+    """
     if data.startswith(UTF16_MARKS):
         data = decode_text(data, name or "stdin").encode()
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
     is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and re.match(rb'\s*\{\s*["}]', lines[0][1]))
-    records = [parsed(number, line) if is_jsonl else plain(number, line) for number, line in lines]
+    records = [parse_json_line(number, line) if is_jsonl else parse_plain_line(number, line) for number, line in lines]
     return list(without_duplicates(records, [number for number, _ in lines]))
 
 
-def plain(number: int, line: bytes) -> Record:
-    """The record of a plain line."""
+def parse_plain_line(number: int, line: bytes) -> Record:
+    """Make the record of a plain line."""
     try:
         return Record(number, line.decode())
     except UnicodeDecodeError as error:
         return Record(number, line.decode(errors="replace"), f"line {number} is not UTF-8 at byte {error.start}")
 
 
-def parsed(number: int, line: bytes) -> Record:
-    """The record of a line of JSON."""
+def parse_json_line(number: int, line: bytes) -> Record:
+    """Parse the record of a line of JSON."""
     try:
         value = json.loads(line)
         json.dumps(value, allow_nan=False)
@@ -69,7 +72,7 @@ def parsed(number: int, line: bytes) -> Record:
 
 
 def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Record]:
-    """The records, with an error where the id is an earlier one's."""
+    """Yield the records; one whose id occurred before gets an error."""
     seen = dict[str | int, int]()
     for record, line in zip(records, lines, strict=True):
         if record.error:
@@ -81,33 +84,34 @@ def without_duplicates(records: list[Record], lines: list[int]) -> Iterator[Reco
 
 
 class Prompts:
-    """Makes what the model is asked out of records."""
+    """Builds prompts from records."""
 
     def __init__(
         self, prompt: str | None = None, template: str | None = None, system: str | None = None, raw: bool = False
     ):
-        """prompt: a text with {field} in it; template: Jinja over the fields; neither: the record's own prompt.
+        """Choose how prompts are built.
 
-        A plain line's only field is `line`. raw: the prompt is continued as it is. Raises UsageError.
+        prompt: a text with {field} in it.  template: Jinja over the fields.  Neither: the record's own prompt. A plain
+        line's only field is `line`. raw: the prompt is continued without a chat template. Raises UsageError.
         """
         if raw and system is not None:
-            raise UsageError("a system message needs a chat template, which raw prompts do without")
+            raise UsageError("a system message needs a chat template, which raw prompts do not use")
         if prompt is not None and template is not None:
-            raise UsageError("a prompt and a file with a template are one too many")
+            raise UsageError("give either a prompt or a template file, not both")
         if prompt is not None and not FIELD.search(prompt):
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
         self._prompt, self._template, self._system, self._raw = prompt, template, system, raw
         self._render = None if template is None else jinja(template)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """How another process gets them: a compiled template stays here."""
+        """Pickle without the compiled template."""
         return Prompts, (self._prompt, self._template, self._system, self._raw)
 
     def __call__(self, record: Record) -> Asked:
-        """What to ask: a conversation, or a text if raw. Raises LocalllmError if the record does not have it.
+        """Build the prompt: a conversation, or a text if raw. Raises LocalllmError if fields are missing.
 
-        A record's field `image`, a path, a data URL or a list of them, is shown in front of the prompt's text, unless
-        the text names it.
+        A record's field `image`, a path, a data URL or a list of them, is placed before the prompt's text, unless the
+        text names it.
         """
         if record.error:
             raise UsageError(record.error)
@@ -119,19 +123,19 @@ class Prompts:
             return self._chat(FIELD.sub(lambda found: text_of(fields, found[1]), self._prompt), shown)
         if "messages" in fields and not self._raw:
             if images_of(fields):
-                raise UsageError('"image" goes with a prompt: among "messages", images are parts of a content')
+                raise UsageError('"image" needs a prompt; in "messages", put images into the content')
             if not isinstance(fields["messages"], list):
                 raise UsageError('"messages" should be a list of messages: [{"role": "user", "content": ...}]')
             instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
             return [*instruction, *fields["messages"]]
         own = next((name for name in ("prompt", "line") if name in fields), None)
         if own is None:
-            raise UsageError('there is no field "messages" or "prompt"; tell with a prompt what is asked')
+            raise UsageError('the record has no field "messages" or "prompt"; add one or give a prompt')
         return self._chat(text_of(fields, own), images_of(fields))
 
     def _chat(self, text: str, images: list[str]) -> Asked:
         if self._raw and images:
-            raise UsageError("images need a chat template, which raw prompts do without")
+            raise UsageError("images need a chat template, which raw prompts do not use")
         if self._raw:
             return text
         instruction = [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -139,7 +143,7 @@ class Prompts:
 
 
 def images_of(fields: dict[str, Any]) -> list[str]:
-    """What a record shows: paths and data URLs. Raises UsageError."""
+    """Return a record's images: paths and data URLs. Raises UsageError."""
     given = fields.get(IMAGE)
     found = [] if given is None else given if isinstance(given, list) else [given]
     if not all(isinstance(image, str) and image for image in found):
@@ -148,7 +152,7 @@ def images_of(fields: dict[str, Any]) -> list[str]:
 
 
 def text_of(fields: dict[str, Any], name: str) -> str:
-    """A field as text: what is none, in JSON. Raises UsageError if it does not exist."""
+    """Return a field as text, other types as JSON. Raises UsageError if it does not exist."""
     if name not in fields:
         raise UsageError(f"there is no field {name!r}")
     value = fields[name]
@@ -156,7 +160,7 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 
 
 def jinja(source: str) -> Callable[[dict[str, Any]], str]:
-    """A function from fields to text. Raises UsageError for an invalid template."""
+    """Compile a template to a function from fields to text. Raises UsageError if it is invalid."""
     from localllm.text.sandbox import compile_template, render_template  # Jinja takes 40 ms to import
 
     def reason(error: Exception) -> str:

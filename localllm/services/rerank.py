@@ -1,4 +1,4 @@
-"""A reranker by its file: what stands behind `localllm rerank`."""
+"""Open a reranker by its file: the service behind `localllm rerank`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from localllm.text.tokenizer import Tokenizer
 
 @contextmanager
 def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
-    """The model, open. Raises ModelError, MemoryLimitError, UsageError."""
+    """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
     file = GGUFFile.open(path)
     made = Reranker(file, Tokenizer.from_metadata(file.metadata), options)
     try:

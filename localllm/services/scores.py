@@ -1,4 +1,4 @@
-"""What a model's predictions are worth: numbers per token of a text, and what they come to."""
+"""Scores of a model's predictions: numbers per token of a text, and their statistics."""
 
 from dataclasses import field
 from math import exp, log, sqrt
@@ -16,7 +16,7 @@ LEAST = np.float32(-16)  # logarithm of a probability from which on a divergence
 
 
 def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
-    """The logarithm of the sum of the exponentials of float32 [vocab]; `scratch` is as large."""
+    """Return the log-sum-exp of float32 [vocab]; `scratch` has the same size."""
     most = logits.max()
     np.subtract(logits, most, out=scratch)
     np.exp(scratch, out=scratch)
@@ -24,9 +24,9 @@ def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
 
 
 def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
-    """The Kullback-Leibler divergence, in nats, of what `logits` predict from a base.
+    """Return the Kullback-Leibler divergence from the base to the logits' distribution, in nats.
 
-    base: logarithms of its probabilities, float32 [vocab], which are overwritten; log_sum: log_sum_exp of the logits.
+    base: log probabilities, float32 [vocab], which are overwritten.  log_sum: log_sum_exp of the logits.
     """
     np.subtract(base, logits, out=scratch)
     scratch += np.float32(log_sum)
@@ -51,23 +51,23 @@ class Prediction:
 
     @property
     def perplexity(self) -> tuple[float, float]:
-        """exp(mean of nll), and its error."""
-        return of_logarithm(*mean(self.nll))
+        """exp(mean of nll), and its standard error."""
+        return from_logarithm(*mean(self.nll))
 
     def plus(self, **chunk: np.ndarray) -> Self:
-        """With one chunk more."""
+        """Return it with one more chunk."""
         arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
         return type(self)(self.chunks + 1, **arrays)
 
     def facts(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Return the scores for JSON."""
         value, error = self.perplexity
         return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
 
 
 @frozen
 class Comparison(Prediction):
-    """The same, and how it compares with a base."""
+    """Scores of a prediction and its divergence from a base."""
 
     base_nll: np.ndarray = field(default_factory=nothing)
     kld: np.ndarray = field(default_factory=nothing)  # Kullback-Leibler divergence from the base, in nats
@@ -76,47 +76,47 @@ class Comparison(Prediction):
 
     @property
     def base_perplexity(self) -> tuple[float, float]:
-        """Of the base, and its error."""
-        return of_logarithm(*mean(self.base_nll))
+        """Perplexity of the base, and its standard error."""
+        return from_logarithm(*mean(self.base_nll))
 
     @property
     def ratio(self) -> tuple[float, float]:
-        """Of the two perplexities, and its error, which is small: the tokens are the same."""
-        return of_logarithm(*mean(self.nll - self.base_nll))
+        """Ratio of the two perplexities, and its error, which is small as the tokens are the same."""
+        return from_logarithm(*mean(self.nll - self.base_nll))
 
     @property
     def rms_change(self) -> tuple[float, float]:
-        """The root of the mean squared change, and its error."""
+        """Root mean square of the change, and its error."""
         square, error = mean(self.change**2)
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """All of it, ready for JSON; probabilities are from 0 to 1."""
+        """Return the scores for JSON; probabilities are from 0 to 1."""
         return super().facts() | {
-            "base": with_error(*self.base_perplexity, "perplexity"),
-            "ratio": with_error(*self.ratio),
+            "base": named_error(*self.base_perplexity, "perplexity"),
+            "ratio": named_error(*self.ratio),
             "kld": statistics(self.kld),
             "change": statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
-            "same_top": with_error(*mean(self.same_top)),
+            "same_top": named_error(*mean(self.same_top)),
         }
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     return float(np.mean(values)), sqrt(float(np.var(values)) / max(len(values) - 1, 1))
 
 
-def of_logarithm(value: float, error: float) -> tuple[float, float]:
-    """A number and its error, whose logarithm and its error are given."""
+def from_logarithm(value: float, error: float) -> tuple[float, float]:
+    """Convert a logarithm and its error to the number and its error."""
     number = exp(min(value, 700.0))
     return number, number * error
 
 
-def with_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
+def named_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
     return {name: value, "error": error}
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
-    """Mean, extremes and percentiles; "50" is the median."""
+    """Return mean, extremes and percentiles; "50" is the median."""
     percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
-    return with_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles
+    return named_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles

@@ -1,12 +1,12 @@
-"""Conversations on disk: a file of JSON lines for each, which a person can read, in the user's data folder.
+"""Store conversations on disk: a readable JSON Lines file for each, in the user's data folder.
 
     {"session": 1, "created": "2026-11-22 10:34", "model": {"name": …, "path": …, "fingerprint": …}, "settings": {…}}
     {"role": "system", "content": "Be brief."}
     {"role": "user", "content": "Hi"}
     {"role": "assistant", "content": "Hello!", "finish": "stop", "tokens": 31}
 
-A turn is appended in one piece and given to the disk before the next begins: whoever is killed loses at most the turn
-in the making, of which a torn line may be left, which is cut off. Whatever else changes replaces the file as a whole.
+A turn is appended at once and flushed to disk before the next begins: a killed process loses at most the current turn,
+and a torn line of it is removed later. All other changes replace the whole file.
 """
 
 import json
@@ -38,7 +38,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @frozen
 class SessionModel:
-    """Which model it was; fingerprint: of its weights, the same wherever the file lies."""
+    """The model of a session; fingerprint: of its weights, independent of the path."""
 
     name: str = ""
     path: str = ""
@@ -47,11 +47,11 @@ class SessionModel:
 
 @dataclass
 class SavedChat:
-    """What a session's file says.
+    """The content of a session's file.
 
     Attributes:
-        model: that was talked to.  settings: options by name.  created: a date.  messages: lines, in order.
-        trunk: the session that this one branched off from, or that one from another: the first. "" for none.
+        model: the model in use.  settings: options by name.  created: a date.  messages: lines, in order.
+        trunk: the first of the sessions that this one branched off from, "" for none.
     """
 
     model: SessionModel = field(default_factory=SessionModel)
@@ -61,7 +61,7 @@ class SavedChat:
     trunk: str = ""
 
     def lines(self) -> bytes:
-        """All of it as a file."""
+        """Encode the whole file."""
         header = {"session": VERSION, "created": self.created, "model": asdict(self.model), "settings": self.settings}
         trunk = {"trunk": self.trunk} if self.trunk else {}
         return b"".join(json_line(line) for line in ({**header, **trunk}, *self.messages))
@@ -69,7 +69,7 @@ class SavedChat:
 
 @frozen
 class Listed:
-    """A session as lists show it; damage: why it cannot be read, or ""."""
+    """A session in a list; damage: why it cannot be read, or ""."""
 
     name: str
     used: float  # seconds since 1970
@@ -82,13 +82,11 @@ def folder() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """Of the file of a session. Raises UsageError for what is no name."""
+    """Return the path of a session. Raises UsageError for an invalid name."""
     if not NAME.fullmatch(name):
-        raise UsageError(
-            f"{name[:80]!r} is no name for a session: letters, digits, spaces and . _ - within, 60 at most"
-        )
+        raise UsageError(f"{name[:80]!r} is not a valid session name; use up to 60 letters, digits, spaces and . _ -")
     if problem := name_problem(name + ENDING):
-        raise UsageError(f"{name!r} is no name for a session: {problem}")
+        raise UsageError(f"{name!r} is not a valid session name: {problem}")
     return folder() / (name + ENDING)
 
 
@@ -97,30 +95,34 @@ def exists(name: str) -> bool:
 
 
 def read(name: str) -> SavedChat:
-    """A session, less what a killed process has left at its end. Raises UsageError, naming the line; LocalllmError."""
-    return parsed(_content(path_of(name), name), f"the session {name!r}")[0]
+    """Read a session without an incomplete turn at its end.
+
+    Raises UsageError, naming the line; LocalllmError.
+    """
+    return parse(_content(path_of(name), name), f"the session {name!r}")[0]
 
 
 def _content(path: Path, name: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"there is no session {name!r}; `localllm sessions` lists them") from None
+        raise UsageError(f"session {name!r} not found; `localllm sessions` lists them") from None
     except OSError as error:
         raise LocalllmError(f"the session {name!r} cannot be read: {error.strerror}") from None
 
 
-def parsed(data: bytes, what: str) -> tuple[SavedChat, int]:
-    """The conversation in a file, and how many of its bytes that is. Raises UsageError, naming the line.
+def parse(data: bytes, what: str) -> tuple[SavedChat, int]:
+    """Parse a file; return the conversation and the number of valid bytes.
 
-    A line without its end, and a question whose answer did not come to be written, are of a turn in the making.
+    Raises UsageError, naming the line. A line without its end, and a question without an answer, belong to an
+    incomplete turn.
     """
     *lines, torn = data.split(b"\n")
     if torn and _json(torn) is not None:  # a person has edited it
         lines.append(torn)
     header = _json(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
-        raise UsageError(f"{what} is damaged: line 1 does not say what it is of")
+        raise UsageError(f"{what} is damaged: line 1 is not a session header")
     chat, length, whole = _with_header(header, what), 0, 0
     for number, line in enumerate(lines, 1):
         length = min(length + len(line) + 1, len(data))
@@ -139,7 +141,7 @@ def _with_header(header: Line, what: str) -> SavedChat:
         model, created, trunk = SessionModel(**header["model"]), str(header["created"]), str(header.get("trunk", ""))
         return SavedChat(model, settings, created, trunk=trunk)
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{what} is damaged: line 1 does not say what it is of") from None
+        raise UsageError(f"{what} is damaged: line 1 is not a session header") from None
 
 
 def _message(line: bytes, number: int, what: str) -> Line:
@@ -147,17 +149,17 @@ def _message(line: bytes, number: int, what: str) -> Line:
     is_text = message is not None and isinstance(message.get("content"), str) and are_paths(message.get("images", []))
     roles = ROLES if number == 2 else ROLES[1:]
     if message is None or not is_text or message.get("role") not in roles:
-        raise UsageError(f"{what} is damaged: line {number} is no message")
+        raise UsageError(f"{what} is damaged: line {number} is not a message")
     return message
 
 
 def are_paths(value: Any) -> bool:
-    """Whether they are those of a message's images."""
+    """Return whether a value is a message's list of image paths."""
     return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
 
 def _json(line: bytes) -> Line | None:
-    """The object in a line, None if there is none."""
+    """Parse the object in a line, None if there is none."""
     with suppress(ValueError, RecursionError):
         value = json.loads(line)
         return value if isinstance(value, dict) else None
@@ -165,15 +167,18 @@ def _json(line: bytes) -> Line | None:
 
 
 class SessionFile:
-    """A session that is being talked in, by nobody else at the same time. Use it in a `with` statement, or close it.
+    """A session locked for writing; a context manager, or close it.
 
     Attributes:
-        name: its own.  conversation: what the file says.  is_new: whether there was none.
-        lost: whether a turn in the making was cut off.
+        name: of the session.  chat: the file's content.  is_new: whether the file did not exist.
+        lost: whether an incomplete turn was removed.
     """
 
     def __init__(self, name: str):
-        """Raises UsageError for a name that is none, a damaged file or one that is open in another chat; others."""
+        """Open or create a session.
+
+        Raises UsageError for an invalid name, a damaged file or one that is open in another chat; others.
+        """
         self.name, self._path = name, path_of(name)
         self._is_written = True  # whether the file has all of the conversation
         make_private(folder())
@@ -187,7 +192,7 @@ class SessionFile:
             self.chat, self.lost = SavedChat(), False
             if not self.is_new:
                 data = _content(self._path, name)
-                self.chat, whole = parsed(data, f"the session {name!r}")
+                self.chat, whole = parse(data, f"the session {name!r}")
                 self.lost = whole < len(data)
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
@@ -198,7 +203,7 @@ class SessionFile:
             raise
 
     def write(self, messages: Sequence[Line]) -> None:
-        """What the conversation is now: more of it is appended, another one replaces the file.
+        """Save the conversation: append new messages, or replace the file if old ones changed.
 
         Raises LocalllmError if it cannot be written; the file is then as before.
         """
@@ -215,7 +220,7 @@ class SessionFile:
         self._is_written = True
 
     def rewrite(self) -> None:
-        """All of it, at once or not at all. Raises LocalllmError."""
+        """Replace the whole file atomically. Raises LocalllmError."""
         self._is_written = False
         make_private(folder())
         with SafeFile(self._path) as file:
@@ -223,7 +228,7 @@ class SessionFile:
         self._is_written = True
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._only.__exit__()
 
     def __enter__(self) -> "SessionFile":
@@ -234,7 +239,7 @@ class SessionFile:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """All of it and to the disk, or nothing. Raises OSError."""
+    """Append everything and flush it to disk, or nothing. Raises OSError."""
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
         before, rest = os.fstat(descriptor).st_size, memoryview(data)
@@ -250,26 +255,26 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def names() -> list[str]:
-    """Of all sessions, the latest first."""
+    """List the names of all sessions, most recent first."""
     return [name for _, name in sorted(_found(), reverse=True)]
 
 
 def branches(name: str) -> list[str]:
-    """All sessions that branched off from where this one did, itself among them."""
+    """List all sessions with the same trunk as this one, itself included."""
     trunks = {each: _trunk(each) for each in names()}
     own = trunks.get(name, name)
     return sorted({name, *(each for each, trunk in trunks.items() if trunk == own)})
 
 
 def _trunk(name: str) -> str:
-    """Where a session branched off, which its first line says; its own name if it did nowhere."""
+    """Read from its first line where a session branched off; its own name if it did not."""
     with suppress(OSError), open(path_of(name), "rb") as file:
         return str((_json(file.readline()) or {}).get("trunk") or name)
     return name
 
 
 def _found() -> Iterable[tuple[float, str]]:
-    """When each was last changed, and its name."""
+    """Yield the modification time and name of each session."""
     try:
         items = list(os.scandir(folder()))
     except OSError:
@@ -281,8 +286,8 @@ def _found() -> Iterable[tuple[float, str]]:
                 yield item.stat().st_mtime, name
 
 
-def listed() -> list[Listed]:
-    """All sessions, the latest first."""
+def list_sessions() -> list[Listed]:
+    """List all sessions, most recent first."""
     found = []
     for used, name in sorted(_found(), reverse=True):
         try:
@@ -292,16 +297,19 @@ def listed() -> list[Listed]:
     return found
 
 
-def latest() -> str:
-    """The name of the session that was talked in last. Raises UsageError if there is none."""
+def latest_name() -> str:
+    """Return the name of the most recent session. Raises UsageError if there is none."""
     found = names()
     if not found:
-        raise UsageError("there is no session yet: `localllm chat --session NAME` begins one, and so does /save NAME")
+        raise UsageError("there are no sessions yet; start one with `localllm chat --session NAME` or /save NAME")
     return found[0]
 
 
 def remove(name: str) -> None:
-    """Raises UsageError if there is none, or if a chat has it open; LocalllmError."""
+    """Delete a session.
+
+    Raises UsageError if it does not exist or is open in a chat; LocalllmError.
+    """
     path = path_of(name)
     _content(path, name)
     try:
@@ -313,21 +321,21 @@ def remove(name: str) -> None:
         raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
 
 
-def plain(messages: Sequence[Line]) -> list[Line]:
-    """What models and templates are to see of messages."""
+def visible_fields(messages: Sequence[Line]) -> list[Line]:
+    """Remove the fields of messages that models and templates must not see."""
     known = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
     return [{name: message[name] for name in known if name in message} for message in messages]
 
 
-def shown(message: Line) -> str:
-    """A message as it is to be read, with its calls of tools."""
+def format_message(message: Line) -> str:
+    """Format a message for reading, with its tool calls."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 def fingerprint(file: "GGUFFile") -> str:
-    """What tells a model from others: shapes and formats of its tensors, and samples of them; 16 hexadecimal digits."""
+    """Identify a model by its tensors' shapes and formats and samples of them: 16 hexadecimal digits."""
     import hashlib
 
     from localllm.engine.memory.fingerprint import sample

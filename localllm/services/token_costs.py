@@ -1,4 +1,4 @@
-"""What tokens cost by a model: bytes that are read, multiplications."""
+"""Costs of a token: bytes read and multiplications."""
 
 from collections.abc import Mapping
 from math import prod
@@ -10,7 +10,7 @@ from localllm.frozen import frozen
 
 @frozen
 class MatrixCosts:
-    """What the matrix products of a model cost, one matrix after the other; norms and attention are not counted."""
+    """Costs of a model's matrix products, by matrix; norms and attention are not counted."""
 
     weight_bytes: int  # that one token of decode reads
     per_token: int  # multiply-adds of all matrices but the output matrix
@@ -18,8 +18,11 @@ class MatrixCosts:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
-        """Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
-        goes to. Raises ModelError."""
+        """Sum the costs of tensors.
+
+        Of the embedding matrix, one row is read, unless it is the output matrix too; of experts, those that a token
+        uses. Raises ModelError.
+        """
         weights = Weights(tensors)
         output = (weights.get("output") or weights.token_embd).tensor
         ends = {"token_embd.weight", output.name}
@@ -37,6 +40,6 @@ class MatrixCosts:
 
     @classmethod
     def of_file(cls, file: GGUFFile) -> "MatrixCosts":
-        """Of the model in a file. Raises ModelError."""
+        """Sum the costs of a model file. Raises ModelError."""
         arch = file.metadata.get("general.architecture")
         return cls.of(file.tensors, file.metadata.get(f"{arch}.expert_used_count", 0))

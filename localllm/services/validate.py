@@ -1,7 +1,7 @@
-"""Whether a model file makes sense, found without running it: what every command asks of a file from a stranger.
+"""Check that a model file is consistent without running it; commands do so with any file.
 
-What GGUFFile.open checks comes before: counts, lengths, places. Here it is what they mean: hyperparameters, the tensors
-that they call for, the vocabulary. `require_numbers` reads every weight besides, and takes as long as that takes.
+GGUFFile.open has checked counts, lengths and offsets. This checks their meaning: hyperparameters, the tensors that
+they require, the vocabulary. `require_numbers` reads every weight as well, and takes as long as that takes.
 """
 
 from localllm.arch import architecture
@@ -24,7 +24,7 @@ CHUNK = 1 << 20  # weights that are looked at together
 
 @frozen
 class Validity:
-    """What is known of a file.
+    """What was found out about a file.
 
     Attributes:
         hyperparameters: None if localllm cannot read them, or if it is no model.  vision: of a projector.
@@ -41,12 +41,15 @@ class Validity:
         return self.problem is None or isinstance(self.problem, UnsupportedError)
 
 
-def validity(file: GGUFFile) -> Validity:
-    """Look at everything but the weights of matrices. A file without vocabulary or without tensors is valid."""
+def check_validity(file: GGUFFile) -> Validity:
+    """Check everything but the weights of matrices.
+
+    A file without vocabulary or without tensors is valid.
+    """
     hyperparameters = None
     arch = file.metadata.get("general.architecture")
     if isinstance(arch, str) and arch == CLIP:
-        return of_projector(file)
+        return check_projector(file)
     try:
         if any(key.startswith(VOCABULARY) for key in file.metadata):
             require_vocabulary(file)
@@ -58,12 +61,12 @@ def validity(file: GGUFFile) -> Validity:
     return Validity(hyperparameters, None)
 
 
-def of_projector(file: GGUFFile) -> Validity:
-    """The same of a file that images are seen by."""
+def check_projector(file: GGUFFile) -> Validity:
+    """Check a vision projector."""
     vision = None
     try:
         if is_pair(file):
-            return of_pair(file)
+            return check_pair(file)
         family, vision = projector(file)
         said_parts(file, family, vision)
     except ModelError as error:
@@ -71,8 +74,8 @@ def of_projector(file: GGUFFile) -> Validity:
     return Validity(None, None, vision)
 
 
-def of_pair(file: GGUFFile) -> Validity:
-    """The same of a file that makes vectors of pictures and texts. Raises ModelError."""
+def check_pair(file: GGUFFile) -> Validity:
+    """Check a file that embeds images and texts. Raises ModelError."""
     from localllm.text.clip_words import ClipWords  # seldom needed
 
     ClipWords(file.metadata, file.path)
@@ -82,14 +85,14 @@ def of_pair(file: GGUFFile) -> Validity:
 
 
 def require_valid(file: GGUFFile) -> None:
-    """Raise ModelError for a file that is not valid; one that is not supported passes."""
-    found = validity(file)
+    """Raise ModelError for an invalid file; an unsupported one passes."""
+    found = check_validity(file)
     if found.problem and not found.is_valid:
         raise found.problem
 
 
 def require_vocabulary(file: GGUFFile) -> None:
-    """Raise ModelError for a vocabulary that is not valid; of one that was, its metadata are remembered."""
+    """Raise ModelError for an invalid vocabulary; valid metadata is cached."""
     mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
     if mark and is_known("vocabulary", mark):
         return
@@ -104,10 +107,10 @@ def require_vocabulary(file: GGUFFile) -> None:
 
 
 def require_numbers(file: GGUFFile) -> None:
-    """Read every weight. Raises ModelError, with its place, for one that is not a finite number."""
+    """Read every weight. Raises ModelError, with its position, for one that is not finite."""
     from localllm.files.gguf.tensor_source import GGUFTensor, row_count
     from localllm.kernels.dequantize_rows import Widener, can_widen
-    from localllm.services.finite_check import widened
+    from localllm.services.finite_check import dequantize_finite
 
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
     widener = Widener({tensor.format for tensor in tensors})
@@ -115,7 +118,7 @@ def require_numbers(file: GGUFFile) -> None:
         for tensor in tensors:
             rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
             for first in range(0, rows, step):
-                widened(widener, tensor, first, min(first + step, rows))
+                dequantize_finite(widener, tensor, first, min(first + step, rows))
                 tensor.release_rows(first, min(first + step, rows))
     except ModelError as error:
         raise ModelError(f"{file.path}: {error}") from None

@@ -32,7 +32,7 @@ from localllm.files.logits_file import MAGIC, LogitsFile, row_width, scored_toke
 from localllm.files.settings import parse as parse_settings
 from localllm.services import sessions
 from localllm.services.records import Prompts, read_records
-from localllm.services.validate import require_numbers, validity
+from localllm.services.validate import check_validity, require_numbers
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.tokenizer import Tokenizer
 
@@ -237,7 +237,7 @@ def read_model(path: Path, draw: random.Random) -> None:
     if draw.random() < 0.2:
         for key in file.metadata:
             _ = file.metadata[key]
-    found = validity(file)
+    found = check_validity(file)
     if found.problem:
         raise found.problem
     tokens = [1, 2, 3]
@@ -263,7 +263,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     """A few tokens by kernels or the reference, or an image by a projector, buffers with guard pages behind."""
     import guarded  # of the tests
 
-    found = validity(file)
+    found = check_validity(file)
     ids = [token for token in tokens[:8] if found.hyperparameters and token < found.hyperparameters.vocab_size] or [0]
     backend = "reference" if draw.random() < 0.03 else "cpu"
     if backend == "cpu":
@@ -436,7 +436,7 @@ def session(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def read_session(path: Path, draw: random.Random) -> None:
-    sessions.parsed(path.read_bytes(), "the session")
+    sessions.parse(path.read_bytes(), "the session")
 
 
 def records(draw: random.Random, seeds: list[Path], path: Path) -> None:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from real_models import read_table  # noqa: E402
 
 from localllm.api import open_tokenizer  # noqa: E402
-from localllm.services.chunks import as_read, cut  # noqa: E402
+from localllm.services.chunks import split_chunks, with_bos  # noqa: E402
 
 MODELS = ["qwen-0.5b", "gemma-270m"]
 TOKENS, CONTEXT, CHUNKS = 48, 512, 4
@@ -87,8 +87,8 @@ def record(name: str, python: str, folder: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "localllm", "quantize", path, exact, "F32", "--force", "--allow-requantize"]
     subprocess.run(words, check=True, capture_output=True)
     prompts = [tokenizer.encode(prompt, special=True, bos=True) for prompt in PROMPTS]
-    chunks = cut(tokenizer.encode(TEXT.read_text("utf-8"), bos=True), CONTEXT, CHUNKS)
-    read = [as_read(chunk, tokenizer) for chunk in chunks]
+    chunks = split_chunks(tokenizer.encode(TEXT.read_text("utf-8"), bos=True), CONTEXT, CHUNKS)
+    read = [with_bos(chunk, tokenizer) for chunk in chunks]
     made = greedy(python, exact, prompts, folder)
     theirs = greedy(python, path, prompts, folder)
     same = [one["tokens"] == other["tokens"] for one, other in zip(made, theirs, strict=True)]

@@ -115,14 +115,14 @@ def show_texts(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
 ) -> None:
     """The same of a model that makes vectors, with texts of so many tokens; 512 stands for several lengths."""
-    from localllm.services.bench_texts import measured
+    from localllm.services.bench_texts import measure
 
     line = ProgressLine()
     lengths = (16, 64, 512) if lengths == (512,) else lengths
     try:
         compiling = opening.compiling(line)
         tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
-        found = measured(path, lengths, threads, repetitions, tell, compiling, device)
+        found = measure(path, lengths, threads, repetitions, tell, compiling, device)
     finally:
         line.clear()
     if as_json:

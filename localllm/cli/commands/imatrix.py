@@ -65,7 +65,7 @@ def imatrix(
     from localllm.services.outputs import is_imatrix, require_kind
 
     resolve_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
-    require_kind(output, is_imatrix, "importance matrix", force)
+    require_kind(output, is_imatrix, "an importance matrix", force)
     merged = service.merge(in_files) if in_files else None
     if model is None:
         assert merged is not None

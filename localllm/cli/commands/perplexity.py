@@ -66,13 +66,13 @@ def perplexity(
     from localllm.files.safe_file import resolve_target
     from localllm.files.text_file import read_text
     from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.services.chunks import cut
+    from localllm.services.chunks import split_chunks
     from localllm.services.outputs import are_logits, require_kind
     from localllm.services.perplexity import ChunkReader
 
     if save_logits is not None:
         resolve_target(save_logits, tuple(name for name in (model, text) if name is not None))
-        require_kind(save_logits, are_logits, "file of logits", force)
+        require_kind(save_logits, are_logits, "a file of logits", force)
     line = ProgressLine()
     logits = LogitsFile.open(base) if base else None
     content = read_text(text) if text else ""
@@ -89,7 +89,7 @@ def perplexity(
             count = len(logits.chunks[:chunks])
             results: Iterator[Prediction] = reader.compare(logits, chunks)
         else:
-            wanted = cut(reader.tokenizer.encode(content, bos=True), size, chunks)
+            wanted = split_chunks(reader.tokenizer.encode(content, bos=True), size, chunks)
             count, results = len(wanted), reader.predict(wanted, save_logits)
         try:
             remaining = Remaining(count)

@@ -38,15 +38,15 @@ def pull(
 
 def brought(name: str) -> str:
     """The file of a model, which is here now."""
-    from localllm.services.catalogue import aliased, known_models, of_nothing, referred
+    from localllm.services.catalogue import known_models, parse_reference, resolve_alias, unknown_name
 
-    meant = aliased(name)
-    reference = referred(meant)
+    meant = resolve_alias(name)
+    reference = parse_reference(meant)
     if reference is None:
         if os.path.isfile(meant):
             dim(f"{meant} is a file on this computer already")
             return meant
         if meant.lower() in known_models():
             raise UsageError(f"{name} comes with localllm: there is nothing to pull")
-        raise of_nothing(meant)
+        raise unknown_name(meant)
     return pull_shown(reference)

@@ -312,7 +312,7 @@ def require_possible(
         raise UsageError(f"threads should be from 1 to 1024, not {threads}")
     check_output(plan, target, request)
     for path in plan.paths(target):
-        require_kind(path, is_model, "model", force)
+        require_kind(path, is_model, "a model", force)
 
 
 def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None) -> None:

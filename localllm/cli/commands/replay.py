@@ -52,7 +52,7 @@ def replay(
     with opening.open_model(path, engine, held["chat_template"], no_cache=True) as opened:
         chosen = opening.with_draft_model(opened, chosen, kept["options"]["speculate"])
         try:
-            now = receipts.again(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
+            now = receipts.regenerate(opened, kept, chosen, lambda count: line.show(f"answering again: {count} tokens"))
             changed = receipts.changes(kept, opened, hashing(line))
         finally:
             line.clear()
@@ -69,7 +69,7 @@ def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None)
 
     place = Endpoint.of(kept["model"]["endpoint"], os.environ.get(KEY) or None)
     there = RemoteModel(place, model or kept["model"]["name"], receipts.form_of(kept))
-    return receipts.again(there, kept, chosen)
+    return receipts.regenerate(there, kept, chosen)
 
 
 def tell(place: str | None) -> None:

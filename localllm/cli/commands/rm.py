@@ -31,9 +31,9 @@ def rm(
       localllm rm --force qwen3-4b:Q8_0
     """
     from localllm.files.models_folder import remove_empty_folders
-    from localllm.services.catalogue import removable
+    from localllm.services.catalogue import find_removable
 
-    found = removable(name)
+    found = find_removable(name)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise UsageError(f"{found.name}: there is no terminal to ask on: --force removes it")

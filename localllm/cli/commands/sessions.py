@@ -38,4 +38,4 @@ def sessions(
     if action == "rm":
         kept.remove(name)
         return dim(f"the session {name} is removed")
-    write("\n\n".join(kept.shown(message) for message in kept.read(name).messages) + "\n")
+    write("\n\n".join(kept.format_message(message) for message in kept.read(name).messages) + "\n")

@@ -260,13 +260,13 @@ class TerminalConversation:
         """Go on with another conversation; what was read for this one is kept for a while."""
         self.model.session.hold()
         self.lines, self.texts, self.images = list(lines), [], []
-        self.model.session.messages = sessions.plain(lines)
+        self.model.session.messages = sessions.visible_fields(lines)
         self.model.session.earlier = self.used
 
     def switch(self, model: "Model") -> None:
         """Go on with another model."""
         before, self.model = self.model, model
-        model.session.messages = sessions.plain(self.lines)
+        model.session.messages = sessions.visible_fields(self.lines)
         if self.file:
             self.file.chat.model = about(model)
             self._written(self.file.rewrite)

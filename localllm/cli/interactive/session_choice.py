@@ -13,7 +13,7 @@ def session_name(session: str | None, latest: bool) -> str | None:
     """What --session or --continue mean, None if there is neither. Raises UsageError."""
     if session is not None and latest:
         raise UsageError("--session names a session and --continue means another one: leave one out")
-    name = sessions.latest() if latest else session
+    name = sessions.latest_name() if latest else session
     if name is not None:
         sessions.path_of(name)
         if not is_terminal(sys.stdin):

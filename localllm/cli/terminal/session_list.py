@@ -11,7 +11,7 @@ TITLE = 40  # characters of the first question
 def session_lines() -> list[str]:
     """A line for each, the latest first, below a header; nothing if there are none."""
     rows: list[tuple[str, ...]] = []
-    for listed in sessions.listed():
+    for listed in sessions.list_sessions():
         messages = listed.chat.messages
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
         title = one_line(question)

@@ -1,4 +1,4 @@
-"""What a server says of an answer: as it comes, and as a whole."""
+"""Parse a server's responses, streamed or whole."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +12,17 @@ REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "fu
 
 
 class Streaming:
-    """An answer as its events tell it.
+    """A response assembled from its events.
 
     Attributes:
         text: by kind.  usage: tokens that were counted.  finish_reason: "" before.  events: that had something.
     """
 
     def __init__(self, is_compact: bool = False) -> None:
-        """is_compact: whether the answer is JSON whose white space is left out."""
+        """Start empty.
+
+        is_compact: whether the response is JSON whose whitespace is removed.
+        """
         self._compactor = JsonCompactor() if is_compact else None
         self.text, self.finish_reason, self.events = {ANSWER: "", THOUGHT: ""}, "", 0
         self.usage: dict[str, Any] = {}
@@ -27,11 +30,11 @@ class Streaming:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Those that were not cut, in their order."""
+        """Complete tool calls in order."""
         return whole(call for _, call in sorted(self._calls.items()))
 
     def take(self, event: dict[str, Any]) -> Iterator[TextPart]:
-        """What an event adds."""
+        """Add an event, and yield the new parts."""
         if isinstance(event.get("usage"), dict):
             self.usage = event["usage"]
         choices = event.get("choices")
@@ -72,7 +75,7 @@ class Streaming:
 
 @frozen
 class RemoteAnswer:
-    """One of several, as a server has told it whole.
+    """One choice of a complete response.
 
     Attributes:
         logprob: per token, 0 if the server does not tell it.  tells_logprobs: whether it does.

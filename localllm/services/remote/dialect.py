@@ -1,4 +1,4 @@
-"""What a server of OpenAI's interface can be asked for, by which program it is, which /v1/models tells."""
+"""Differences between servers with OpenAI's interface, which are detected by /v1/models."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -22,7 +22,7 @@ UNLIMITED = 2**31 - 1
 
 @frozen
 class Dialect:
-    """Of one program.
+    """What one server program supports.
 
     Attributes:
         sampling: its names of options.  grammar, regex: its fields for them, "" if it has none.
@@ -53,7 +53,7 @@ OTHER = Dialect("a server of OpenAI's interface", OPENAI, variables=False)
 
 @frozen
 class Form:
-    """What an answer shall look like, as the user has said it: at most one of the first three.
+    """The output format that the user asked for: at most one of the first three.
 
     Attributes:
         additional_properties: whether objects may have others where the schema does not say.
@@ -70,7 +70,7 @@ class Form:
 
 
 def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, Any]:
-    """The fields of a request. Raises UsageError for what this server cannot do, by its name."""
+    """Build the fields of a request. Raises UsageError for what this server does not support."""
     request: dict[str, Any] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
@@ -80,8 +80,8 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
             continue
         if each.name not in dialect.sampling:
             raise refusal(each.name, dialect)
-        request[dialect.sampling[each.name]] = plain(value)
-    request |= formed(form, dialect) | thoughtful(options, dialect)
+        request[dialect.sampling[each.name]] = to_json(value)
+    request |= format_fields(form, dialect) | reasoning_fields(options, dialect)
     if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
         request["json_whitespace"] = True
     if options.tools and options.tools.callable:
@@ -89,15 +89,15 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
     return request
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it."""
+def to_json(value: Any) -> Any:
+    """Convert a value for JSON."""
     if isinstance(value, Mapping):
         return {str(key): max(-100.0, min(100.0, bias)) for key, bias in value.items()}
     return [*value] if isinstance(value, tuple) else value
 
 
-def formed(form: Form, dialect: Dialect) -> dict[str, Any]:
-    """The fields for a schema, a grammar or a regular expression."""
+def format_fields(form: Form, dialect: Dialect) -> dict[str, Any]:
+    """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
         schema = form.schema if is_own or form.additional_properties else closed(form.schema)
@@ -115,8 +115,8 @@ def formed(form: Form, dialect: Dialect) -> dict[str, Any]:
     return {}
 
 
-def thoughtful(options: GenerationOptions, dialect: Dialect) -> dict[str, Any]:
-    """The fields for thoughts, and for what a chat template is told."""
+def reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, Any]:
+    """Build the fields for reasoning and the chat template's variables."""
     found: dict[str, Any] = {}
     variables = dict(options.template_variables)
     if dialect.name == "localllm":
@@ -136,4 +136,4 @@ def thoughtful(options: GenerationOptions, dialect: Dialect) -> dict[str, Any]:
 
 
 def refusal(name: str, dialect: Dialect) -> UsageError:
-    return UsageError(f"{name} is not for this endpoint: {dialect.name} does not have it")
+    return UsageError(f"{name} is not available with this endpoint: {dialect.name} does not support it")

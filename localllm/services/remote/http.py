@@ -1,4 +1,4 @@
-"""HTTP to a server of OpenAI's interface: requests, server-sent events, and what goes wrong, each as one line."""
+"""HTTP client for servers with OpenAI's interface: requests, server-sent events, one-line errors."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ TOO_LONG = ("context length", "context size", "maximum context", "context window
 
 
 class EndpointError(LocalllmError):
-    """The server cannot be reached, refuses, or says what makes no sense."""
+    """The server cannot be reached, refuses, or sends an invalid response."""
 
 
 @frozen
 class Endpoint:
-    """Where a server is.
+    """A server's address and key.
 
     Attributes:
         url: up to /v1.  key: that it asks for, or None.
@@ -37,7 +37,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, key: str | None = None) -> "Endpoint":
-        """Raises UsageError for what is no address."""
+        """Parse an address. Raises UsageError if it is invalid."""
         try:
             parts = urlsplit(url)
             known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -50,21 +50,23 @@ class Endpoint:
         return cls(url.rstrip("/") + "/v1" * (parts.path in ("", "/")), key)
 
     def get(self, path: str) -> Any:
-        """JSON. Raises EndpointError."""
+        """Get JSON. Raises EndpointError."""
         with closing(self._connection()) as connection:
             return self._json(self._asked(connection, "GET", path))
 
     def post(self, path: str, body: Any) -> Any:
-        """The same with a JSON body. Raises EndpointError, ContextError."""
+        """Post JSON and return JSON. Raises EndpointError, ContextError."""
         with closing(self._connection()) as connection:
             return self._json(self._asked(connection, "POST", path, body))
 
     def events(self, path: str, body: Any) -> Iterator[Any]:
-        """What a stream says, to its end. Raises EndpointError, also for one that breaks off; ContextError."""
+        """Yield the events of a stream. Raises EndpointError, also if it breaks off, and ContextError."""
         with closing(self._connection()) as connection:
             response = self._asked(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
-                raise EndpointError(f"{self.url} does not stream: it answers with {response.getheader('Content-Type')}")
+                raise EndpointError(
+                    f"{self.url} does not stream: it responds with {response.getheader('Content-Type')}"
+                )
             yield from self._data(response)
 
     def _data(self, response: HTTPResponse) -> Iterator[Any]:
@@ -83,7 +85,7 @@ class Endpoint:
             yield told
 
     def _asked(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
-        """The response; a server that is busy, or is loading its model, is asked again."""
+        """Send a request, and again while the server is busy or loading its model."""
         data, wait = None if body is None else json.dumps(body).encode(), 1.0
         for attempt in range(TRIES):
             response = self._response(connection, method, path, data)
@@ -98,7 +100,7 @@ class Endpoint:
         return response
 
     def _connection(self) -> HTTPConnection:
-        """To the server, or to the proxy that the environment names. Raises LocalllmError for one of another kind."""
+        """Connect to the server or its proxy. Raises LocalllmError for an unsupported proxy."""
         parts, proxy = urlsplit(self.url), http_proxy_for(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         if proxy is None:
@@ -127,23 +129,23 @@ class Endpoint:
         return self._sure(ask)
 
     def _sure(self, act: Callable[[], Any]) -> Any:
-        """What it returns. Raises EndpointError for all that can happen to a connection."""
+        """Call `act`. Raises EndpointError for any connection failure."""
         try:
             return act()
         except TimeoutError:
-            raise EndpointError(f"{self.url} does not answer: nothing came for {self.seconds:g} seconds") from None
+            raise EndpointError(f"{self.url} does not respond: no data for {self.seconds:g} seconds") from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             proxy = http_proxy_for(self.url)
             through = f" through {proxy.variable}, {proxy.url}" if proxy else ""
-            raise EndpointError(f"{self.url} cannot be asked{through}: {reason}") from None
+            raise EndpointError(f"{self.url} cannot be reached{through}: {reason}") from None
 
     def _json(self, response: HTTPResponse, is_error: bool = False) -> Any:
         data = self._sure(lambda: response.read(MOST))
         return self._parsed(data, {} if is_error else None)
 
     def _parsed(self, data: bytes, usual: dict[str, Any] | None = None) -> dict[str, Any]:
-        """An object. Raises EndpointError, unless there is one for what is none."""
+        """Parse an object; `usual` replaces invalid JSON, else EndpointError is raised."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -152,10 +154,10 @@ class Endpoint:
             return value
         if usual is not None:
             return usual
-        raise EndpointError(f"{self.url} says what is no JSON object: {data.strip()[:60].decode(errors='replace')!r}")
+        raise EndpointError(f"{self.url} sent an invalid JSON object: {data.strip()[:60].decode(errors='replace')!r}")
 
     def _refusal(self, status: int, told: dict[str, Any]) -> LocalllmError:
-        """What a server's error means."""
+        """Convert a server's error response to an exception."""
         error = told.get("error", told)
         message = error.get("message") if isinstance(error, dict) else error
         reason = " ".join(str(message or "no reason is given").split())[:500]

@@ -1,4 +1,4 @@
-"""Many prompts, each answered by a server: several requests at once, each in a thread."""
+"""Answer many prompts by a server, with several requests at once, each in a thread."""
 
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -15,7 +15,7 @@ AT_ONCE = 16
 
 
 class RemoteMapping:
-    """Answers records. Iterate over it for the results, as they are finished.
+    """Answers records; iterate over it for the results in order of completion.
 
     Attributes:
         written: tokens of answers so far.  done: records that are finished.
@@ -24,7 +24,7 @@ class RemoteMapping:
     def __init__(
         self, model: RemoteModel, prompts: Prompts, options: GenerationOptions, records: list[Record], n: int = 1
     ):
-        """Raises UsageError for options that the server does not have."""
+        """Prepare the requests. Raises UsageError for options that the server does not support."""
         model.fields(options)
         self._model, self._prompts, self._options, self._n = model, prompts, options, n
         self._records, self._stopped = iter(records), False
@@ -53,18 +53,18 @@ class RemoteMapping:
             answers = self._model.session.candidates(asked, self._options, self._n)
             constraint = self._options.constraint
             if constraint and any(answer.finish_reason == "length" for answer in answers):
-                raise CutError(f"the answer was cut, so it is not {constraint.promise}")
+                raise CutError(f"the response was truncated, so it is not {constraint.promise}")
         except LocalllmError as error:
             return failure(record, error)
         return success(record, answers)
 
     def stop(self) -> None:
-        """Begin nothing new; what has begun goes on to its end."""
+        """Start no new requests; running ones complete."""
         self._stopped = True
 
 
 def success(record: Record, answers: list[RemoteAnswer]) -> Result:
-    """What is told of a record, as by services.map; of several answers the tokens of all together are known."""
+    """Build the result of a record, as services.map does; token counts cover all choices together."""
 
     def told(name: str) -> Any:
         values = [getattr(answer, name) for answer in answers]

@@ -1,4 +1,4 @@
-"""Receipts of answers that a server has given: what was asked there, and whether the same comes again."""
+"""Receipts of responses from a server: what was requested, and whether it can be reproduced."""
 
 import json
 import secrets
@@ -19,15 +19,15 @@ def is_remote(receipt: Receipt) -> bool:
     return has_shape(receipt, REMOTE)
 
 
-def repeatable(options: GenerationOptions) -> GenerationOptions:
-    """With a seed; what else nobody has chosen is the server's business."""
+def fully_specified(options: GenerationOptions) -> GenerationOptions:
+    """Return the options with a seed; other defaults are up to the server."""
     if options.sampling.seed is not None:
         return options
     return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
 
 
 def make(model: RemoteModel, asked: Asked, options: GenerationOptions, n: int, result: Mapping[str, Any]) -> Receipt:
-    """The receipt. Raises UsageError for options that cannot be written down."""
+    """Create the receipt. Raises UsageError for options that cannot be recorded."""
     given = plain_options(replace(options, constraint=None))
     return {
         "receipt": LAYOUT,
@@ -44,8 +44,8 @@ def form_of(receipt: Receipt) -> Form:
     return Form(**{name: receipt["options"]["form"].get(name) for name in ("schema", "grammar", "regex")})
 
 
-def again(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:
-    """The result that the receipt's prompt has now. Raises as RemoteSession's methods."""
+def regenerate(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:
+    """Generate the receipt's response again. Raises as RemoteSession's methods."""
     asked, n = receipt["prompt"]["asked"], receipt["options"]["n"]
     if n > 1:
         answers = model.session.candidates(asked, options, n)

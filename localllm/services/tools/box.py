@@ -1,4 +1,4 @@
-"""Tools that a model may use, and what becomes of a call: a text for the model, never more than it has room for."""
+"""Tools that a model may use; results are texts limited to a size."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ MOST = 30_000  # characters of a result
 
 
 class ToolError(LocalllmError):
-    """Why a tool could not do what it was called for; the model is told."""
+    """Why a tool call failed, as told to the model."""
 
 
 @frozen
 class OfferedTool:
-    """One of them.
+    """A tool that is offered to the model.
 
     Attributes:
         perform: does what a call's arguments say, and returns what comes of it. Raises ToolError, OSError.
@@ -29,7 +29,7 @@ class OfferedTool:
 
 
 class Outcome(NamedTuple):
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
         text: that the model gets.  failed: whether it is a reason why nothing came.
@@ -40,23 +40,23 @@ class Outcome(NamedTuple):
 
 
 class Toolbox:
-    """All that are offered.
+    """All tools that are offered.
 
     Attributes:
         use: what an answer's options have.  most: characters of a result.
     """
 
     def __init__(self, offered: Sequence[OfferedTool], most: int = MOST, json_calls: bool = True):
-        """Raises UsageError for two of a name."""
+        """Combine tools. Raises UsageError if two have the same name."""
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
-            raise UsageError(f"two tools are called {next(name for name in names if names.count(name) > 1)}")
+            raise UsageError(f"two tools have the name {next(name for name in names if names.count(name) > 1)}")
         self.most = most
         self.use = ToolUse([each.tool for each in offered], json_calls=json_calls)
 
     def without(self, names: Sequence[str]) -> "Toolbox":
-        """The same but for some."""
+        """Return a toolbox without some of the tools."""
         offered = [each for name, each in self._offered.items() if name not in names]
         return Toolbox(offered, self.most, self.use.json_calls)
 
@@ -65,7 +65,7 @@ class Toolbox:
         return [*self._offered]
 
     def perform(self, call: ToolCall) -> Outcome:
-        """What comes of a call; Ctrl-C ends it."""
+        """Run a call and return its result; Ctrl-C interrupts it."""
         offered, arguments = self._offered.get(call.name), call.arguments
         if offered is None:
             return Outcome(f"error: there is no tool {call.name[:60]!r}", True)
@@ -81,7 +81,7 @@ class Toolbox:
             return Outcome(self._within(f"error: {error}"), True)
 
     def _within(self, text: str) -> str:
-        """As much of a text as there may be, and how much that is."""
+        """Truncate a text to the limit, and say so."""
         text = without_surrogates(text)
         if len(text) <= self.most:
             return text
@@ -89,16 +89,16 @@ class Toolbox:
 
 
 def text_in(arguments: dict[str, Any], name: str, usual: str | None = None) -> str:
-    """An argument that is a text. Raises ToolError."""
+    """Return a string argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, str):
-        raise ToolError(f"{name} should be a text")
+        raise ToolError(f"{name} should be a string")
     return value
 
 
 def number_in(arguments: dict[str, Any], name: str, usual: int) -> int:
-    """An argument that is a whole number, 1 or above. Raises ToolError."""
+    """Return a positive integer argument. Raises ToolError."""
     value = arguments.get(name, usual)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ToolError(f"{name} should be a whole number, 1 or above")
+        raise ToolError(f"{name} should be an integer, 1 or greater")
     return value

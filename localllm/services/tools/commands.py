@@ -1,5 +1,6 @@
-"""A tool that runs a command, which ends with all that it has begun. On Linux it can neither see nor write outside of
-the folders that are allowed, but for the programs that are installed.
+"""A tool that runs a shell command and ends all its processes.
+
+On Linux the command can neither read nor write outside of the allowed folders, except for installed programs.
 """
 
 import os
@@ -24,20 +25,20 @@ KEPT = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP",
 
 
 def run(folders: Folders) -> OfferedTool:
-    """A command of the shell."""
+    """Create the tool that runs shell commands."""
     about = (
         f"Run a command of the shell in {folders.roots[0]}, at most {SECONDS:.0f} seconds. It gets no input. "
         "What it writes comes back, and its exit code."
     )
     given = {"command": {"type": "string"}}
-    return tool("run", about, given, ["command"], lambda arguments: performed(arguments, folders.roots))
+    return tool("run", about, given, ["command"], lambda arguments: run_command(arguments, folders.roots))
 
 
-def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float = SECONDS) -> str:
-    """What it says, and how it ended. Raises ToolError if it takes too long."""
+def run_command(arguments: dict[str, Any], folders: Sequence[str], seconds: float = SECONDS) -> str:
+    """Run a command; return its output and exit status. Raises ToolError on timeout."""
     command = text_in(arguments, "command")
     if "\0" in command:
-        raise ToolError("a command cannot have a NUL in it")
+        raise ToolError("a command cannot contain NUL")
     words = shell(command)
     if confined.version() and not isinstance(words, str):
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
@@ -51,7 +52,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        raise ToolError(f"it was stopped after {seconds:.0f} seconds; it had written:\n{said.text()}") from None
+        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{said.text()}") from None
     finally:
         kill_with_children(process)
         said.thread.join(1)
@@ -60,7 +61,7 @@ def performed(arguments: dict[str, Any], folders: Sequence[str], seconds: float 
 
 
 class Written:
-    """What comes out of a pipe, whatever its length: a thread reads it to its end."""
+    """Collects the output of a pipe of any length, in a thread."""
 
     def __init__(self, pipe: IO[bytes]):
         self._pipe, self._data, self._all = pipe, bytearray(), 0

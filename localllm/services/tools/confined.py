@@ -1,8 +1,8 @@
-"""A command that can write in some folders only, and see only these and what programs are made of: by Linux's Landlock
-(https://docs.kernel.org/userspace-api/landlock.html), which holds for the process and all that it begins.
+"""Run a command confined to some folders and the installed programs, by Linux's Landlock.
 
-Run as a script, with folders, "--" and a command: it confines itself and becomes the command. It imports nothing of
-localllm, and needs no more of Python than `python -I -S` has.
+See https://docs.kernel.org/userspace-api/landlock.html; it holds for the process and all its children. Run as a
+script, with folders, "--" and a command: it confines itself and becomes the command. It imports nothing of localllm,
+and needs no more of Python than `python -I -S` has.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ class PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of Landlock; 0 where there is none."""
+    """Return Landlock's version, 0 if unavailable."""
     if sys.platform != "linux":
         return 0
     return max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
 def confine(folders: list[str]) -> None:
-    """This process, from now on. Raises OSError."""
+    """Confine this process from now on. Raises OSError."""
     library, known = ctypes.CDLL(None, use_errno=True), version()
     everything = (1 << RIGHTS.get(known, 15 if known < 5 else 16)) - 1
     rules = Ruleset(everything)

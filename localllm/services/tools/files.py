@@ -1,4 +1,4 @@
-"""Tools that read: a file, a folder's names, lines that have a text."""
+"""Tools that read a file, list a folder, and search for text."""
 
 import fnmatch
 import os
@@ -17,7 +17,7 @@ WIDEST = 300  # characters of a line that was found
 
 
 def read_file(folders: Folders) -> OfferedTool:
-    """A text file, or some of its lines."""
+    """Create the tool that reads a text file or some of its lines."""
 
     def perform(arguments: dict[str, Any]) -> str:
         path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
@@ -38,13 +38,13 @@ def read_file(folders: Folders) -> OfferedTool:
 
 
 def list_folder(folders: Folders) -> OfferedTool:
-    """What is in a folder."""
+    """Create the tool that lists a folder."""
 
     def perform(arguments: dict[str, Any]) -> str:
         real = folders.resolved(text_in(arguments, "path", "."))
         with os.scandir(real) as found:
             entries = sorted(found, key=lambda entry: entry.name)
-        lines = [described(entry) for entry in entries[:ENTRIES]]
+        lines = [describe_entry(entry) for entry in entries[:ENTRIES]]
         if len(entries) > ENTRIES:
             lines.append(f"[cut: these are the first {ENTRIES} of {len(entries)}]")
         return "\n".join(lines) or "[nothing]"
@@ -54,21 +54,21 @@ def list_folder(folders: Folders) -> OfferedTool:
 
 
 def search(folders: Folders) -> OfferedTool:
-    """Lines that have a text."""
+    """Create the tool that finds lines with a text."""
 
     def perform(arguments: dict[str, Any]) -> str:
         text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
         if not text:
             raise ToolError("text is empty")
         found, end, looked = list[str](), monotonic() + SECONDS, 0
-        for path in walked(folders.resolved(text_in(arguments, "path", "."))):
+        for path in walk_files(folders.resolved(text_in(arguments, "path", "."))):
             if not fnmatch.fnmatch(os.path.basename(path), pattern):
                 continue
             looked += 1
             if looked > FILES or monotonic() > end:
                 found.append(f"[cut: only {looked - 1} files were looked at]")
                 break
-            found += matches(folders, path, text, MATCHES + 1 - len(found))
+            found += find_lines(folders, path, text, MATCHES + 1 - len(found))
             if len(found) > MATCHES:
                 return "\n".join([*found[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
         return "\n".join(found) or f"[nothing in {looked} files]"
@@ -84,17 +84,17 @@ def tool(name: str, about: str, given: dict[str, Any], needed: list[str], perfor
 
 
 def text_of(folders: Folders, path: str) -> str:
-    """Raises ToolError for what is no text, OSError."""
+    """Read a text file. Raises ToolError if it is not text, OSError."""
     with folders.open(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ToolError(f"{path} has more than {LARGEST} bytes")
     if b"\0" in data[:8192]:
-        raise ToolError(f"{path} is no text")
+        raise ToolError(f"{path} is not a text file")
     return data.decode("utf-8-sig", errors="replace")
 
 
-def described(entry: "os.DirEntry[str]") -> str:
+def describe_entry(entry: "os.DirEntry[str]") -> str:
     if entry.is_dir():
         return f"{entry.name}/"
     try:
@@ -103,8 +103,8 @@ def described(entry: "os.DirEntry[str]") -> str:
         return entry.name
 
 
-def walked(path: str) -> Iterator[str]:
-    """A file, or those below a folder without hidden ones; links are not followed."""
+def walk_files(path: str) -> Iterator[str]:
+    """Yield a file, or the files below a folder without hidden ones; links are not followed."""
     if not os.path.isdir(path):
         yield path
         return
@@ -113,8 +113,8 @@ def walked(path: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
-def matches(folders: Folders, path: str, text: str, most: int) -> list[str]:
-    """Lines of a file, with its name and their numbers; none of what is no text."""
+def find_lines(folders: Folders, path: str, text: str, most: int) -> list[str]:
+    """Return matching lines of a file with its name and line numbers; none if it is not text."""
     if os.path.islink(path):
         return []
     try:

@@ -1,7 +1,7 @@
-"""Tools of MCP servers (https://modelcontextprotocol.io), which are processes that speak JSON on stdin and stdout.
+"""Tools of MCP servers: processes that speak JSON on stdin and stdout.
 
-Which, a file says as other programs have it: {"mcpServers": {"name": {"command": ..., "args": [...], "env": {...}}}}.
-The package `mcp` speaks with them, in an event loop of its own thread.
+See https://modelcontextprotocol.io. A file lists them as for other programs: {"mcpServers": {"name": {"command": ...,
+"args": [...], "env": {...}}}}. The package `mcp` speaks with them, in an event loop of its own thread.
 """
 
 import json
@@ -24,14 +24,17 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 class McpServers:
-    """Those of a file, running. Close it.
+    """The running servers of a file; close it.
 
     Attributes:
         offered: their tools, each named SERVER__TOOL.
     """
 
     def __init__(self, path: str):
-        """Raises UsageError for a file that cannot be used, LocalllmError for a server that does not answer."""
+        """Start the servers.
+
+        Raises UsageError for an invalid file, LocalllmError for a server that does not respond.
+        """
         servers = servers_of(path)
         if find_spec("mcp") is None:
             raise LocalllmError("--mcp needs the package mcp: pip install 'localllm[mcp]'")
@@ -48,11 +51,11 @@ class McpServers:
             raise
 
     def _begin(self, name: str, server: dict[str, Any]) -> None:
-        """Start one, and ask for its tools."""
+        """Start one server and list its tools."""
         log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._stack.enter_context(log)
         try:
-            session = self._stack.enter_context(self._portal.wrap_async_context_manager(talking(server, log)))
+            session = self._stack.enter_context(self._portal.wrap_async_context_manager(open_session(server, log)))
             for tool in self._waited(tools_of, session, seconds=START):
                 self.offered.append(self._offered(name, session, tool))
         except Exception as error:  # whatever it is, the user is to know which server it was
@@ -65,18 +68,18 @@ class McpServers:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}__{tool['name']}")[:64]
 
         def perform(arguments: dict[str, Any]) -> str:
-            return said(self._waited(called, session, tool["name"], arguments, seconds=SECONDS))
+            return result_text(self._waited(call_tool, session, tool["name"], arguments, seconds=SECONDS))
 
         schema = dict(tool.get("inputSchema") or NOTHING)
         return OfferedTool(Tool(name, tool.get("description") or "", schema), perform)
 
     def _waited(self, function: Any, *arguments: Any, seconds: float) -> Any:
-        """What a coroutine returns; Ctrl-C cancels it. Raises ToolError if it takes too long, or whatever it raises."""
+        """Run a coroutine to its result; Ctrl-C cancels it. Raises ToolError on timeout, and what it raises."""
         future: Future[Any] = self._portal.start_task_soon(function, *arguments)
         try:
             return future.result(seconds)
         except TimeoutError:
-            raise ToolError(f"there was no answer for {seconds:.0f} seconds") from None
+            raise ToolError(f"no response within {seconds:.0f} seconds") from None
         finally:
             future.cancel()
 
@@ -91,13 +94,13 @@ class McpServers:
 
 
 def servers_of(path: str) -> dict[str, dict[str, Any]]:
-    """The servers that a file names: command, args, env and cwd of each. Raises UsageError."""
+    """Parse the servers of a file: command, args, env and cwd of each. Raises UsageError."""
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is not valid JSON: {error}") from None
     servers = given.get("mcpServers") if isinstance(given, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise UsageError(f'{path} should have {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
@@ -109,29 +112,29 @@ def is_off(server: Any) -> bool:
 
 
 def server_of(name: str, server: Any) -> dict[str, Any]:
-    """One of them, checked, with variables of the environment in their places. Raises UsageError."""
+    """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
         raise UsageError(f"{name} should be an object")
     if "url" in server and "command" not in server:
-        raise UsageError(f"{name} has a url: only servers that are a command can be used")
+        raise UsageError(f"{name} has a url; only servers with a command are supported")
     command, args, env = server.get("command"), server.get("args") or [], server.get("env") or {}
     if not isinstance(command, str) or not command:
-        raise UsageError(f"{name} should have a command, which is a text")
+        raise UsageError(f"{name} should have a command, a string")
     if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
-        raise UsageError(f"{name}: args should be a list of texts")
+        raise UsageError(f"{name}: args should be an array of strings")
     if not isinstance(env, dict) or not all(isinstance(each, str) for each in env.values()):
-        raise UsageError(f"{name}: env should be an object of texts")
+        raise UsageError(f"{name}: env should be an object of strings")
     cwd = server.get("cwd")
     if cwd is not None and not isinstance(cwd, str):
-        raise UsageError(f"{name}: cwd should be a text")
-    filled: dict[str, Any] = {"command": with_variables(command, name)}
-    filled["args"] = [with_variables(each, name) for each in args]
-    filled["env"] = {key: with_variables(value, name) for key, value in env.items()}
-    return {**filled, "cwd": cwd and with_variables(cwd, name)}
+        raise UsageError(f"{name}: cwd should be a string")
+    filled: dict[str, Any] = {"command": expand_variables(command, name)}
+    filled["args"] = [expand_variables(each, name) for each in args]
+    filled["env"] = {key: expand_variables(value, name) for key, value in env.items()}
+    return {**filled, "cwd": cwd and expand_variables(cwd, name)}
 
 
-def with_variables(text: str, name: str) -> str:
-    """With ${NAME}, ${env:NAME} and ${NAME:-else} replaced. Raises UsageError for one that is not set."""
+def expand_variables(text: str, name: str) -> str:
+    """Expand ${NAME}, ${env:NAME} and ${NAME:-else}. Raises UsageError for one that is not set."""
 
     def value(found: re.Match[str]) -> str:
         given = os.environ.get(found[1], found[2])
@@ -145,8 +148,8 @@ def with_variables(text: str, name: str) -> str:
 # ---- in the event loop
 
 
-def talking(server: dict[str, Any], log: Any) -> Any:
-    """A session with a server that is started for it."""
+def open_session(server: dict[str, Any], log: Any) -> Any:
+    """Start a server and open a session with it."""
     from contextlib import asynccontextmanager
 
     import anyio
@@ -167,27 +170,27 @@ def talking(server: dict[str, Any], log: Any) -> Any:
 
 
 async def tools_of(session: Any) -> list[dict[str, Any]]:
-    """All of a server's."""
+    """List all tools of a server."""
     found, cursor = list[dict[str, Any]](), None
     while True:
-        page = plain(await session.list_tools(**({"cursor": cursor} if cursor else {})))
+        page = to_json(await session.list_tools(**({"cursor": cursor} if cursor else {})))
         found += page["tools"]
         cursor = page.get("nextCursor")
         if not cursor or len(found) > 1000:
             return found
 
 
-async def called(session: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return plain(await session.call_tool(name, arguments))
+async def call_tool(session: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return to_json(await session.call_tool(name, arguments))
 
 
-def plain(value: Any) -> dict[str, Any]:
-    """As the protocol has it."""
+def to_json(value: Any) -> dict[str, Any]:
+    """Convert a value of the protocol for JSON."""
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def said(result: Mapping[str, Any]) -> str:
-    """The texts of a result. Raises ToolError for one that is an error."""
+def result_text(result: Mapping[str, Any]) -> str:
+    """Join the texts of a result. Raises ToolError for an error."""
     texts = [text_of(part) for part in result.get("content") or ()]
     if not texts and "structuredContent" in result:
         texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
@@ -198,7 +201,7 @@ def said(result: Mapping[str, Any]) -> str:
 
 
 def text_of(part: Mapping[str, Any]) -> str:
-    """Of a part of a result; what is no text is named."""
+    """Return the text of a result's part, or name its type."""
     if part.get("type") == "text":
         return str(part.get("text"))
     inner = part.get("resource")
@@ -210,7 +213,7 @@ def text_of(part: Mapping[str, Any]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The innermost of several, in a line."""
+    """Return the innermost of nested errors in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""From names, folders and files to the tools that a model is offered."""
+"""Build the toolbox from names, folders and MCP files."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run"
 def toolbox(
     names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
 ) -> Toolbox:
-    """The built-in ones of these names, and those of a file's MCP servers, which run until the stack is closed.
+    """Collect the named built-in tools, and those of MCP servers, which run until `stack` is closed.
 
     Raises UsageError, and as McpServers.
     """
     if unknown := [name for name in names if name not in BUILT_IN]:
-        raise UsageError(f"tools: there is no {unknown[0]!r}; there are {', '.join(BUILT_IN)}")
+        raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")
     if names and not allowed:
         raise UsageError("allow is missing: name the folders that the tools may see, as --allow .")
     if allowed and not names:

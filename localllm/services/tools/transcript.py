@@ -1,4 +1,4 @@
-"""What was said and done with tools, as JSON lines that grow while it happens.
+"""Record a conversation with tools as JSON Lines while it happens.
 
 {"transcript": 1, "made": "2026-11-23T10:34:00+00:00", "model": "qwen3"}
 {"role": "user", "content": "What is in notes.txt?"}
@@ -20,10 +20,10 @@ LAYOUT = 1
 
 
 class ToolTranscript:
-    """A file of them; what is there stays in front. Close it."""
+    """A transcript file; new lines are appended. Close it."""
 
     def __init__(self, path: str, model: str):
-        """Raises UsageError for a file of another kind, or one that cannot be written."""
+        """Open the file. Raises UsageError if it is of another kind or cannot be written."""
         require_transcript(path)
         try:
             self._path, self._file = path, open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -32,7 +32,7 @@ class ToolTranscript:
         self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})
 
     def add(self, line: dict[str, Any]) -> None:
-        """Raises LocalllmError."""
+        """Append a line. Raises LocalllmError."""
         rest = memoryview(json_line(line))
         try:
             while rest:
@@ -51,7 +51,7 @@ class ToolTranscript:
 
 
 def require_transcript(path: str) -> None:
-    """Raises UsageError for a file that is there and is none."""
+    """Raise UsageError for an existing file that is not a transcript."""
     try:
         with open(path, "rb") as file:
             first = file.readline(1 << 16)
@@ -64,4 +64,4 @@ def require_transcript(path: str) -> None:
     except (ValueError, TypeError):
         known = False
     if not known:
-        raise UsageError(f"{path}: this file exists, and is no transcript")
+        raise UsageError(f"{path}: this file exists and is not a transcript; give another file")
