@@ -319,8 +319,8 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert "is open in another chat" not in chat.say("/load trip")
     assert "Tiny Test" in chat.say("/sessions")
     assert "there is a session 'other' already" in chat.say("/save other")
-    assert "no name for a session" in chat.say("/save ../evil")
-    assert "session 'none' not found" in chat.say("/load none")
+    assert "not a valid session name" in chat.say("/save ../evil")
+    assert "there is no session 'none'" in chat.say("/load none")
     assert "session   other · 5 messages" in chat.say("/load oth\t")
     chat.signal(signal.SIGKILL)
     assert chat.end() == -signal.SIGKILL

@@ -168,7 +168,7 @@ def test_chat_completions(told: Served):
         (begun, {"continue_final_message": True, "add_generation_prompt": True}, "set only one to true"),
         ([user("User1")], {"continue_final_message": True}, "continue_final_message: the last message should be"),
         (begun, {"continue_final_message": "yes"}, "continue_final_message should be a boolean"),
-        ([user("User1"), answer(None, tool_calls=CALLS)], {"continue_final_message": True}, "without calls of tools"),
+        ([user("User1"), answer(None, tool_calls=CALLS)], {"continue_final_message": True}, "without tool calls"),
     ]:
         reply = ask(*messages, **more)
         assert reply.status == 400 and said in reply.json["error"]["message"]

@@ -252,7 +252,7 @@ def job_of(name: str, *shape: int, format: str = "Q4_0", before: str = "F32") ->
 class OfArrays(FoldMeasurer):
     """Tensors are arrays."""
 
-    def widened(self, tensor: Any, first: int, end: int) -> np.ndarray:
+    def dequantize_finite(self, tensor: Any, first: int, end: int) -> np.ndarray:
         assert 0 <= first < end <= len(tensor.data)
         return tensor.data[first:end].copy()
 

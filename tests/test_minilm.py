@@ -16,7 +16,7 @@ from localllm.convert import open_folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format", "least"), [("F32", 0.999999), ("F16", 0.999998), ("Q8_0", 0.9993)])
+@pytest.mark.parametrize(("format", "least"), [("F32", 0.999999), ("F16", 0.999998), ("Q8_0", 0.9992)])
 def test_as_transformers(real_model, tmp_path, format, least):
     checkpoint = real_model("minilm")
     with np.load(FOLDER / "minilm.npz") as golden:

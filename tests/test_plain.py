@@ -347,4 +347,4 @@ def test_where_texts_are_broken(text: str, broken: str, shattered: str, found: l
     markers = Markers(["<|im_end|>", "x", "</s>", "[INST]"])
     assert markers._broken(text).replace(BREAK, "#") == broken
     assert markers._shattered(text).replace(BREAK, "#") == shattered
-    assert list(markers._found(text)) == found
+    assert list(markers._occurrences(text)) == found

@@ -594,7 +594,7 @@ def test_a_limit_of_the_size(model: Path, tmp_path: Path):
 FATE = """
 import os, signal, sys
 from localllm.cli.main import main
-from localllm.services import quantize_plan
+from localllm.quantizing import plan as quantize_plan
 quantize_plan.CHUNK = 1 << 12
 number, call = int(sys.argv[1]), int(sys.argv[2])
 def fatal(function):

@@ -304,7 +304,7 @@ def test_one_callers_madness_is_not_anothers(told: Served, address: str, asked: 
         engine.gate.clear()
         other = pool.submit(told.chat, "stop")
         until(lambda: told.service.pool.count_requests()[0] == 1)
-        mad = ThreadPoolExecutor(1).ask(told.post, address, {"max_tokens": 3, **asked})
+        mad = ThreadPoolExecutor(1).submit(told.post, address, {"max_tokens": 3, **asked})
         time.sleep(0.1)
         engine.gate.set()
         assert other.result().json["choices"][0]["message"]["content"] == SCRIPT["stop"]

@@ -50,7 +50,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is encoded, and tensors are arrays."""
     monkeypatch.setattr(survey, "Feedback", Rounding)
     monkeypatch.setattr(survey, "dequantize", lambda format, blocks: blocks)
-    monkeypatch.setattr(ActivationCollector, "widened", rows_of)
+    monkeypatch.setattr(ActivationCollector, "dequantize_finite", rows_of)
 
 
 def job_of(name: str, *shape: int, format: str = "Q4_K", before: str = "F32") -> Any:

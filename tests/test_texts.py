@@ -3,6 +3,7 @@
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from localllm.arch import verbs
 from localllm.arch.pooling import KINDS
 from localllm.engine import embedding_runner as engine_texts
 from localllm.engine.embedding_runner import EmbeddingRunner, by_reference, runs
+from localllm.engine.operations.linear import Linear
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import TextSpan
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
@@ -263,7 +265,7 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     reader, options = Bare(), EngineOptions(threads=3)
     reader.context = context
     weight = SimpleNamespace(tensor=SimpleNamespace(format=SimpleNamespace(name=format)))
-    operations = [SimpleNamespace(verb="linear", given={"weight": weight}), SimpleNamespace(verb="add", given={})]
+    operations: Any = [Linear((), None, weight, None), SimpleNamespace()]  # type: ignore[arg-type]
     read = reader._compiled(operations, ["states"], options)
     assert given["places"].cache == (["states"], pages + 5, options.kept_as, operations)
     assert len(given["places"].header.ids) == max(512, context)

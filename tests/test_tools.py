@@ -121,7 +121,7 @@ def test_commands(home: Path, monkeypatch: pytest.MonkeyPatch):
     assert run_command({"command": "cat"}, [str(home)]) == "[exit code 0]"  # there is no input
     assert "[cut: of 3000000 bytes]" in run_command({"command": "head -c 3000000 /dev/zero | tr '\\0' x"}, [str(home)])
     started = time.monotonic()
-    with pytest.raises(ToolError, match="stopped after 2 seconds; it had written:\nbegun"):
+    with pytest.raises(ToolError, match="timed out after 2 seconds; output so far:\nbegun"):
         run_command({"command": "echo begun; sleep 50"}, [str(home)], 2)
     marker = home / "late"
     run_command({"command": f"(sleep 1; touch {marker}) & echo ok"}, [str(home)])  # what it leaves behind ends with it
@@ -307,12 +307,12 @@ def test_steps_end(model: str, home: Path):
         (["--tools", "read_file"], "--allow is missing"),
         (["--allow", "."], "--allow is for tools"),
         (["--yes", "list"], "--yes is for tools"),
-        (["--tools", "rm", "--allow", "."], "there is no 'rm'; there are read_file, list, search, run"),
+        (["--tools", "rm", "--allow", "."], "unknown tool 'rm'; available tools: read_file, list, search, run"),
         (["--tools", "list", "--allow", "nowhere"], "nowhere is not a folder"),
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes names 'run', which is none of the tools: list"),
         (
             ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
-            "--max-steps should be 1 or greater",
+            "--max-steps should be 1 or above",
         ),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "do not go together with --n"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "do not go together with --raw"),

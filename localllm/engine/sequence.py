@@ -174,7 +174,10 @@ class Sequence:
         """See whether what was read from one place to another was so as by any sequence that begins alike."""
         if place < self.aligned:
             self.aligned = self._last_end(place)
-        begins = place == self.aligned or (seen is not None and place == self._begun)
+        is_second = (
+            seen is not None or place == self.engine.runs.exact
+        )  # a prompt's first tokens are a run of their own
+        begins = place == self.aligned or (is_second and place == self._begun)
         if seen is not None:
             is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(seen.rows), end - place == BATCH
         else:
