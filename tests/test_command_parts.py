@@ -364,7 +364,7 @@ def test_how_fast_a_pull_is(pulled: Any, monkeypatch: pytest.MonkeyPatch):
 def test_an_interrupted_pull(pulled: Any, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(KeyboardInterrupt):
         pulled(Pulls(error=KeyboardInterrupt()))
-    assert "what has come is kept" in capsys.readouterr().err
+    assert "what was downloaded is kept" in capsys.readouterr().err
     with pytest.raises(LocalllmError):
         pulled(Pulls(("looking", "x"), error=LocalllmError("broken")))
     assert capsys.readouterr().err.endswith("\r\x1b[K")

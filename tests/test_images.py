@@ -218,7 +218,7 @@ def test_many_records(models, said, tmp_path, monkeypatch):
     assert len({each["output"] for each in told[:5]}) == 4
     assert [each["error"].partition(": ")[0] for each in told[5:]] == [
         "cannot read the image none.png", '"image" should be the path of an image, or a list of them', __file__,
-        '"image" goes with a prompt',
+        '"image" needs a prompt; in "messages", put images into the content',
     ]  # fmt: skip
     named = said("map", path, "-p", "About {image}:", *more, stdin=json.dumps(records[0]).encode())[1]
     plain = said("run", path, "-p", "About one.png:", *more, "--no-cache")[1]

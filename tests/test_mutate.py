@@ -136,7 +136,7 @@ def test_a_fault_is_noticed_or_not(tmp_path):
     [mutant] = [each for each in mutate.placed("localllm/generation/sampling/history.py") if "before - " in str(each)][
         :1
     ]
-    (tmp_path / "localllm" / "generation").mkdir(parents=True)
+    (tmp_path / "localllm" / "generation" / "sampling").mkdir(parents=True)
     for name in ("right", mutant.path):
         (tmp_path / name).write_bytes((ROOT / mutant.path).read_bytes())
     (tmp_path / "test_x.py").write_text(

@@ -809,7 +809,7 @@ def test_ctrl_c_keeps_what_has_come(spawn, hub, models):
     child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
     assert all(len(line) < 40 for line in (child.before + child.after).replace("\x1b[K", "").split("\r"))
     child.sendintr()
-    child.expect("what has come is kept: the same command\\s+same command again to resume")
+    child.expect("what was downloaded is kept; run the\\s+same command again to resume")
     child.expect(pexpect.EOF)
     child.close()
     ((name, begun),) = there().items()

@@ -82,7 +82,7 @@ def pull_shown(reference: "HubReference") -> str:
         pulled = pull(reference, shown)
     except KeyboardInterrupt:
         shown.line.clear()
-        dim("what has come is kept: the same command goes on where it stopped")
+        dim("what was downloaded is kept; run the same command again to resume")
         raise
     finally:
         shown.line.clear()
