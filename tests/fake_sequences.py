@@ -37,15 +37,23 @@ class FakeSequences:
         self.moment()
         return FakeSequence(self, [])
 
-    def step(self, requests: Sequence[tuple["FakeSequence", list[int]]], precise: bool = True) -> list[np.ndarray]:
-        assert requests
-        assert len({id(sequence) for sequence, _ in requests}) == len(requests), "a sequence twice"
+    def run(self, requests: Sequence[tuple["FakeSequence", list[int]]], logits: str, precise: bool) -> list[np.ndarray]:
+        assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0, "a sequence twice"
+        assert precise
         self.moment()
         self.steps.append(len(requests))
         for sequence, ids in requests:
             sequence.add(ids)
         self.moment()
-        return self.give([[self.row(tuple(sequence.tokens))] for sequence, _ in requests])
+        found = []
+        for sequence, ids in requests:
+            ends = range(len(sequence.tokens) - len(ids) + 1, len(sequence.tokens) + 1)
+            wanted = {"last": ends[-1:], "all": ends, "none": ()}[logits]
+            found.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
+        return self.give(found)
+
+    def places(self) -> tuple[int, int]:
+        return sum(len(sequence.tokens) for sequence in self.made if not sequence.closed), 10**6
 
     def give(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:
         for old in self._given:

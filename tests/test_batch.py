@@ -145,7 +145,8 @@ def test_several_answers_are_those_of_n_best():
     row, options = table(3), {"max_tokens": 9, "seed": 5}
     [one] = ask(Paged(row), [request([2, 3], 4, **options)])
     chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
-    expected = answers(FakeSequences(VOCAB, row), Letters(), Task([2, 3], Letters().stream(), chosen), 4)
+    sequences = SequencePool(FakeSequences(VOCAB, row))
+    expected = answers(sequences, Letters(), Task([2, 3], Letters().stream(), chosen), 4)
     assert [(a.text, a.tokens, a.logprob, a.seed) for a in one.answers] == [
         (a.text, a.tokens, a.logprob, a.seed) for a in expected
     ]

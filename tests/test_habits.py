@@ -18,7 +18,7 @@ from localllm.cli.terminal.output import ProgressLine
 from localllm.cli.terminal.render import columns
 from localllm.errors import UsageError
 from localllm.files.gguf.file import describe
-from localllm.generation.beam_search import Answer, distinct
+from localllm.generation.beam_search import Answer, best
 from localllm.generation.constraints.constraint import Constraint, in_ascii
 from localllm.generation.generate import GenerationOptions
 from localllm.services.catalogue import normalize_name
@@ -169,7 +169,7 @@ def test_chat_advises_what_it_has(tiny: str, cli):
 
 def test_equal_texts_are_one_answer():
     answers = [Answer(text, [number], -float(number), "stop") for number, text in enumerate(("yes", "no", "yes"))]
-    assert [answer.tokens for answer in distinct(answers)] == [[0], [1]]
+    assert [answer.tokens for answer in best(answers, 3)] == [[0], [1]]
 
 
 def test_errors_speak_no_python(cli, tmp_path: Path):

@@ -516,16 +516,15 @@ def test_what_stays_of_all_conversations_with_a_system_message(system: int, toke
 
 
 def test_what_is_asked_of_a_text(monkeypatch):
-    """An answer that goes on with it, several, or a request; of several only beams say the same once."""
+    """An answer that goes on with it, several, or a request."""
     session, told, streams = by_length(), list[tuple](), list[bool]()
     twice = [Answer("a", [token], -token, "stop") for token in (1, 2)]
     session.tokenizer.stream = lambda continued: streams.append(continued) or "decoder"
-    session.sequences.prefixes = "prefixes"
     monkeypatch.setattr("localllm.generation.beam_search.answers", lambda *asked: told.append(asked[2:]) or twice)
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
-    assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice[:1])
+    assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice)
     assert [(task.prompt, *others) for task, *others in told] == [
-        ([0, 1, 2, "special", "bos"], 1, 0, "prefixes"), ([3], 2, 3, "prefixes"),
+        ([0, 1, 2, "special", "bos"], 1, 0), ([3], 2, 3),
     ]  # fmt: skip
     alone, several = session.request([3, 4]), session.request([3], GenerationOptions(max_tokens=5), 2, "key")
     assert (alone.prompt, alone.n, alone.key, several.n, several.key) == ([3, 4], 1, None, 2, "key")

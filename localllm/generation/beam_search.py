@@ -1,32 +1,32 @@
 """Several answers to one prompt: n that are sampled, or the likeliest that beam search finds.
 
-The prompt is read once. Every answer in the making goes on in a fork of the sequence that holds it, and one step of the
-engine takes all of them one token further.
+The prompt is read once, as for an only answer. Every answer in the making goes on in a fork of the sequence that holds
+it, and one step of the engine takes all of them one token further.
 """
 
 import math
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from localllm.engine.image_tokens import is_worth_keeping
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.prefill import read_prompt
-from localllm.generation.request import Task, seeded
+from localllm.generation.generate import prefill
+from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
-from localllm.generation.sampling.sampler import Sampler, log_total
+from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
+from localllm.generation.scheduler import Scheduler
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
 if TYPE_CHECKING:
-    from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import PrefixCache
     from localllm.engine.sequence import Sequence
+    from localllm.generation.sequence_pool import SequencePool
 
 
 @frozen
@@ -49,27 +49,74 @@ class Answer:
     thinking: str = ""
 
 
+def require_counts(n: int, beams: int) -> None:
+    """Raises UsageError for numbers of answers and beams that make no sense."""
+    whole_number("n", n, 1)
+    whole_number("beams", beams)
+    if beams and n > beams:
+        raise UsageError(f"{beams} beams cannot give {n} answers")
+
+
+def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
+    """Return the n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
+
+    Of sampled ones, the best has the highest log probability per token; of beams, the highest log probability. Raises
+    UsageError and ContextError.
+    """
+    require_counts(n, beams)
+    for name in ("logit_bias", "ignore_eos"):
+        if beams and getattr(task.options.sampling, name):
+            raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
+    request = Request(task, 1 if beams else n, is_scored=True)
+    first = request.begin(sequences.engine, tokenizer)[0]
+    with sequences.beginning_with(task.prompt) as begun:
+        logits = prefill(first, begun, sequences)
+        sequence: Sequence = begun.sequence  # type: ignore[assignment]
+        if not beams:
+            return n_best(request, sequence, logits, sequences, tokenizer)
+        with BeamSearch(first, tokenizer) as search, search:
+            return search.run(sequence, logits, beams)[:n]
+
+
+def n_best(
+    request: Request, sequence: "Sequence", logits: np.ndarray, sequences: "SequencePool", tokenizer: Tokenizer
+) -> list[Answer]:
+    """Return the sampled answers to a prompt, best first; each is what it would be alone.
+
+    sequence: has read the prompt; logits: behind it, float32 [1, vocab].
+    """
+    try:
+        first = request.answers[0]
+        first.sequence, first.known = sequence.fork(), logits
+        with closing(Scheduler(sequences.engine, tokenizer, [request], request.n)) as batch:
+            for _ in batch:
+                pass
+    finally:
+        for one in request.answers:
+            if one.sequence:
+                one.sequence.close()
+    if request.error:
+        raise request.error
+    return [
+        Answer(one.text, one.tokens, one.logprob, one.finish_reason, one.seed, one.thinking) for one in request.answers
+    ]
+
+
 @dataclass
 class Hypothesis:
-    """An answer in the making, or made. `length` counts the token that ended it, `tokens` does not have it."""
+    """An answer in the making, or made. `tokens` does not have the one that ended it."""
 
-    sequence: "Sequence"  # holds the prompt and all tokens but the last, until Search.advance
+    sequence: "Sequence"  # holds the prompt and all tokens but the last, until BeamSearch.advance
     logits: np.ndarray  # float32 [vocab], after what the sequence holds; good until the engine runs again
     guide: AnswerState
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0
-    length: int = 0
     finished: bool = False
 
-    @property
-    def score(self) -> float:
-        """The log probability per token, by which answers of different lengths are compared."""
-        return self.logprob / max(self.length, 1)
-
     def then(self, token: int, logprob: float, end_ids: frozenset[int]) -> "Hypothesis":
-        """This one with a token more, which may finish it."""
+        """Return this one with a token more, which may finish it."""
         twin = replace(self, guide=self.guide.copy())
-        twin.logprob, twin.length = self.logprob + logprob, self.length + 1
+        twin.logprob = self.logprob + logprob
         if token in end_ids:
             twin.finished = True
             return twin
@@ -78,66 +125,52 @@ class Hypothesis:
         twin.finished = twin.guide.has_ended
         return twin
 
-    def answer(self, seed: int | None = None) -> Answer:
-        """What has become of it, with the text that was held back."""
+    def answer(self) -> Answer:
+        """Return what has become of it, with the text that was held back."""
         said = self.guide.transcript
         said.flush(self.finished)
-        reason = "stop" if self.finished else "length"
-        return Answer(said.text, self.tokens, self.logprob, reason, seed, said.thinking)
+        return Answer(said.text, self.tokens, self.logprob, "stop" if self.finished else "length", None, said.thinking)
 
 
 class BeamSearch:
-    """The forks of one prompt. Use it as `with AnswerSearch(...) as search, search:`; at its end they are all closed.
+    """The forks of one prompt. Use it as `with BeamSearch(...) as search, search:`; at its end they are all closed.
 
     Twice, because Ctrl-C may strike just before or in the middle of the first `__exit__`: then the second has the rest.
-
-    Attributes:
-        task: what is answered, and how.
-        tokenizer: the model's.  limit: the most tokens that an answer may have.
-        vocab: how many tokens exist.  end_ids: those that end an answer.
     """
 
-    def __init__(
-        self,
-        engine: "Engine",
-        tokenizer: Tokenizer,
-        task: Task,
-        prefixes: "PrefixCache | None" = None,
-    ):
-        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
-        task.require_room(engine.context)
-        self.task, self.tokenizer = task, tokenizer
-        self.limit = task.options.limit(engine.context - len(task.prompt))
-        self.vocab, self.end_ids = min(engine.vocab_size, tokenizer.vocab_size), tokenizer.end_ids
-        self._engine, self._prefixes = engine, prefixes
-        self._guide = task.guide(tokenizer, engine.vocab_size)
+    def __init__(self, completion: Completion, tokenizer: Tokenizer):
+        """completion: begins like all answers, and says how long they may be."""
+        self._guide, self._limit, self._vocab = completion.guide, completion.left, completion.sampler.vocab
+        self._end_ids, self._tokenizer = completion.end_ids, tokenizer
         self._held: list[Sequence] = []
-        self._end: tuple[Sequence, np.ndarray] | None = None  # of a prompt that was read, to be written
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        end, self._end = self._end, None
-        if end and self._prefixes and kind is None:
-            self._prefixes.keep(*end)
-        elif end:
-            end[0].close()
+    def __exit__(self, *error: object) -> None:
         self._close(self._held)
 
-    def read(self) -> Hypothesis:
-        """Read the prompt (prefill): the hypothesis without tokens, with which all others begin."""
-        prompt = self.task.prompt
-        found = self._prefixes.find(prompt) if self._prefixes else None
-        self._held.append(found.sequence if found else self._engine.sequence())
-        logits = found.logits if found else None
-        if logits is None:
-            logits = read_prompt(self._held[0], prompt, self.task.options.on_progress)
-            if self._prefixes and is_worth_keeping(prompt):
-                self._end = self._held[0].fork(), logits
-        return Hypothesis(self._held[0], logits[-1, : self.vocab], self._guide)
+    def run(self, sequence: "Sequence", logits: np.ndarray, beams: int) -> list[Answer]:
+        """Return at most `beams` answers with different texts, the likeliest first. Nothing is drawn.
 
-    def advance(self, hypotheses: list[Hypothesis]) -> None:
+        From token to token the likeliest continuations stay, of those that say the same the best. The search ends when
+        `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; and with
+        max_tokens or the context, where open ones are answers too.
+
+        sequence: has read the prompt; logits: behind it, float32 [1, vocab].
+        """
+        self._held.append(sequence.fork())
+        going, finished = [Hypothesis(self._held[0], logits[-1, : self._vocab], self._guide)], list[Answer]()
+        for length in range(self._limit):
+            if length:
+                self._advance(going)
+            going, ended = self._grow(going, beams)
+            finished = best([*finished, *(one.answer() for one in ended)], beams)
+            if not going or (len(finished) == beams and finished[-1].logprob >= going[0].logprob):
+                break
+        return best([*finished, *(one.answer() for one in going)], beams)
+
+    def _advance(self, hypotheses: list[Hypothesis]) -> None:
         """Run the last token of each in a sequence of its own, and close the sequences that none of them needs.
 
         Of several that share a sequence, the last goes on in it and the others in forks.
@@ -150,9 +183,31 @@ class BeamSearch:
             if users[shared]:
                 self._held.append(hypothesis.sequence.fork())
                 hypothesis.sequence = self._held[-1]
-        rows = self._engine.step([(hypothesis.sequence, hypothesis.tokens[-1:]) for hypothesis in hypotheses])
+        work = [(hypothesis.sequence, hypothesis.tokens[-1:]) for hypothesis in hypotheses]
+        rows = hypotheses[0].sequence.engine.run(work, "last", True)
         for hypothesis, row in zip(hypotheses, rows, strict=True):
-            hypothesis.logits = row[-1, : self.vocab]
+            hypothesis.logits = row[-1, : self._vocab]
+
+    def _grow(self, hypotheses: list[Hypothesis], beams: int) -> tuple[list[Hypothesis], list[Hypothesis]]:
+        """Return the at most `beams` likeliest that go on with a token more, likeliest first, and the finished ones.
+
+        To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out what is
+        still being said. So many are looked at that, whatever end tokens there are, enough others are among them,
+        even if many say the same.
+        """
+        going, finished = dict[bytes, Hypothesis](), list[Hypothesis]()
+        for rank, (logprob, token, parent) in enumerate(continuations(hypotheses, beams * (2 + len(self._end_ids)))):
+            child = parent.then(token, logprob, self._end_ids)
+            if not child.finished:
+                going.setdefault(self._said(child), child)
+            elif rank < beams:
+                finished.append(child)
+            if len(going) == beams:
+                break
+        return [*going.values()], finished
+
+    def _said(self, hypothesis: Hypothesis) -> bytes:
+        return b"".join(self._tokenizer.token_bytes(token, True) for token in hypothesis.tokens)
 
     def _close(self, sequences: list["Sequence"]) -> None:
         for sequence in list(sequences):
@@ -160,110 +215,12 @@ class BeamSearch:
             self._held.remove(sequence)
 
 
-def require_counts(n: int, beams: int) -> None:
-    """Raises UsageError for numbers of answers and beams that make no sense."""
-    whole_number("n", n, 1)
-    whole_number("beams", beams)
-    if beams and n > beams:
-        raise UsageError(f"{beams} beams cannot give {n} answers")
-
-
-def answers(
-    engine: "Engine",
-    tokenizer: Tokenizer,
-    task: Task,
-    n: int = 1,
-    beams: int = 0,
-    prefixes: "PrefixCache | None" = None,
-) -> list[Answer]:
-    """The n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
-
-    prefixes: what is kept of prompts, or None. Best is the highest log probability per token. Raises UsageError and
-    ContextError.
-    """
-    require_counts(n, beams)
-    for name in ("logit_bias", "ignore_eos"):
-        if beams and getattr(task.options.sampling, name):
-            raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
-    with BeamSearch(engine, tokenizer, task, prefixes) as search, search:
-        return beam_search(search, beams)[:n] if beams else n_best(search, n)
-
-
-def distinct(answers: list[Answer]) -> list[Answer]:
-    """Without those whose text a better one has: other tokens may say the same."""
+def best(answers: list[Answer], count: int) -> list[Answer]:
+    """Return the `count` likeliest, likeliest first, without those whose text a better one has."""
     found: dict[str, Answer] = {}
-    for answer in answers:
+    for answer in sorted(answers, key=lambda answer: -answer.logprob):
         found.setdefault(answer.text, answer)
-    return [*found.values()]
-
-
-def n_best(search: BeamSearch, n: int) -> list[Answer]:
-    """n sampled answers, best first. Each is what it would be alone: they have the seeds seed, seed + 1, and so on."""
-    samplers = seeded(search.task.options.sampling, search.task.prompt, search.vocab, n, search.tokenizer)
-    hypotheses = [search.read()] * n
-    going = list(range(n))
-    for length in range(search.limit):
-        if length:
-            search.advance([hypotheses[number] for number in going])
-        for number in going:
-            hypotheses[number] = drawn(hypotheses[number], samplers[number], search.end_ids)
-        going = [number for number in going if not hypotheses[number].finished]
-        if not going:
-            break
-    order = sorted(range(n), key=lambda number: -hypotheses[number].score)
-    return [hypotheses[number].answer(samplers[number].seed) for number in order]
-
-
-def drawn(hypothesis: Hypothesis, sampler: Sampler, end_ids: frozenset[int]) -> Hypothesis:
-    """The hypothesis with a token more, which the sampler chooses."""
-    token = hypothesis.guide.choose(sampler, hypothesis.logits)
-    sampler.accept(token)
-    return hypothesis.then(token, float(hypothesis.logits[token]) - log_total(hypothesis.logits), end_ids)
-
-
-def beam_search(search: BeamSearch, beams: int) -> list[Answer]:
-    """At most `beams` answers, best first: those that a search of this width finds. Nothing is drawn.
-
-    From token to token the likeliest continuations stay, by the sum of log probabilities. Finished ones are compared by
-    that sum divided by length ** alpha (the length penalty of Wu et al. 2016, in the form and with the alpha of 1 that
-    Hugging Face's generate has), because a plain sum favours short answers (Murray and Chiang 2018). The search ends
-    when `beams` have finished and no open one would be better than the worst of them if it ended where it is; and with
-    max_tokens or the context, where open ones are answers too.
-    """
-    going, finished = [search.read()], list[Hypothesis]()
-    for length in range(search.limit):
-        if length:
-            search.advance(going)
-        going, ended = grow(going, beams, search.end_ids)
-        finished = best(finished + ended, beams)
-        if not going or (len(finished) == beams and finished[-1].score >= going[0].score):
-            break
-    return [hypothesis.answer() for hypothesis in best(finished + going, beams)]
-
-
-def best(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
-    """The `count` best, best first; of equals, the one that came first."""
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
-
-
-def grow(
-    hypotheses: list[Hypothesis], beams: int, end_ids: frozenset[int]
-) -> tuple[list[Hypothesis], list[Hypothesis]]:
-    """One token more: the at most `beams` likeliest that go on, likeliest first, and those that have finished.
-
-    To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out what is still
-    being said. So many are looked at that, whatever end tokens there are, enough others are among them.
-    """
-    going, finished = list[Hypothesis](), list[Hypothesis]()
-    for rank, (logprob, token, parent) in enumerate(continuations(hypotheses, beams * (1 + len(end_ids)))):
-        child = parent.then(token, logprob, end_ids)
-        if not child.finished:
-            going.append(child)
-        elif rank < beams:
-            finished.append(child)
-        if len(going) == beams:
-            break
-    return going, finished
+    return [*found.values()][:count]
 
 
 def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float, int, Hypothesis]]:

@@ -111,6 +111,7 @@ class Request:
         answers: in the making, then made; with n > 1 best first when all are.
         begun: whether the prompt has been read.  error: why there are no answers.
         listener: hears of every token.  cached: how many tokens of the prompt did not have to be read.
+        is_scored: whether the answers' log probabilities are wanted; several have them anyway, to be compared.
     """
 
     task: Task
@@ -121,6 +122,7 @@ class Request:
     error: LocalllmError | None = None
     listener: Listener | None = None
     cached: int = 0
+    is_scored: bool = False
 
     @property
     def prompt(self) -> list[int]:
@@ -167,7 +169,7 @@ class Completion:
         ids: the prompt and what was said, without what ended it.
         text, thinking: what was said, and thought before.  finish_reason: "stop" or "length", "" before.
         seed: with which it is drawn again.  end_ids: tokens that end it.
-        logprob: the natural logarithm of its probability, what ended it included; 0 of an only answer.
+        logprob: the natural logarithm of its probability, what ended it included; 0 if nobody wants to know.
         sequence: what has been read of `ids`; None while it waits.
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while few are answered.
@@ -292,7 +294,7 @@ class Completion:
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s
         self._chosen += 1
-        if self.request.n > 1:
+        if self.request.n > 1 or self.request.is_scored:
             self.logprob += float(row[token]) - log_total(row)
         if token in self.end_ids:
             self.has_ended = True

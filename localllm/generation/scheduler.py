@@ -100,9 +100,9 @@ class Scheduler:
     def close(self) -> None:
         """Leave everything as it is. Takes no lock: a generator that is garbage may do this anywhere."""
         for answering in (*self.running, *self._kept):
-            sequence, answering.sequence = answering.sequence, None
-            if sequence:
-                sequence.release()
+            if answering.sequence:
+                answering.sequence.release()
+            answering.sequence = None
         self.running = []
         self._kept.clear()
         self.waiting.clear()
@@ -132,7 +132,7 @@ class Scheduler:
                 return None
             try:
                 runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
-                for answer in request.begin(self._engine, self._tokenizer, runs):
+                for answer in request.answers or request.begin(self._engine, self._tokenizer, runs):
                     if answer.is_complete:
                         answer.finish()
             except LocalllmError as error:
@@ -170,6 +170,14 @@ class Scheduler:
         return needed <= self._free_places()
 
     def _join(self, answering: Completion) -> None:
+        if answering.sequence is None:
+            self._give_sequence(answering)
+        if self._precise:
+            self._speculator.listen(answering, len(self.running))
+        self.running.append(answering)
+
+    def _give_sequence(self, answering: Completion) -> None:
+        """One that has read what others, or an earlier program, have read of it."""
         donor, length = self._donor(answering)
         found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
         if found:
@@ -178,9 +186,6 @@ class Scheduler:
         else:
             answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
         answering.request.cached = answering.sequence.truncate(length)
-        if self._precise:
-            self._speculator.listen(answering, len(self.running))
-        self.running.append(answering)
 
     def _donor(self, answering: Completion) -> tuple[Completion | None, int]:
         """Who has read most of what it begins with, and how much of that."""
@@ -376,9 +381,9 @@ class Scheduler:
         self._release(self._kept.popleft())
 
     def _release(self, answering: Completion) -> None:
-        sequence, answering.sequence = answering.sequence, None
-        if sequence:
-            sequence.close()
+        if answering.sequence:
+            answering.sequence.close()
+        answering.sequence = None
 
 
 def shared(donor: Completion, read: list[int], answering: Completion) -> int:

@@ -128,14 +128,10 @@ class Session(Conversation):
         n: int = 1,
         beams: int = 0,
     ) -> "list[Answer]":
-        """The n best of several answers to a conversation, or ways to go on with a text: see generation.answers. Of
-        beams, those that say the same are one.
-        """
-        from localllm.generation.beam_search import answers, distinct
+        """Return the n best of several answers to a conversation, or ways to go on with a text."""
+        from localllm.generation.beam_search import answers
 
-        task, known = self._prepared(asked, options), self.sequences
-        found = answers(known.engine, self.tokenizer, task, n, beams, known.prefixes)
-        return distinct(found) if beams else found
+        return answers(self.sequences, self.tokenizer, self._prepared(asked, options), n, beams)
 
     def request(
         self,
