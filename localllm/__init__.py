@@ -10,7 +10,7 @@ Importing this costs nothing: what needs NumPy is loaded when it is first used.
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 
@@ -54,16 +54,23 @@ def builtin_model() -> "Path":
     return Path(__file__).parent / "data" / "guide.gguf"
 
 
-def __getattr__(name: str) -> Any:
-    """Load what is used for the first time, and remember it."""
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # type checkers see the imports above, and report every other name
 
-        value: Any = version("localllm")
-    elif name in _LAZY:
-        module, _, attribute = _LAZY[name].partition(":")
-        value = getattr(import_module(module), attribute)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Load what is used for the first time, and remember it."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value: object = version("localllm")
+        elif name in _LAZY:
+            module, _, attribute = _LAZY[name].partition(":")
+            value = getattr(import_module(module), attribute)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not loaded yet."""
+    return [*__all__]

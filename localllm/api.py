@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.arguments import AnswerArguments, gather_options
+from localllm.generation.generate import Generation
 from localllm.generation.sampling.model_defaults import recommended
-from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
 from localllm.generation.speculation.draft_model import Drafter
@@ -27,7 +27,7 @@ from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_n
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import plain, require_text, token_ids, whole_number
+from localllm.values import require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.request import Completion, Request
     from localllm.generation.scheduler import Scheduler
-
-OPTIONS = "on_overflow", "keep", "think", "think_budget", "template_variables", "continue_final"  # of GenerationOptions
-CONSTRAINTS = ("schema", "grammar", "regex")  # of which one can be given
-JSON = ("json_whitespace", "additional_properties")
 
 
 class Model:
@@ -140,7 +136,7 @@ class Model:
         max_tokens: int | None = None,
         stop: Ids[str] = (),
         speculate: "str | Model" = "auto",
-        **sampling: Any,
+        **sampling: Unpack[AnswerArguments],
     ) -> Generation:
         """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
 
@@ -150,7 +146,7 @@ class Model:
         JSON schema (a dict, its text or a class as pydantic's), grammar, a text in GBNF, or regex; it is then of that
         form whenever its finish_reason is "stop". Raises ContextError, UsageError, and what open_model raises.
         """
-        return self.session.complete(prompt, options(max_tokens, stop, sampling, self.drafter(speculate)))
+        return self.session.complete(prompt, gather_options(max_tokens, stop, sampling, self.drafter(speculate)))
 
     def chat(
         self,
@@ -158,7 +154,7 @@ class Model:
         max_tokens: int | None = None,
         stop: Ids[str] = (),
         speculate: "str | Model" = "auto",
-        **sampling: Any,
+        **sampling: Unpack[AnswerArguments],
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
 
@@ -166,7 +162,7 @@ class Model:
         thoughts, no pieces (see Generation.parts and .thinking); template_variables, a dict for the chat template;
         continue_final: whether to go on with the last message, None for an assistant's without calls.
         """
-        return self.session.chat(messages, options(max_tokens, stop, sampling, self.drafter(speculate)))
+        return self.session.chat(messages, gather_options(max_tokens, stop, sampling, self.drafter(speculate)))
 
     def embed(
         self,
@@ -242,13 +238,13 @@ class Model:
         beams: int = 0,
         max_tokens: int | None = None,
         stop: Ids[str] = (),
-        **sampling: Any,
+        **sampling: Unpack[AnswerArguments],
     ) -> "list[Answer]":
         """The n best of several answers, best first: n sampled ones, or with `beams` the likeliest that are found.
 
         prompt: a text to go on with, its token ids, or messages to answer. Raises as `generate`.
         """
-        return self.session.candidates(prompt, options(max_tokens, stop, sampling), n, beams)
+        return self.session.candidates(prompt, gather_options(max_tokens, stop, sampling), n, beams)
 
     def map(
         self,
@@ -257,7 +253,7 @@ class Model:
         stop: Ids[str] = (),
         parallel: int | None = None,
         precise: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[AnswerArguments],
     ) -> "Iterator[Completion]":
         """Answer many prompts at once, each as `generate` or `chat` would: the answers in the order of the prompts.
 
@@ -265,7 +261,7 @@ class Model:
         activations in 16 bits; without it is faster, and a token that is as likely as another may be another. Raises as
         `generate`, at the answer in question.
         """
-        chosen = options(max_tokens, stop, sampling)
+        chosen = gather_options(max_tokens, stop, sampling)
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
         requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
         made: dict[int, Request] = {}
@@ -418,23 +414,6 @@ def most_prompt_bytes(path: str | os.PathLike[str], context: int | None = None) 
     with GGUFFile.open(path) as file:
         _, hyperparameters = architecture(file)
         return tokenizer_of(file).most_bytes(context or hyperparameters.context)
-
-
-def options(
-    max_tokens: int | None, stop: Ids[str], sampling: dict[str, Any], speculate: str | Drafter = "auto"
-) -> GenerationOptions:
-    """One object out of a method's arguments. Raises UsageError for an unknown name."""
-    sampling = {name: plain(value) for name, value in sampling.items()}
-    others = {name: sampling.pop(name) for name in OPTIONS if name in sampling}
-    given = {name: sampling.pop(name) for name in CONSTRAINTS if sampling.get(name) is not None}
-    style = {name: sampling.pop(name) for name in JSON if name in sampling}
-    if given:
-        from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
-
-        others["constraint"] = constraint_of(**given, **style)
-    if unknown := sampling.keys() - SamplingOptions.__dataclass_fields__.keys():
-        raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
-    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)
 
 
 def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:

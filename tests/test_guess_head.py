@@ -33,6 +33,7 @@ from localllm.engine.run import Span
 from localllm.engine.runs import LATER, Runs
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
+from localllm.generation.arguments import gather_options
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import account_of
 from localllm.generation.speculation.speculator import FEW
@@ -327,7 +328,7 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
     prompts, found, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
     for how in ("off", "auto"):
         with opened(path) as model:
-            chosen = [api.options(60 - 6 * n, (), drawn, how) for n in range(count)]
+            chosen = [gather_options(60 - 6 * n, (), drawn, how) for n in range(count)]
             asked = zip(prompts, chosen, strict=True)
             requests = [model.session.request(prompt, options) for prompt, options in asked]
             batch, taken = model.batch(iter(requests)), Counter[int]()
@@ -351,7 +352,7 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
 def test_one_is_guessed_for_beside_one_that_is_not(path):
     with opened(path) as model:
         requests = [
-            model.session.request(text(30, seed=n), api.options(30, (), {"temperature": 0}, how), key=n)
+            model.session.request(text(30, seed=n), gather_options(30, (), {"temperature": 0}, how), key=n)
             for n, how in enumerate(("off", "mtp"))
         ]
         for _ in (batch := model.batch(iter(requests))):

@@ -11,6 +11,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm import api
+from localllm.generation.arguments import gather_options
 from localllm.generation.constraints.constraint import Constraint, matcher_of
 from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.request import Request
@@ -83,7 +84,7 @@ def test_python(model):
     text = "".join(answer)
     assert text.startswith('{"city":"')
     assert text.count("\n") == 0 and ": " not in text and "{ " not in text
-    request: Request = model.session.request(messages, api.options(300, (), {"schema": PLACE}))
+    request: Request = model.session.request(messages, gather_options(300, (), {"schema": PLACE}))
     assert request.task.options.constraint.is_compact
 
 

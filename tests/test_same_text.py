@@ -8,6 +8,7 @@ from models import write_model
 from step_costs import Free
 
 from localllm import api
+from localllm.generation.arguments import gather_options
 from localllm.generation.speculation import acceptance as speculation
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.acceptance import MOST
@@ -66,7 +67,7 @@ def test_in_a_batch(model):
     found = []
     for how in ("off", "auto"):
         asked = [
-            model.session.request(prompt(seed), api.options(LENGTH, (), drawn | {"logit_bias": BIAS}, how), key=seed)
+            model.session.request(prompt(seed), gather_options(LENGTH, (), drawn | {"logit_bias": BIAS}, how), key=seed)
             for seed, drawn in enumerate(DRAWN)
         ]
         batch = model.batch(iter(asked), parallel=2)

@@ -150,10 +150,12 @@ class Generation:
         request.answers = []  # no circle: what an answer has is forgotten with it
         self._sequences, self.parts = sequences, decode(self._answer, sequences, task.earlier)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._answer, name)
+    if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in Generation.__annotations__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return getattr(self._answer, name)
 
     @property
     def finish_reason(self) -> str:

@@ -12,3 +12,6 @@ from localllm.services.catalogue import resolve
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
     """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer."""
     return api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)
+
+
+open_model.__name__ = open_model.__qualname__ = "open"  # as localllm has it

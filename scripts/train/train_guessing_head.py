@@ -29,6 +29,7 @@ from torch.nn import functional
 from localllm import api
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
+from localllm.generation.arguments import gather_options
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
@@ -170,7 +171,7 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
 
         def asked() -> Iterator[Any]:
             for question in questions[: max(10, count // ANSWER)]:
-                options = api.options(ANSWER, (), {"temperature": 0.5, "seed": 1}, "off")
+                options = gather_options(ANSWER, (), {"temperature": 0.5, "seed": 1}, "off")
                 request = model.session.request([{"role": "user", "content": question}], options)
                 request.listener = keep
                 yield request

@@ -1,0 +1,92 @@
+"""Keyword arguments of methods that generate, as one typed dict, and the options made of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from localllm.errors import UsageError
+from localllm.generation.options import GenerationOptions
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.values import plain
+
+if TYPE_CHECKING:
+    from localllm.generation.speculation.draft_model import Drafter
+
+
+class SamplingArguments(TypedDict, total=False):
+    """How tokens are chosen; docs/sampling.md has more on each, SamplingOptions the defaults."""
+
+    temperature: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    top_k: int | None
+    top_n_sigma: float | None
+    typical: float | None
+    top_p: float | None
+    min_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    repeat_last_n: int | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str] | None
+    mirostat: int | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    adaptive_target: float | None
+    adaptive_decay: float | None
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool | None
+    samplers: Sequence[str] | str | None
+    seed: int | None
+
+
+class AnswerArguments(SamplingArguments, total=False):
+    """What an answer is like besides.
+
+    on_overflow, keep: what is done when the context is full.  think: "on", "off", "auto", "low", "medium" or "high".
+    think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
+    continue the last message; None: an assistant's without tool calls.  schema, grammar (GBNF), regex: what the answer
+    must look like, one of them; json_whitespace and additional_properties loosen a schema.
+    """
+
+    on_overflow: str | None
+    keep: int | None
+    think: str
+    think_budget: int | None
+    template_variables: Mapping[str, Any]
+    continue_final: bool | None
+    schema: Any
+    grammar: str | None
+    regex: str | None
+    json_whitespace: bool
+    additional_properties: bool
+
+
+_CONSTRAINTS = ("schema", "grammar", "regex")
+_JSON = ("json_whitespace", "additional_properties")
+
+
+def gather_options(
+    max_tokens: int | None,
+    stop: Sequence[str],
+    arguments: AnswerArguments,
+    speculate: "str | Drafter" = "auto",
+) -> GenerationOptions:
+    """Make one object of a method's arguments. Raises UsageError for an unknown name."""
+    left = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
+    sampling = {name: left.pop(name) for name in SamplingArguments.__annotations__ if name in left}
+    constraint = {name: left.pop(name) for name in _CONSTRAINTS if left.get(name) is not None}
+    style = {name: left.pop(name) for name in _JSON if name in left}
+    if unknown := left.keys() - AnswerArguments.__annotations__.keys():
+        raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
+    others = {name: value for name, value in left.items() if name not in _CONSTRAINTS}
+    if constraint:
+        from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
+
+        others["constraint"] = constraint_of(**constraint, **style)
+    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)

@@ -1,0 +1,93 @@
+"""What Python programs see of localllm: its names, their types, and arguments that are refused."""
+
+import importlib.util
+import os
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import localllm
+from localllm.generation.arguments import AnswerArguments, SamplingArguments, gather_options
+from localllm.generation.options import GenerationOptions
+from localllm.generation.sampling.options import SamplingOptions
+
+NAMES = ["ContextError", "LocalllmError", "MemoryLimitError", "Model", "ModelError", "Tokenizer", "UsageError",
+         "__version__", "builtin_model", "open"]  # fmt: skip
+
+
+def test_dir_lists_the_public_names_only():
+    code = "import localllm; print(*dir(localllm))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == NAMES == sorted(localllm.__all__)
+
+
+def test_help_describes_them():
+    text = pydoc.render_doc(localllm, renderer=pydoc.plaintext)
+    assert "\n    open(path: " in text and "class Model(" in text and "class Tokenizer(" in text
+    assert "import_module" not in text and "TYPE_CHECKING" not in text
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'localllm' has no attribute 'nosuch'"):
+        localllm.nosuch  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def model(tiny: str):
+    with localllm.open(tiny, threads=1, context=256, cache=False) as opened:
+        yield opened
+
+
+def test_an_attribute_that_an_answer_does_not_have(model: localllm.Model):
+    with pytest.raises(AttributeError, match=r"^'Generation' object has no attribute 'nosuch'$"):
+        model.generate("Hi", 1).nosuch  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_arguments_are_those_of_the_options():
+    assert set(SamplingArguments.__annotations__) == set(SamplingOptions.__dataclass_fields__)
+    others = set(AnswerArguments.__annotations__) - set(SamplingArguments.__annotations__)
+    constraints = {"schema", "grammar", "regex", "json_whitespace", "additional_properties"}
+    assert others - constraints <= set(GenerationOptions.__dataclass_fields__) and constraints <= others
+
+
+def test_an_unknown_argument_is_refused():
+    with pytest.raises(localllm.UsageError, match=r"^there is no option 'temprature'$"):
+        gather_options(None, (), {"temprature": 0})  # type: ignore[typeddict-unknown-key]
+
+
+SNIPPET = """
+import localllm
+
+model = localllm.open("model.gguf")
+answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=3, temperature=0, seed=1, stop=["."])
+text: str = answer.text + answer.finish_reason
+"""
+WRONG = [
+    ('model.generate("Hi", temprature=0)', '"temprature"'),
+    ('model.map(["Hi"], top_kk=1)', '"top_kk"'),
+    ('model.generate("Hi", temperature="hot")', "incompatible type"),
+    ("answer.nosuch", '"Generation" has no attribute "nosuch"'),
+    ("localllm.nosuch", 'Module has no attribute "nosuch"'),
+    ("localllm.Any", "has no attribute"),
+]
+
+
+@pytest.mark.slow(12)
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+def test_type_checkers_see_what_is_wrong(tmp_path: Path):
+    file = tmp_path / "program.py"
+    file.write_text(SNIPPET + "\n".join(code for code, _ in WRONG) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", "--ignore-missing-imports"]
+    command += ["--cache-dir", str(tmp_path / "cache"), str(file)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+    )
+    first = SNIPPET.count("\n") + 1
+    reports = [line for line in done.stdout.splitlines() if ": error: " in line and "program.py" in line]
+    for number, (code, message) in enumerate(WRONG):
+        assert any(f":{first + number}: " in line and message in line for line in reports), (code, done.stdout)
+    assert len(reports) == len(WRONG), done.stdout
