@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.arguments import AnswerArguments, gather_options
-from localllm.generation.generate import Generation
+from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.sampling.model_defaults import recommended
 from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
@@ -27,7 +27,7 @@ from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_n
 from localllm.generation.vision.adapter import VisionAdapter
 from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import require_text, token_ids, whole_number
+from localllm.values import require_several, require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -73,6 +73,9 @@ class Model:
         self.tokenizer, self.engine = tokenizer, engine
         advice, ignored = recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
+        if self.context > self.trained_context:
+            trained = f"the {self.trained_context} tokens that the model was trained for"
+            self.warnings.append(f"a context of {self.context} is more than {trained}; answers may get worse beyond")
         self.prefixes, self.written = prefixes, written
         self.session = Session(SequencePool(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
@@ -166,14 +169,14 @@ class Model:
 
     def embed(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         dims: int | None = None,
         normalize: bool = True,
         role: str | None = None,
         overflow: str = "refuse",
         pooling: str | None = None,
     ) -> np.ndarray:
-        """A vector of each text: float32 [texts, numbers], near each other where the texts mean alike.
+        """Embed texts: float32 [texts, width], or [width] of a single str; vectors of similar texts are close.
 
         dims: only the first numbers, of a Matryoshka model; normalize: to the length 1; role: "query" or "document", to
         put the model's own prompt in front; overflow: what is done with texts that are too long, "refuse", "cut" or
@@ -183,7 +186,8 @@ class Model:
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
         made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
-        return made.embed(texts, EmbedOptions(dims, normalize, role, overflow))
+        options = EmbedOptions(dims, normalize, role, overflow)
+        return made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
         """How well each text answers a query, by a reranker: float32 [texts], larger is better.
@@ -193,7 +197,7 @@ class Model:
         from localllm.generation.embedding.reranker import Reranker
 
         made = self._opened("reranker", None, lambda options: Reranker(self.file, self.tokenizer, options))
-        return made.rerank(query, texts, cut)
+        return made.rerank(query, require_several("texts", texts), cut)
 
     def _opened(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
         """What reads whole texts, made when it is asked for the first time, and closed with the model."""
@@ -263,7 +267,13 @@ class Model:
         """
         chosen = gather_options(max_tokens, stop, sampling)
         parallel = None if parallel is None else whole_number("parallel", parallel, 1)
-        requests = (self.session.request(prompt, chosen, key=number) for number, prompt in enumerate(prompts))
+        return self._map(require_several("prompts", prompts), chosen, parallel, precise)
+
+    def _map(
+        self, prompts: Iterable[Any], options: GenerationOptions, parallel: int | None, precise: bool
+    ) -> "Iterator[Completion]":
+        """Answer prompts in their order."""
+        requests = (self.session.request(prompt, options, key=number) for number, prompt in enumerate(prompts))
         made: dict[int, Request] = {}
         wanted = 0
         with closing(self.batch(requests, parallel, precise)) as batch:
@@ -318,6 +328,10 @@ class Model:
 
     def __enter__(self) -> Self:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickle and deepcopy: a model is mapped memory and threads."""
+        raise TypeError(f"a Model cannot be copied or pickled; open it where it is used: localllm.open({self.path!r})")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self.prefixes and kind:

@@ -1,6 +1,6 @@
 """Converts arguments to plain values: NumPy's numbers are as good as Python's, and bytes are no text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
@@ -28,6 +28,13 @@ def require_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         advice = ": decode it first" if isinstance(value, bytes | bytearray | memoryview) else ""
         raise UsageError(f"{name} should be a str, not {type(value).__name__}{advice}")
+    return value
+
+
+def require_several(name: str, value: Iterable[Any]) -> Iterable[Any]:
+    """Return an iterable that is not a single text or message. Raises UsageError, which begins with `name`."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        raise UsageError(f"{name} should be a list, not {type(value).__name__}")
     return value
 
 

@@ -2,9 +2,12 @@
 
 import importlib.util
 import os
+import pickle
 import pydoc
 import subprocess
 import sys
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,32 @@ def test_type_checkers_see_what_is_wrong(tmp_path: Path):
     for number, (code, message) in enumerate(WRONG):
         assert any(f":{first + number}: " in line and message in line for line in reports), (code, done.stdout)
     assert len(reports) == len(WRONG), done.stdout
+
+
+def test_one_text_is_embedded_as_one_vector(model: localllm.Model):
+    one, several = model.embed("hello", pooling="mean"), model.embed(["hello", "you"], pooling="mean")
+    assert one.ndim == 1 and several.shape == (2, len(one)) and (one == several[0]).all()
+    assert model.embed([], pooling="mean").shape[0] == 0
+
+
+@pytest.mark.parametrize("prompts", ["hi", b"hi", {"role": "user", "content": "Hi"}, 7])
+def test_what_is_no_list_of_prompts_is_refused_at_once(model: localllm.Model, prompts: object):
+    with pytest.raises(localllm.UsageError, match=r"^prompts should be a list, not (str|bytes|dict|int)$"):
+        model.map(prompts, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
+def test_a_model_is_not_copied(model: localllm.Model, copy: Callable[[object], object]):
+    with pytest.raises(TypeError, match=r"open it where it is used: localllm\.open\('.*tiny.*\.gguf'\)$"):
+        copy(model)
+
+
+def test_a_context_beyond_what_the_model_was_trained_for_is_a_warning(model: localllm.Model):
+    trained = model.trained_context
+    with localllm.open(model.path, threads=1, context=trained, cache=False) as opened:
+        assert opened.warnings == []
+    message = f"a context of {trained + 1} is more than the {trained} tokens that the model was trained for; answers"
+    with pytest.warns(UserWarning, match=message):
+        opened = localllm.open(model.path, threads=1, context=trained + 1, cache=False)
+    with opened:
+        assert len(opened.warnings) == 1

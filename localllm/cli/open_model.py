@@ -73,11 +73,6 @@ def open_model(
 
     end_on_bus_error(path)
     warn(opened.warnings)
-    if opened.context > opened.trained_context:
-        say(
-            f"localllm: warning: a context of {opened.context} is more than the {opened.trained_context} tokens "
-            "that the model was trained for; answers may get worse beyond"
-        )
     return opened
 
 

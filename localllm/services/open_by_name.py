@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from typing import Any
 
 from localllm import api
@@ -11,7 +12,10 @@ from localllm.services.catalogue import resolve
 @functools.wraps(api.open_model)
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
     """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer."""
-    return api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)
+    model = api.open_model(resolve(path) if isinstance(path, str) else path, *arguments, **options)
+    for warning in model.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return model
 
 
 open_model.__name__ = open_model.__qualname__ = "open"  # as localllm has it
