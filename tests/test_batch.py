@@ -381,13 +381,13 @@ def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     """What is unread and a page for each to grow; of what is kept all may go but the latest."""
     engine = Paged(table(1))
     batch = Scheduler(engine, Letters(), [], parallel=3, places=places, live=LiveBatchOptions())
-    joining: Any = SimpleNamespace(ids=[5] * 100, width=width)
+    joining: Any = SimpleNamespace(ids=[5] * 100, width=width, segments=None)
     for token in (2, 3):
         sequence = engine.sequence()
         sequence.add([token] * 100)
-        batch._kept.append(SimpleNamespace(sequence=sequence, ids=sequence.tokens))  # type: ignore[arg-type]
+        batch._kept.append(SimpleNamespace(sequence=sequence, ids=sequence.tokens, segments=None))  # type: ignore[arg-type]
     assert batch._may_join(joining) and len(batch._kept) == 2, "nobody else is there"
-    batch.running = [SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1)]  # type: ignore[list-item]
+    batch.running = [SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1, segments=None)]  # type: ignore[list-item]
     assert (batch._may_join(joining), len(batch._kept)) == (may, left)
     assert batch._kept[-1].ids[0] == 3
     batch.close()

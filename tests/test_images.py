@@ -23,8 +23,7 @@ from localllm.engine.image_tokens import is_within, last_end
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.gguf.projectors import find_projector
-from localllm.generation.chunked_prefill import around_images
-from localllm.generation.prefill import read_prompt
+from localllm.generation.chunked_prefill import around_images, read_prompt
 
 FAMILIES = "gemma3", "idefics3", "llava", "llava16", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"
 
@@ -277,8 +276,8 @@ def test_which_images_are_forgotten(count: int, mega: float, left: int):
 def test_pieces_do_not_cut_images(tmp_path, name, precise):
     """Logits behind 8 prompts with and without images, read in pieces of 64 tokens, are those of each read alone, of
     every family: Gemma's images have 144 rows here, which see each other and are read at once."""
+    from localllm.generation.chunked_prefill import read_prompt
     from localllm.generation.generate import GenerationOptions
-    from localllm.generation.prefill import read_prompt
     from localllm.generation.scheduler import Scheduler
 
     write(seeing(name, context=4096), tmp_path / "tiny.gguf")

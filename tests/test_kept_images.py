@@ -24,8 +24,8 @@ from localllm.engine.operations.operation import Operation
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
+from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.generate import GenerationOptions
-from localllm.generation.prefill import read_prompt
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.vision import image_encoder as eye
 from localllm.generation.vision.image_encoder import ImageEncoder

@@ -36,7 +36,7 @@ from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
-from localllm.generation.prefill import read_prompt
+from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.sequence_pool import SequencePool
 from localllm.kernels.arguments import PAGE
 from localllm.quant.cache import cache_folder

@@ -12,7 +12,7 @@ from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import FIRST, Runs
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, best_reuse
+from localllm.generation.prefix_match import NOTHING, PrefixMatch, ReuseCandidate, TurnBoundary, longest_match
 from localllm.generation.sequence_pool import HELD, PooledSequence, SequencePool
 
 RUNS = Runs()
@@ -21,40 +21,42 @@ SHORT = list(range(50))
 
 
 def test_nobody_has_read_anything():
-    assert best_reuse([], LONG, RUNS) is None
-    assert best_reuse([ReuseCandidate("a", [9, 9], aligned=0)], LONG, RUNS) is None
+    assert longest_match([], LONG, RUNS) == NOTHING
+    assert longest_match([ReuseCandidate("a", [9, 9], aligned=0)], LONG, RUNS) == NOTHING
 
 
 def test_the_last_token_of_a_prompt_is_always_read():
     """Its logits are wanted."""
-    assert best_reuse([ReuseCandidate("rolling", SHORT)], SHORT, RUNS) == PrefixMatch("rolling", len(SHORT) - 1)
+    assert longest_match([ReuseCandidate("rolling", SHORT)], SHORT, RUNS) == PrefixMatch("rolling", len(SHORT) - 1)
 
 
 @pytest.mark.parametrize(("aligned", "expected"), [(0, None), (FIRST, FIRST), (2 * FIRST, 2 * FIRST)])
 def test_other_prompts_go_on_where_a_whole_run_ended(aligned, expected):
     read = [*LONG[:-50], 7, 7, 7]
-    found = best_reuse([ReuseCandidate("a", read, aligned=aligned)], LONG, RUNS)
-    assert found == (PrefixMatch("a", expected, is_run=True) if expected else None)
+    found = longest_match([ReuseCandidate("a", read, aligned=aligned)], LONG, RUNS)
+    assert found == (PrefixMatch("a", expected, is_run=True) if expected else NOTHING)
 
 
 def test_a_conversation_goes_on_where_a_turn_ended():
     turns = [TurnBoundary(600, 650), TurnBoundary(800, 900)]
     read = LONG[:900]
-    assert best_reuse([ReuseCandidate("a", read, turns, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
-    assert best_reuse([ReuseCandidate("a", read, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == PrefixMatch("a", 650)
+    assert longest_match([ReuseCandidate("a", read, turns, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
+    assert longest_match([ReuseCandidate("a", read, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == PrefixMatch(
+        "a", 650
+    )
     going_on = [TurnBoundary(600)]
-    assert best_reuse([ReuseCandidate("a", read, going_on, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
+    assert longest_match([ReuseCandidate("a", read, going_on, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
 
 
 def test_behind_short_prompts_one_goes_on_anywhere():
     read = [*SHORT[:30], 99]
-    assert best_reuse([ReuseCandidate("a", read, [TurnBoundary(31)], 0)], SHORT, RUNS) == PrefixMatch("a", 30)
-    assert best_reuse([ReuseCandidate("a", read, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) is None
+    assert longest_match([ReuseCandidate("a", read, [TurnBoundary(31)], 0)], SHORT, RUNS) == PrefixMatch("a", 30)
+    assert longest_match([ReuseCandidate("a", read, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) == NOTHING
 
 
 def test_who_has_read_most_and_of_equal_ones_the_first():
     some, more = ReuseCandidate("some", LONG[:600], (), FIRST), ReuseCandidate("more", LONG[:1100], (), 2 * FIRST)
-    assert best_reuse([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
+    assert longest_match([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
         "more", 2 * FIRST, is_run=True
     )
 
@@ -62,9 +64,9 @@ def test_who_has_read_most_and_of_equal_ones_the_first():
 def test_the_same_prompt_is_not_read_at_all():
     """Where what comes after it is known; of another that goes on, as of anybody who has read it."""
     known = ReuseCandidate("end", LONG[:900], aligned=FIRST, has_logits=True)
-    assert best_reuse([ReuseCandidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == PrefixMatch("end", 900)
-    assert best_reuse([known], LONG, RUNS) == best_reuse([known._replace(has_logits=False)], LONG, RUNS)
-    assert best_reuse([known], [*LONG[:899], -1], RUNS) == PrefixMatch("end", FIRST, is_run=True)
+    assert longest_match([ReuseCandidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == PrefixMatch("end", 900)
+    assert longest_match([known], LONG, RUNS) == longest_match([known._replace(has_logits=False)], LONG, RUNS)
+    assert longest_match([known], [*LONG[:899], -1], RUNS) == PrefixMatch("end", FIRST, is_run=True)
 
 
 def test_a_turn_that_was_taken_back_is_no_place_to_go_on():

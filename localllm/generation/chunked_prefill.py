@@ -1,4 +1,4 @@
-"""How prompts are read when several are: in which pieces, and with the arithmetic that each would meet alone.
+"""How prompts are read, alone or among others: in which pieces, and with the arithmetic that each would meet alone.
 
 A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
 16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its
@@ -8,9 +8,9 @@ bits, and only those with more than a few tokens meet the same kernels.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.machine import has_tiles
+
+if TYPE_CHECKING:
+    from localllm.engine.sequence import Sequence
+    from localllm.generation.context_overflow import ShiftedSequence
 
 # Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
 # (weights are unpacked once for a run: 80 ms of a 1.2 B model), and others wait longer.
@@ -70,7 +74,7 @@ def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSe
 
 
 def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
-    """All stretches of a prompt with images, as localllm.generation.prefill and the engine cut it."""
+    """All stretches of a prompt with images, as `read_prompt` and the engine cut it."""
     start = 0
     while start < len(prompt):
         end = whole_end(prompt, min(runs.next_end(start), len(prompt)))
@@ -82,6 +86,20 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
                 else:
                     yield PrefillSegment(begin, stop, stop - begin <= PRECISE_TOKENS, True)
         start = end
+
+
+def read_prompt(
+    sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
+) -> np.ndarray:
+    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
+    begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
+    start = begin
+    while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
+        progress(start - begin, len(prompt) - begin)
+        end = whole_end(prompt, min(sequence.engine.runs.next_end(start), len(prompt)))
+        logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
+        start = end
+    return logits
 
 
 def most_between_steps(parameters: int) -> int:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from localllm.engine.runs import LONG
+from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
-from localllm.generation.prefill import read_prompt
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sequence_pool import PooledSequence, SequencePool

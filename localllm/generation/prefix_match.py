@@ -3,7 +3,8 @@
 A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
 (localllm.engine.runs) or an image: so they are read in the same runs as by a model that has read nothing before, and
 the answer is the same to the bit. After prompts of up to PRECISE_TOKENS, which are read in 16 bits in any pieces, such
-ones go on anywhere.
+ones go on anywhere. Beside others a prompt is read in pieces that come to the same bits: what has read one goes on for
+another as far as the arithmetic is the same (localllm.generation.chunked_prefill).
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from localllm.engine.image_tokens import last_end
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import Runs
+from localllm.generation.chunked_prefill import PrefillSegments, shareable
 
 
 class TurnBoundary(NamedTuple):
@@ -29,6 +31,7 @@ class ReuseCandidate(NamedTuple):
         source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.
         aligned: how many of the tokens were read in whole runs and images; None for one that goes on anywhere.
         has_logits: whether what comes after all of the tokens is known: the same prompt needs not be read at all.
+        segments: of the prompt that the tokens begin with, if they were read beside others.
     """
 
     source: Any
@@ -36,6 +39,7 @@ class ReuseCandidate(NamedTuple):
     turns: Ids[TurnBoundary] = ()
     aligned: int | None = None
     has_logits: bool = False
+    segments: PrefillSegments | None = None
 
 
 class PrefixMatch(NamedTuple):
@@ -50,18 +54,27 @@ class PrefixMatch(NamedTuple):
     is_run: bool = False
 
 
-def best_reuse(candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs) -> PrefixMatch | None:
-    """The candidate of which a prompt uses most, the first of equal ones; None if nothing is of use."""
-    best = max(
-        (reuse_of(candidate, ids, runs) for candidate in candidates), key=lambda reuse: reuse.length, default=None
-    )
-    return best if best and best.length else None
+NOTHING = PrefixMatch(None, 0)
 
 
-def reuse_of(candidate: ReuseCandidate, ids: Ids[int], runs: Runs) -> PrefixMatch:
-    """How much of one, which may be nothing."""
-    source, tokens, turns, aligned, has_logits = candidate
+def longest_match(
+    candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
+) -> PrefixMatch:
+    """Return the candidate of which a prompt uses most, the first of equal ones; without a source if nothing is of use.
+
+    segments: of the prompt, if it is read beside others.
+    """
+    found = (match(candidate, ids, runs, segments) for candidate in candidates)
+    best = max(found, key=lambda one: one.length, default=NOTHING)
+    return best if best.length else NOTHING
+
+
+def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
+    """Return how much of one a prompt uses, which may be nothing."""
+    source, tokens, turns, aligned, has_logits, read_in = candidate
     same = common(tokens, ids)
+    if read_in and segments:
+        return PrefixMatch(source, shareable(same, segments, read_in) if same else 0)
     if has_logits and len(tokens) == len(ids) == same + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
     if aligned is None or (turns and max(len(ids), turns[-1].prompt) <= PRECISE_TOKENS):

@@ -13,8 +13,8 @@ from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import LONG
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.frozen import frozen
-from localllm.generation.chunked_prefill import HEARD, piece, shareable
-from localllm.generation.prefix_match import common
+from localllm.generation.chunked_prefill import HEARD, piece
+from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Request
 from localllm.generation.speculation.speculator import AnswerSpan, Speculator
 from localllm.kernels.arguments import PAGE
@@ -157,14 +157,14 @@ class Scheduler:
             return True
         if sum(one.width for one in self.running) + answering.width > self._parallel:
             return False
-        donor, kept = self._donor(answering)
-        if any(one.unread and shared(one, one.ids, answering) >= kept + PAGE for one in self.running):
+        found = self._longest_match(answering)
+        if self._match(answering, [(one, one.ids) for one in self.running if one.unread]).length >= found.length + PAGE:
             return False
-        unread = len(answering.ids) - kept + sum(one.unread for one in self.running)
+        unread = len(answering.ids) - found.length + sum(one.unread for one in self.running)
         needed = unread + PAGE * (answering.width + len(self.running))
-        if donor in self._kept and donor:
-            self._kept.remove(donor)
-            self._kept.append(donor)
+        if found.source in self._kept:
+            self._kept.remove(found.source)
+            self._kept.append(found.source)
         while needed > self._free_places() and len(self._kept) > 1:
             self._forget()
         return needed <= self._free_places()
@@ -178,23 +178,23 @@ class Scheduler:
 
     def _give_sequence(self, answering: Completion) -> None:
         """One that has read what others, or an earlier program, have read of it."""
-        donor, length = self._donor(answering)
+        donor, length, _ = self._longest_match(answering)
         found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
         if found:
             answering.sequence, answering.known = found
             length = len(found.sequence.tokens)
         else:
-            answering.sequence = donor.sequence.fork() if donor and donor.sequence else self._engine.sequence()
+            answering.sequence = donor.sequence.fork() if donor else self._engine.sequence()
         answering.request.cached = answering.sequence.truncate(length)
 
-    def _donor(self, answering: Completion) -> tuple[Completion | None, int]:
+    def _longest_match(self, answering: Completion) -> PrefixMatch:
         """Who has read most of what it begins with, and how much of that."""
-        best, most = None, 0
-        for one in (*self.running, *self._kept):
-            length = shared(one, one.sequence.tokens if one.sequence else [], answering)
-            if length > most:
-                best, most = one, length
-        return best, most
+        others = (*self.running, *self._kept)
+        return self._match(answering, [(one, one.sequence.tokens) for one in others if one.sequence])
+
+    def _match(self, answering: Completion, others: list[tuple[Completion, list[int]]]) -> PrefixMatch:
+        candidates = [ReuseCandidate(one, tokens, segments=one.segments) for one, tokens in others]
+        return longest_match(candidates, answering.ids, self._engine.runs, answering.segments)
 
     # A turn.
 
@@ -384,12 +384,6 @@ class Scheduler:
         if answering.sequence:
             answering.sequence.close()
         answering.sequence = None
-
-
-def shared(donor: Completion, read: list[int], answering: Completion) -> int:
-    """How many of an answering's first ids it can take over from a donor that has read these."""
-    same = common(read, answering.ids)
-    return shareable(same, answering.segments, donor.segments) if same else 0
 
 
 def pages_of(tokens: int) -> int:

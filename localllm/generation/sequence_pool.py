@@ -22,7 +22,7 @@ from localllm.engine.image_tokens import is_worth_keeping, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.generation.context_overflow import ShiftedSequence, rolling
-from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, best_reuse, reuse_of
+from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -116,7 +116,7 @@ class SequencePool:
             begun, most = None, sys.maxsize
             while begun is None:
                 stored = self._stored(ids, earlier, most) if keep is None else []
-                best = best_reuse([*self._in_memory(keep), *stored], ids, self.engine.runs) or PrefixMatch(None, 0)
+                best = longest_match([*self._in_memory(keep), *stored], ids, self.engine.runs)
                 begun, most = self._begun(best, ids, keep), best.length - 1
             if self._kept:
                 self._kept.close()
@@ -167,7 +167,7 @@ class SequencePool:
         if reuse.length == len(ids):
             return PooledSequence(source, self._end and self._end.logits)
         sequence = rolling(source, keep)
-        self._go_back(sequence, reuse_of(self._candidate(sequence), ids, self.engine.runs))
+        self._go_back(sequence, match(self._candidate(sequence), ids, self.engine.runs))
         return PooledSequence(sequence)
 
     def _leave_end(self, ids: Ids[int]) -> None:

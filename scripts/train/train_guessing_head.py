@@ -30,6 +30,7 @@ from localllm import api
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
 from localllm.generation.arguments import gather_options
+from localllm.generation.prefix_match import NOTHING
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 
@@ -178,7 +179,7 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
 
         engine.sequence = sequence  # type: ignore[method-assign]
         batch = model.batch(asked(), 32, precise=False)
-        batch._donor = lambda answering: (None, 0)  # type: ignore[method-assign]  # a fork would have heard nothing
+        batch._longest_match = lambda answering: NOTHING  # type: ignore[method-assign]  # a fork would have heard nothing
         for request in itertools.chain.from_iterable(batch):
             (answering,) = request.answers
             inputs = heard.pop(id(answering)).inputs

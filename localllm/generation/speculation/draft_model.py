@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
-from localllm.generation.prefill import read_prompt
+from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.speculation.acceptance import SURE, Guess, SpeculationBudget
