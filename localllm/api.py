@@ -169,24 +169,25 @@ class Model:
 
     def embed(
         self,
-        texts: str | Iterable[str],
+        texts: str | Iterable[str | list[int]],
         dims: int | None = None,
         normalize: bool = True,
         role: str | None = None,
         overflow: str = "refuse",
         pooling: str | None = None,
+        max_tokens: int | None = None,
     ) -> np.ndarray:
-        """Embed texts: float32 [texts, width], or [width] of a single str; vectors of similar texts are close.
+        """Embed texts or their token ids: float32 [texts, width], or [width] of a single str; similar ones are close.
 
         dims: only the first numbers, of a Matryoshka model; normalize: to the length 1; role: "query" or "document", to
         put the model's own prompt in front; overflow: what is done with texts that are too long, "refuse", "cut" or
-        "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says. Raises ContextError,
-        ModelError for a model that was not made for that, UsageError.
+        "split" and averaged; pooling: "mean", "cls" or "last" instead of what the file says; max_tokens: cut texts
+        behind so many. Raises ContextError, ModelError for a model that was not made for that, UsageError.
         """
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
         made = self._opened("embedder", pooling, lambda options: Embedder(self.file, self.tokenizer, options, pooling))
-        options = EmbedOptions(dims, normalize, role, overflow)
+        options = EmbedOptions(dims, normalize, role, overflow, max_tokens)
         return made.embed([texts], options)[0] if isinstance(texts, str) else made.embed(texts, options)
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:

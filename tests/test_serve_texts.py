@@ -59,7 +59,7 @@ def test_rerank(served: Served, paths):
     ("path", "body"),
     [
         ("/v1/embeddings", {"model": "bert", "input": []}),
-        ("/v1/embeddings", {"model": "bert", "input": [1, 2]}),
+        ("/v1/embeddings", {"model": "bert", "input": [1, None]}),
         ("/v1/embeddings", {"model": "bert", "input": "x", "dimensions": 99999}),
         ("/v1/embeddings", {"model": "bert", "input": "cat " * 500}),
         ("/v1/embeddings", {"model": "bert", "input": "x", "encoding_format": "hex"}),
@@ -89,8 +89,35 @@ def test_texts_that_are_too_long_are_truncated_where_that_is_asked_for(served: S
 
 
 @pytest.mark.parametrize(("given", "reason"), [
-    ([], "input should not be empty"), ([1, 2], "not token ids"), ([[1]], "not token ids"), (5, "an array of strings"),
+    ([], "input should not be empty"), ([[]], "array of token ids"), (["a", 1], "an array of strings"),
+    ([1, -1], "array of token ids"), ([[1], 2], "or an array of these"),
+    ([99999999], "from 0 to"), (5, "an array of strings"),
     (None, "an array of strings"),
 ])  # fmt: skip
 def test_what_is_told_of_inputs_that_are_no_texts(served: Served, given, reason):
     assert reason in served.post("/v1/embeddings", {"model": "bert", "input": given}).json["error"]["message"]
+
+
+def test_token_ids_are_embedded_as_their_text(served: Served):
+    """Those around a text may be among them or not."""
+    model = {"model": "bert"}
+    whole, inner = (
+        served.post("/tokenize", {**model, "content": TEXTS[0], "add_special": special}).json["tokens"]
+        for special in (True, False)
+    )
+    assert len(whole) > len(inner) > 0
+    expected = served.post("/v1/embeddings", {**model, "input": TEXTS[0]}).json["data"][0]["embedding"]
+    reply = served.post("/v1/embeddings", {**model, "input": [whole, inner]}).json
+    np.testing.assert_allclose([each["embedding"] for each in reply["data"]], [expected, expected], atol=1e-6)
+    assert len(served.post("/v1/embeddings", {**model, "input": inner}).json["data"]) == 1
+
+
+def test_texts_are_cut_behind_as_many_tokens_as_a_request_says(served: Served):
+    """truncate_prompt_tokens is vLLM's field, and counts the tokens around a text."""
+    body = {"model": "bert", "input": "cat " * 500}
+    short = served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": 4}).json
+    two = served.post("/v1/embeddings", {**body, "input": "cat cat"}).json
+    np.testing.assert_allclose(short["data"][0]["embedding"], two["data"][0]["embedding"], atol=1e-6)
+    assert short["usage"]["prompt_tokens"] == 4 == two["usage"]["prompt_tokens"]
+    assert len(served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": -1}).json["data"]) == 1
+    assert served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": -2}).status == 400

@@ -28,6 +28,7 @@ from localllm.server.openai_completions import completions
 from localllm.server.openai_responses import create_response
 from localllm.server.page import list_sessions, read_session, serve_page, write_session
 from localllm.server.service import Service
+from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -84,6 +85,9 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("POST", "/apply-template", apply_template),
 )
 
 

@@ -17,6 +17,8 @@ from localllm.server.ids import new_id
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import IGNORED_FIELDS
 from localllm.server.service import Service
+from localllm.server.tokens import require_token_ids
+from localllm.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 4096  # texts per request
 T = TypeVar("T")
@@ -26,17 +28,19 @@ _COMPUTE_LOCK = threading.Lock()  # one request at a time: each uses all cores
 async def embeddings(service: Service, request: Request) -> Response:
     """Return an embedding of each input text."""
     body = Body(await read_json(request, service.limits))
-    texts, dims, role = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1), body.get_text("role")
-    overflow = "cut" if body.get_bool("truncate") else "refuse"
+    texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_text("role")
+    most = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
+    overflow, most = ("cut" if body.get_bool("truncate") or most else "refuse"), None if most == -1 else most
     is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
     for name in IGNORED_FIELDS:
         body.get(name)
     async with service.pool.use(body.get_text("model")) as worker:
         model, name = worker.model, service.pool.resolve(body.get_text("model")).name
         vectors = await run_until_disconnect(
-            request.receive, run_exclusively(lambda: model.embed(texts, dims, role=role, overflow=overflow))
+            request.receive, run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=most))
         )
-        count = await asyncio.to_thread(lambda: sum(len(model.tokenizer.encode(t, bos=True, eos=True)) for t in texts))
+        bound = min(most or model.context, model.context)
+        count = await asyncio.to_thread(lambda: sum(min(count_tokens(text, model.tokenizer), bound) for text in texts))
     data = [
         {"object": "embedding", "index": index, "embedding": encode_vector(vector, is_base64)}
         for index, vector in enumerate(vectors)
@@ -95,13 +99,27 @@ def parse_texts(value: Any, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
         raise UsageError(f"{name} should not be empty")
-    if isinstance(texts, list) and all(isinstance(item, int | list) for item in texts):
-        raise UsageError(f"{name} should be a string or an array of strings, not token ids")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name} should be a string or an array of strings")
     if len(texts) > MAX_TEXTS:
         raise UsageError(f"{name} should be at most {MAX_TEXTS} strings, not {len(texts)}")
     return texts
+
+
+def parse_inputs(value: Any) -> list[str] | list[list[int]]:
+    """Parse a string, token ids, or a list of either. Raises UsageError."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, int | list) for item in value):
+        return parse_texts(value, "input")
+    lists = value if isinstance(value[0], list) else [value]
+    if not all(isinstance(ids, list) and ids for ids in lists):
+        raise UsageError("input should be a string, an array of token ids, or an array of these")
+    if len(lists) > MAX_TEXTS:
+        raise UsageError(f"input should be at most {MAX_TEXTS} arrays of token ids, not {len(lists)}")
+    return [require_token_ids(ids, "input") for ids in lists]
+
+
+def count_tokens(text: str | list[int], tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode(text, bos=True, eos=True)) if isinstance(text, str) else len(text)
 
 
 def encode_vector(vector: np.ndarray, is_base64: bool) -> Any:

@@ -14,7 +14,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.generation.embedding.embedding_prompts import prompt_of
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import require_text, whole_number
+from localllm.values import require_text, token_ids, whole_number
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
@@ -33,17 +33,21 @@ class EmbedOptions:
         dims: how many numbers, the first ones, of models that were trained so (Kusupati et al. 2022); None: all.
         normalize: to the length 1.  role: query or document: what the model wants in front of them; None: nothing.
         overflow: what is done with a text that is too long: "refuse", "cut", or "split" and averaged.
+        max_tokens: cut texts behind so many tokens, with those that the model wants around them; None: nowhere.
     """
 
     dims: int | None = None
     normalize: bool = True
     role: str | None = None
     overflow: str = "refuse"
+    max_tokens: int | None = None
 
     def require_valid(self) -> None:
         """Raises UsageError."""
         if self.dims is not None:
             whole_number("dims", self.dims, 1)
+        if self.max_tokens is not None:
+            whole_number("max_tokens", self.max_tokens, 1)
         if self.role not in (None, *ROLES):
             raise UsageError(f"role should be query or document, not {self.role!r}")
         if self.overflow not in OVERFLOWS:
@@ -81,9 +85,9 @@ class Embedder:
         self._before, self._behind = around[:begins], around[begins:]
 
     def embed(
-        self, texts: Iterable[str], options: EmbedOptions | None = None, progress: Progress | None = None
+        self, texts: Iterable[str | list[int]], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """A vector of each text: float32 [texts, numbers].
+        """A vector of each text, or of its token ids: float32 [texts, numbers].
 
         progress: told after each run how many pieces of texts are done. Raises ContextError for a text that is too
         long, with its number, from 1; UsageError.
@@ -95,19 +99,37 @@ class Embedder:
         before = prompt_of(self._metadata, chosen.role, self.path) if chosen.role else ""
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
-            of_text = self.pieces(before + require_text("texts", text), chosen.overflow, number + 1)
+            if before:
+                text = before + require_text("texts", text)
+            of_text = self.pieces(text, chosen.overflow, number + 1, chosen.max_tokens)
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
         vectors = joined(self.reader.read(pieces, progress=progress), pieces, owners)[:, : chosen.dims]
         return normalized(vectors) if chosen.normalize else np.ascontiguousarray(vectors)
 
-    def pieces(self, text: str, overflow: str, number: int) -> list[list[int]]:
-        """The tokens of a text as the model reads it: one list, or several of a text that is split."""
-        ids = self._tokenizer.encode(text)
-        room = self.context - len(self._before) - len(self._behind)
+    def _ids(self, text: str | Iterable[int]) -> list[int]:
+        """Return a text's tokens, without those around it. Raises UsageError."""
+        if isinstance(text, str | bytes) or not isinstance(text, Iterable):
+            return self._tokenizer.encode(require_text("texts", text))
+        ids, begin, end = token_ids(text), len(self._before), len(self._behind)
+        if unknown := [token for token in ids if not 0 <= token < self._tokenizer.vocab_size]:
+            raise UsageError(f"token ids should be from 0 to {self._tokenizer.vocab_size - 1}, not {unknown[0]}")
+        ids = ids[begin:] if begin and ids[:begin] == self._before else ids
+        return ids[:-end] if end and ids[-end:] == self._behind else ids
+
+    def pieces(self, text: str | list[int], overflow: str, number: int, most: int | None = None) -> list[list[int]]:
+        """The tokens of a text as the model reads it: one list, or several of a text that is split.
+
+        most: see EmbedOptions.max_tokens.
+        """
+        ids = self._ids(text)
+        around = len(self._before) + len(self._behind)
+        room = self.context - around
         if room < 1:
             raise UsageError(f"a context of {self.context} tokens is too short for any text")
+        if most is not None:
+            ids = ids[: max(0, most - around)]
         if len(ids) > room:
             if overflow == "refuse":
                 length, advice = len(ids) + self.context - room, "shorten it or set overflow to cut or split"

@@ -1,0 +1,73 @@
+"""Tokens and templates as llama-server has them: /tokenize, /detokenize and /apply-template.
+
+Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.errors import UsageError
+from localllm.server.fields import Body
+from localllm.server.http import json_response, read_json
+from localllm.server.messages import parse_messages
+from localllm.server.openai_chat import extension_headers
+from localllm.server.request_options import apply_continuation, parse_options, parse_tools
+from localllm.server.service import Service, resolve_prompt_images
+from localllm.text.tokenizer import Tokenizer
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """Encode `content`: token ids, or with `with_pieces` objects with their texts, too."""
+    body = Body(await read_json(request, service.limits))
+    text, with_bos, has_pieces = (
+        body.require_text("content"),
+        body.get_bool("add_special"),
+        body.get_bool("with_pieces"),
+    )
+    special = body.get_optional_bool("parse_special") is not False
+    async with service.pool.use(body.get_text("model")) as worker:
+        tokenizer = worker.model.tokenizer
+        ids = await asyncio.to_thread(tokenizer.encode, text, special, with_bos, with_bos)
+    tokens = [{"id": token, "piece": piece_of(token, tokenizer)} for token in ids] if has_pieces else ids
+    return json_response({"tokens": tokens}, headers=extension_headers(body))
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """Decode `tokens`, control tokens included."""
+    body = Body(await read_json(request, service.limits))
+    tokens = require_token_ids(body.require_list("tokens"), "tokens")
+    async with service.pool.use(body.get_text("model")) as worker:
+        text = await asyncio.to_thread(worker.model.tokenizer.decode, tokens, True)
+    return json_response({"content": text}, headers=extension_headers(body))
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    """Render `messages` as the model reads them, without answering; fields are those of /v1/chat/completions."""
+    body = Body(await read_json(request, service.limits))
+    messages = parse_messages(body.require_list("messages"))
+    options = apply_continuation(body, parse_options(body, None, None, parse_tools(body)), messages)
+    async with service.pool.use(body.get_text("model")) as worker:
+        model = worker.model
+        (prompt,) = resolve_prompt_images([messages], service.limits.folders)
+        ids = (await asyncio.to_thread(model.session.request, prompt, options)).prompt
+    return json_response({"prompt": model.tokenizer.decode(ids, special=True)}, headers=extension_headers(body))
+
+
+def piece_of(token: int, tokenizer: Tokenizer) -> str | list[int]:
+    """Return a token's text, or its bytes if these are only a part of a character."""
+    data = tokenizer.token_bytes(token, special=True)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return [*data]
+
+
+def require_token_ids(value: Sequence[Any], name: str) -> list[int]:
+    """Return token ids. Raises UsageError, also for ids that no vocabulary has."""
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in value):
+        raise UsageError(f"{name} should be an array of token ids")
+    return [*value]
