@@ -18,7 +18,8 @@ from localllm.server.run import Setup
 USUAL = {
     "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
-    "folders": [], "open_model": None, "strict_names": False,
+    "folders": [], "open_model": None, "strict_names": False, "access_log": False, "ssl_certfile": None,
+    "ssl_keyfile": None,
 }  # fmt: skip
 
 
@@ -33,6 +34,8 @@ USUAL = {
          {"drops_turns": True, "folders": ["FOLDER"], "hosts": ["a", "b"], "origins": ["https://c"]}),
         ("--strict-model-names", {"strict_names": True}),
         ("--on-overflow error --socket s", {"socket": "s"}),
+        ("--unix-socket s --access-log", {"socket": "s", "access_log": True}),
+        ("--ssl-certfile a --ssl-keyfile b", {"ssl_certfile": "a", "ssl_keyfile": "b"}),
         ("--host 0.0.0.0 --api-key-file KEYS", {"host": "0.0.0.0", "keys": ["12345678", "abcdefgh"]}),
     ],
 )  # fmt: skip
@@ -110,10 +113,11 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     assert told.addresses == ["http://127.0.0.1:99"] and told.bind_tcp == ("127.0.0.1", 5)
     paths, open_model, metrics, memory, parallel, is_strict = told.ModelPool
     assert (paths, open_model, memory, parallel, is_strict) == ({"m": "/m.gguf"}, len, 77, None, False)
-    service, rules = told.application
+    service, rules, log = told.application
+    assert log is None
     assert (service.pool, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
-    app, limits, ending = told.create_listener
-    assert (app, ending.grace, limits) == ("the application", 30.0, service.limits)
+    app, limits, ending, tls = told.create_listener
+    assert tls is None and (app, ending.grace, limits) == ("the application", 30.0, service.limits)
     several, _ = ran(paths={"a": "/a", "b": "/b"})
     assert several.did == [("listen", 128), "collect", "serve", "close", "gone"]
 
@@ -121,11 +125,12 @@ def test_a_server_from_its_beginning_to_its_end(ran):
 def test_what_a_server_is_told_reaches_its_parts(ran):
     found, told = ran(
         host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
-        answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True,
+        answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True, access_log=True,
     )  # fmt: skip
     assert told.addresses == ["http://[::1]:99"] and told.bind_tcp == ("::1", 5) and ("listen", 9) in found.did
     assert told.ModelPool[3:] == (5, 3, True) and told.create_listener[2].grace == 2.5
-    service, rules = told.application
+    service, rules, log = told.application
+    assert log is print
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])
     limits = service.limits
     assert (limits.body, limits.connections, limits.answer_seconds, limits.drops_turns, limits.folders) == (

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localllm.errors import LocalllmError
+from localllm.server.access_log import AccessLog
 from localllm.server.addresses import describe_unknown, matches_route, normalize_path
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import embeddings, rerank
@@ -94,15 +95,15 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
 
-def application(service: Service, rules: Rules) -> ASGIApp:
-    """Build the ASGI application."""
+def application(service: Service, rules: Rules, log: Callable[[str], None] | None = None) -> ASGIApp:
+    """Build the ASGI application; log: gets a line for each request."""
     routes = [
         Route(path, partial(call_endpoint, service, path, endpoint), methods=[method])
         for method, path, endpoint in ADDRESSES
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: partial(respond_not_found, service)})
     app.router.redirect_slashes = False
-    return Guard(app, rules, lambda path: normalize_path(path, PATHS))
+    return AccessLog(Guard(app, rules, lambda path: normalize_path(path, PATHS)), log)
 
 
 async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:

@@ -27,7 +27,14 @@ _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 STANDARD_HEADERS = ("authorization", "content-type", "x-api-key", "anthropic-version")
 MAX_HEADERS = 64  # custom ones, per preflight request
-EXPOSED_HEADERS = ("X-Localllm-Ignored", "X-Localllm-Dropped-Turns", "Request-Id", "Retry-After", "Date")
+EXPOSED_HEADERS = (
+    "X-Localllm-Ignored",
+    "X-Localllm-Dropped-Turns",
+    "Request-Id",
+    "X-Request-Id",
+    "Retry-After",
+    "Date",
+)
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -49,18 +56,18 @@ class Rules:
     origins: Sequence[str] = ()
     keys: Sequence[str] = ()
 
-    def require(self, method: str, path: str, headers: dict[str, str], address: str = "") -> None:
+    def require(self, method: str, path: str, headers: dict[str, str], address: str = "", scheme: str = "http") -> None:
         """Reject a request that the rules do not allow.
 
         headers: by lower-case names.  address: of this computer, at which the request arrived; a page of another site
-        has a host name of its own, which cannot be that. Raises RejectedRequestError.
+        has a host name of its own, which cannot be that.  scheme: http or https. Raises RejectedRequestError.
         """
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*LOCAL_HOSTS, *self.hosts, address, f"[{address}]")}
         if not host or host["name"].lower() not in names:
             raise RejectedRequestError(403, "the Host header names a host that this server does not allow")
         origin = headers.get("origin")
-        own = f"http://{headers['host']}"
+        own = f"{scheme}://{headers['host']}"
         if origin is not None and origin != own and (origin not in self.origins or path.startswith(OWN_PATHS)):
             raise RejectedRequestError(403, "this server does not allow requests from this origin")
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
@@ -107,7 +114,9 @@ class Guard:
         try:
             require_single_host(scope)
             address = (scope.get("server") or ("",))[0] or ""
-            self._rules.require(scope["method"], scope["path"], headers, address.removeprefix("::ffff:"))
+            self._rules.require(
+                scope["method"], scope["path"], headers, address.removeprefix("::ffff:"), scope["scheme"]
+            )
         except RejectedRequestError as error:
             await error_response(error, error_format_of(scope["path"]))(scope, receive, send_with_headers)
             return

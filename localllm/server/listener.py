@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,27 @@ class Ending:
     grace: float
     stop_responses: Callable[[], None]
     warn: Callable[[str], None]
+
+
+@frozen
+class Tls:
+    """A certificate chain and its private key, files in PEM."""
+
+    certfile: str
+    keyfile: str | None
+
+    @classmethod
+    def of(cls, certfile: str | None, keyfile: str | None) -> "Tls | None":
+        """Check both, None without a certificate. Raises UsageError."""
+        if certfile is None:
+            return None
+        try:
+            # An encrypted key is refused: nobody is there to type its password.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else str(error)
+            raise UsageError(f"ssl_certfile or ssl_keyfile cannot be used: {reason}") from None
+        return cls(certfile, keyfile)
 
 
 class IdleTimeoutProtocol(H11Protocol):
@@ -182,7 +204,7 @@ class Listener(uvicorn.Server):
         return True
 
 
-def create_listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
+def create_listener(app: ASGIApp, limits: Limits, ending: Ending, tls: Tls | None = None) -> Listener:
     """Configure a server for an app."""
     config = uvicorn.Config(
         app,
@@ -196,6 +218,8 @@ def create_listener(app: ASGIApp, limits: Limits, ending: Ending) -> Listener:
         limit_concurrency=limits.connections,
         timeout_keep_alive=int(IdleTimeoutProtocol.seconds),
         h11_max_incomplete_event_size=HEAD_BYTES,
+        ssl_certfile=tls.certfile if tls else None,
+        ssl_keyfile=tls.keyfile if tls else None,
     )
     return Listener(config, ending)
 

@@ -14,10 +14,11 @@ from localllm.frozen import frozen
 from localllm.server.app import application
 from localllm.server.guard import Rules
 from localllm.server.http import Limits
-from localllm.server.listener import Ending, Listener, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
+from localllm.server.listener import Ending, Listener, Tls, bind_ipv6_loopback, bind_tcp, bind_unix, create_listener
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
+from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
 from localllm.system.memory import available_memory
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Setup:
         grace: seconds for responses to end.  keys, hosts, origins: see Rules.
         body, connections, answer_seconds, drops_turns, folders: see Limits.
         strict_names: whether a single model is only available by its own name.
+        access_log: whether there is a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
     """
 
     paths: Mapping[str, str]
@@ -56,6 +58,9 @@ class Setup:
     drops_turns: bool
     folders: Sequence[str]
     strict_names: bool = False
+    access_log: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -64,14 +69,8 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
     on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
     """
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
-    if setup.socket is not None:
-        main_socket, address = stack.enter_context(bind_unix(setup.socket)), setup.socket
-    else:
-        main_socket = stack.enter_context(bind_tcp(setup.host, setup.port))
-        address = f"http://{host}:{main_socket.getsockname()[1]}"
-    sockets = [main_socket]
-    if setup.socket is None and setup.host == "127.0.0.1" and (ipv6_socket := bind_ipv6_loopback(main_socket)):
-        sockets.append(stack.enter_context(ipv6_socket))
+    tls = Tls.of(setup.ssl_certfile, setup.ssl_keyfile)
+    sockets, address = open_sockets(setup, stack, "https" if tls else "http")
     limits = Limits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders,
@@ -94,7 +93,8 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         memory = available_memory() if setup.memory is None else setup.memory
         pool = ModelPool(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
         ending = Ending(setup.grace, stop_responses, warn)
-        server = create_listener(application(Service(pool, metrics, limits), rules), limits, ending)
+        app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
+        server = create_listener(app, limits, ending, tls)
         if len(setup.paths) == 1:
             async with pool.use(None):  # report errors of a single model at the start
                 pass
@@ -114,6 +114,26 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         deadline.cancel()
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
+    """Open what is listened on, or take what a service manager has opened; the first one's address.
+
+    Raises LocalllmError.
+    """
+    if inherited := inherited_sockets():
+        for listening in inherited:
+            stack.enter_context(listening)
+        require_keys(inherited, setup.keys)
+        return inherited, address_of(inherited[0], scheme)
+    if setup.socket is not None:
+        return [stack.enter_context(bind_unix(setup.socket))], setup.socket
+    main_socket = stack.enter_context(bind_tcp(setup.host, setup.port))
+    sockets = [main_socket]
+    if setup.host == "127.0.0.1" and (ipv6_socket := bind_ipv6_loopback(main_socket)):
+        sockets.append(stack.enter_context(ipv6_socket))
+    host = f"[{setup.host}]" if ":" in setup.host else setup.host
+    return sockets, f"{scheme}://{host}:{main_socket.getsockname()[1]}"
 
 
 def local_host_names() -> list[str]:

@@ -40,7 +40,10 @@ class Place:
 
     port: Annotated[int, typer.Option("--port", metavar="N", help="The port of 127.0.0.1.  [default: 11435]")] = PORT
     socket: Annotated[
-        str | None, typer.Option("--socket", metavar="PATH", help="A Unix socket, which only you can open, instead.")
+        str | None,
+        typer.Option(
+            "--socket", "--unix-socket", metavar="PATH", help="A Unix socket, which only you can open, instead."
+        ),
     ] = None
     host: Annotated[
         str | None,
@@ -54,6 +57,17 @@ class Place:
             help="A file with keys, a line each (# is a comment), of which a request needs one.",
         ),
     ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        typer.Option("--ssl-certfile", metavar="FILE", help="Serve HTTPS with this certificate chain, in PEM."),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        typer.Option("--ssl-keyfile", metavar="FILE", help="Its private key.  [default: in the certificate's file]"),
+    ] = None
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Write a line for each request to stderr, without its text.")
+    ] = False
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,6 +173,8 @@ def serve(
         raise UsageError("--host lets other computers in: it needs --api-key-file FILE, with a key that they know")
     if place.socket is not None and place.host is not None:
         raise UsageError("--socket and --host exclude each other")
+    if place.ssl_keyfile is not None and place.ssl_certfile is None:
+        raise UsageError("--ssl-keyfile needs --ssl-certfile FILE")
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj is for one model; each of several uses the projector beside it")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
@@ -171,7 +187,8 @@ def serve(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
-        tuple(share.media_path or ()), place.strict_model_names,
+        tuple(share.media_path or ()), place.strict_model_names, place.access_log,
+        place.ssl_certfile, place.ssl_keyfile,
     )  # fmt: skip
     with ExitStack() as stack:
         run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))

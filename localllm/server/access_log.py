@@ -1,0 +1,55 @@
+"""An id for every request, and one line about it if that is wanted."""
+
+import re
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import perf_counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID = "X-Request-Id"
+_ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
+MAX_PATH = 200  # characters of an address in a line
+
+
+class AccessLog:
+    """ASGI middleware that adds X-Request-Id, the client's own if it sends one, and reports each response.
+
+    A line has time, client, method, address without its query, status, bytes, seconds and id: nothing that was asked
+    or answered.
+    """
+
+    def __init__(self, app: ASGIApp, write: Callable[[str], None] | None = None):
+        """Wrap an app; write: gets the lines, None for no log."""
+        self._app, self._write = app, write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(REQUEST_ID.lower().encode(), b"").decode("latin-1")
+        request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        begin, status, size = perf_counter(), 499, 0  # nginx' status for a client that left before its response
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                header = (REQUEST_ID.lower().encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", []), header]}
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._write:
+                client = (scope.get("client") or ("-",))[0] or "-"
+                path = scope.get("raw_path", b"").decode("ascii", "replace").partition("?")[0][:MAX_PATH]
+                now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                seconds = perf_counter() - begin
+                self._write(
+                    f"{now} {client} {scope['method']} {path} {status} {size} bytes {seconds:.3f} s {request_id}"
+                )

@@ -1,0 +1,224 @@
+"""Running the server for long: request ids and a log, TLS, sockets of a service manager."""
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from served import serving
+
+import localllm
+from localllm.errors import UsageError
+from localllm.server.access_log import AccessLog
+from localllm.server.listener import Tls
+from localllm.server.socket_activation import address_of, inherited_sockets, require_keys
+
+GUIDE = str(localllm.builtin_model())
+
+
+# ---- ids and lines
+
+
+def test_every_response_has_an_id_that_a_client_may_choose():
+    with serving({"guide": GUIDE}) as served:
+        own = [served.get("/health").headers["x-request-id"] for _ in range(2)]
+        assert len(set(own)) == 2 and all(re.fullmatch("[0-9a-f]{16}", each) for each in own)
+        assert served.get("/health", **{"X-Request-Id": "job-7/a"}).headers["x-request-id"] == "job-7/a"
+        assert served.get("/health", **{"X-Request-Id": "a b\x7f"}).headers["x-request-id"] != "a b\x7f"
+        assert "x-request-id" in served.get("/nowhere").headers
+
+
+def ask(path: bytes, respond) -> list[str]:
+    """The lines of one request."""
+    import asyncio
+
+    lines = list[str]()
+    scope = {"type": "http", "method": "POST", "path": "/x", "raw_path": path, "headers": [], "client": ("::1", 5)}
+
+    async def send(message):
+        pass
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    asyncio.run(AccessLog(respond, lines.append)(scope, receive, send))
+    return lines
+
+
+def test_a_line_has_no_query_and_no_line_break():
+    async def respond(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"12345"})
+
+    (line,) = ask(b"/v1/chat%0Acompletions?key=secret", respond)
+    pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ::1 POST /v1/chat%0Acompletions 200 5 bytes \d+\.\d{3} s [0-9a-f]{16}"
+    assert re.fullmatch(pattern, line), line
+    assert len(ask(b"/" + b"a" * 5000, respond)[0]) < 400
+
+
+def test_who_leaves_before_a_response_is_499():
+    async def respond(scope, receive, send):
+        pass
+
+    assert " 499 0 bytes " in ask(b"/x", respond)[0]
+
+
+# ---- a server as a process of its own
+
+LISTENS = """
+import os, socket, sys
+listening = socket.socket(getattr(socket, sys.argv[1]), socket.SOCK_STREAM, {"AF_INET": 6}.get(sys.argv[1], 0))
+listening.bind(sys.argv[2] if sys.argv[1] == "AF_UNIX" else (sys.argv[2], 0))
+listening.listen()
+os.dup2(listening.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+os.execv(sys.executable, [sys.executable, "-m", "localllm", "serve", *sys.argv[3:]])
+"""
+
+
+@contextmanager
+def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process and its first line."""
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stderr.readline()
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such descriptors")
+def test_a_socket_that_a_service_manager_opened(tmp_path: Path):
+    place = tmp_path / "socket"
+    with running("-c", LISTENS, "AF_UNIX", str(place), GUIDE) as (process, line):
+        assert line == f"localllm: guide at {place}; Ctrl-C ends it\n"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(30)
+            client.connect(str(place))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert place.exists()  # the service manager's
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such descriptors")
+def test_a_log_of_a_port_that_a_service_manager_opened():
+    with running("-c", LISTENS, "AF_INET", "127.0.0.1", GUIDE, "--access-log") as (process, line):
+        url = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+        with urllib.request.urlopen(f"{url}/health?secret", timeout=30) as reply:
+            assert reply.status == 200
+        assert re.search(r"^localllm: \S+Z 127\.0\.0\.1 GET /health 200 \d+ bytes ", process.stderr.readline())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such descriptors")
+def test_a_port_for_other_computers_needs_keys():
+    with socket.socket() as anywhere, socket.socket() as here, socket.socket(socket.AF_UNIX) as unix:
+        anywhere.bind(("0.0.0.0", 0))
+        here.bind(("127.0.0.1", 0))
+        require_keys([here, unix], [])
+        require_keys([anywhere], ["12345678"])
+        with pytest.raises(UsageError, match=r"^http://0\.0\.0\.0:\d+ lets other computers in: it needs --api-key"):
+            require_keys([here, anywhere], [])
+        assert address_of(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
+
+
+def test_sockets_of_another_process_are_not_taken(monkeypatch: pytest.MonkeyPatch):
+    assert inherited_sockets() == []
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    assert inherited_sockets() == [] and "LISTEN_FDS" not in os.environ
+
+
+def test_a_descriptor_that_is_no_socket(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setattr("localllm.server.socket_activation.FIRST", 99_999)
+    with pytest.raises(UsageError, match="descriptor 99999 is no socket"):
+        inherited_sockets()
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    paths = str(folder / "cert.pem"), str(folder / "key.pem")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names]
+    subprocess.run([*command, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True, timeout=60)
+    return paths
+
+
+@pytest.mark.slow
+def test_https(certificate: tuple[str, str]):
+    cert, key = certificate
+    options = ["--port", "0", "--ssl-certfile", cert, "--ssl-keyfile", key]
+    with running("-m", "localllm", "serve", GUIDE, *options) as (_, line):
+        found = re.search(r"at https://127\.0\.0\.1:(\d+);", line)
+        assert found, line
+        context = ssl.create_default_context(cafile=cert)
+        client = http.client.HTTPSConnection("localhost", int(found[1]), timeout=30, context=context)
+        own = {"Origin": f"https://localhost:{found[1]}"}  # the server's own page
+        client.request("GET", "/health", headers=own)
+        assert client.getresponse().status == 200
+        client.close()
+        client.request("GET", "/health", headers={"Origin": f"http://localhost:{found[1]}"})
+        assert client.getresponse().status == 403
+        client.close()
+
+
+def test_certificates_that_cannot_be_used(certificate: tuple[str, str], tmp_path: Path, cli):
+    cert, key = certificate
+    assert Tls.of(None, None) is None and Tls.of(cert, key) == Tls(cert, key)
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    for one, other in ((cert, None), (str(tmp_path / "none"), key), (cert, cert), (cert, str(locked))):
+        with pytest.raises(UsageError, match=r"^ssl_certfile or ssl_keyfile cannot be used: ."):
+            Tls.of(one, other)
+    assert cli("serve", GUIDE, "--ssl-keyfile", key)[2] == "localllm: error: --ssl-keyfile needs --ssl-certfile FILE\n"
+    code, out, err = cli("serve", GUIDE, "--ssl-certfile", tmp_path / "none")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "--ssl-certfile" in err, err
+
+
+# ---- what the documentation says
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_units_in_the_documentation(tmp_path: Path):
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    units = re.findall(r"```ini\n(.*?)```", text, re.DOTALL)
+    assert len(units) == 2
+    for name, unit in zip(("socket", "service"), units, strict=True):
+        unit = unit.replace("%h/.local/bin/localllm", "/bin/true")
+        (tmp_path / f"localllm.{name}").write_text(unit, encoding="utf-8")
+    command = ["systemd-analyze", "verify", "--user", str(tmp_path / "localllm.socket")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "localllm" not in done.stderr, done.stderr
+
+
+def test_options_in_the_documentation_exist():
+    from localllm.cli.commands.serve import Place, Share
+
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    names = {*Place.__dataclass_fields__, *Share.__dataclass_fields__}
+    said = {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", text)}
+    others = {"no_cache_dir", "create_home", "user", "now"}  # of pip, useradd and systemctl
+    assert said - others <= names, said - others - names
