@@ -3,10 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.arguments import AnswerArguments, gather_options
-from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.mixin import GenerationMixin
 from localllm.generation.sampling.model_defaults import recommended
 from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.session import Session
@@ -25,7 +24,6 @@ from localllm.generation.speculation.draft_model import Drafter
 from localllm.generation.speculation.eagle import uses_head
 from localllm.generation.speculation.ngram_cache import NgramCache, vocabulary_name
 from localllm.generation.vision.adapter import VisionAdapter
-from localllm.text.marker_escaping import Message
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_several, require_text, token_ids, whole_number
 
@@ -35,12 +33,11 @@ if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
     from localllm.engine.sequence import Sequence
     from localllm.engine.trace.imatrix_collector import ImatrixCollector
-    from localllm.generation.beam_search import Answer
-    from localllm.generation.request import Completion, Request
+    from localllm.generation.request import Request
     from localllm.generation.scheduler import Scheduler
 
 
-class Model:
+class Model(GenerationMixin):
     """A model that is open. Use it in a `with` statement, or close it.
 
     Several generations may go on at the same time, also in several threads: they take turns, token by token.
@@ -133,40 +130,6 @@ class Model:
         finally:
             sequence.close()
 
-    def generate(
-        self,
-        prompt: str | list[int],
-        max_tokens: int | None = None,
-        stop: Ids[str] = (),
-        speculate: "str | Model" = "auto",
-        **sampling: Unpack[AnswerArguments],
-    ) -> Generation:
-        """Go on with a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
-
-        stop: strings that end the text; speculate: as of GenerationOptions, or what guesses besides, "draft:PATH" or an
-        open Model (see `drafter`); `sampling`: fields of SamplingOptions, as temperature=0 or seed=1, and what is done
-        when the context is full, on_overflow and keep of GenerationOptions. What the answer must look like: schema, a
-        JSON schema (a dict, its text or a class as pydantic's), grammar, a text in GBNF, or regex; it is then of that
-        form whenever its finish_reason is "stop". Raises ContextError, UsageError, and what open_model raises.
-        """
-        return self.session.complete(prompt, gather_options(max_tokens, stop, sampling, self.drafter(speculate)))
-
-    def chat(
-        self,
-        messages: Ids[Message],
-        max_tokens: int | None = None,
-        stop: Ids[str] = (),
-        speculate: "str | Model" = "auto",
-        **sampling: Unpack[AnswerArguments],
-    ) -> Generation:
-        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` does.
-
-        Besides: think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most tokens of
-        thoughts, no pieces (see Generation.parts and .thinking); template_variables, a dict for the chat template;
-        continue_final: whether to go on with the last message, None for an assistant's without calls.
-        """
-        return self.session.chat(messages, gather_options(max_tokens, stop, sampling, self.drafter(speculate)))
-
     def embed(
         self,
         texts: str | Iterable[str | list[int]],
@@ -235,56 +198,6 @@ class Model:
             if path not in self._draft_models and not uses_head(path, self.session.sequences, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
             return self._draft_models.get(path)
-
-    def candidates(
-        self,
-        prompt: str | list[int] | list[Message],
-        n: int = 1,
-        beams: int = 0,
-        max_tokens: int | None = None,
-        stop: Ids[str] = (),
-        **sampling: Unpack[AnswerArguments],
-    ) -> "list[Answer]":
-        """The n best of several answers, best first: n sampled ones, or with `beams` the likeliest that are found.
-
-        prompt: a text to go on with, its token ids, or messages to answer. Raises as `generate`.
-        """
-        return self.session.candidates(prompt, gather_options(max_tokens, stop, sampling), n, beams)
-
-    def map(
-        self,
-        prompts: "Iterable[str | list[int] | list[Message]]",
-        max_tokens: int | None = None,
-        stop: Ids[str] = (),
-        parallel: int | None = None,
-        precise: bool = True,
-        **sampling: Unpack[AnswerArguments],
-    ) -> "Iterator[Completion]":
-        """Answer many prompts at once, each as `generate` or `chat` would: the answers in the order of the prompts.
-
-        An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
-        activations in 16 bits; without it is faster, and a token that is as likely as another may be another. Raises as
-        `generate`, at the answer in question.
-        """
-        chosen = gather_options(max_tokens, stop, sampling)
-        parallel = None if parallel is None else whole_number("parallel", parallel, 1)
-        return self._map(require_several("prompts", prompts), chosen, parallel, precise)
-
-    def _map(
-        self, prompts: Iterable[Any], options: GenerationOptions, parallel: int | None, precise: bool
-    ) -> "Iterator[Completion]":
-        """Answer prompts in their order."""
-        requests = (self.session.request(prompt, options, key=number) for number, prompt in enumerate(prompts))
-        made: dict[int, Request] = {}
-        wanted = 0
-        with closing(self.batch(requests, parallel, precise)) as batch:
-            for finished in batch:
-                made |= {request.key: request for request in finished}
-                while request := made.pop(wanted, None):
-                    if request.error:
-                        raise request.error
-                    yield request.answers[0]
-                    wanted += 1
 
     def batch(
         self,

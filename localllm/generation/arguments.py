@@ -87,6 +87,8 @@ def gather_options(
     others = {name: value for name, value in left.items() if name not in _CONSTRAINTS}
     if constraint:
         from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
+        from localllm.generation.constraints.python_types import is_type
 
         others["constraint"] = constraint_of(**constraint, **style)
+        others["result_type"] = schema if is_type(schema := constraint.get("schema")) else None
     return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **others)

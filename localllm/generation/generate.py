@@ -170,6 +170,16 @@ class Generation:
                 return text
         raise StopIteration
 
+    @property
+    def parsed(self) -> Any:
+        """Run to the end, and return the answer as an object of its schema's type, or as JSON's plain values.
+
+        Raises UsageError without a schema, and CutError for an answer that was cut.
+        """
+        for _ in self:
+            pass
+        return self._answer.parsed
+
     def message(self) -> dict[str, Any]:
         """As a conversation has it, with thoughts and calls if there are any."""
         more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}

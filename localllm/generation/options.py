@@ -40,6 +40,7 @@ class GenerationOptions:
     continue_final: bool | None = None
     constraint: "Constraint | None" = None  # what an answer must look like
     tools: "ToolUse | None" = None  # that an answer may call
+    result_type: Any = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
         """Raises UsageError for values that make no sense."""

@@ -231,6 +231,18 @@ class Completion:
         return whole(self.guide.transcript.calls) if self.guide.transcript.calls else []
 
     @property
+    def parsed(self) -> Any:
+        """The answer as an object of its schema's type, or as JSON's plain values.
+
+        Raises UsageError for an answer without a schema, and as parse_answer.
+        """
+        if self.options.constraint is None or self.options.constraint.kind != "schema":
+            raise UsageError("the answer has no schema by which it could be parsed")
+        from localllm.generation.constraints.python_types import parse_answer
+
+        return parse_answer(self.text, self.finish_reason, self.options.result_type)
+
+    @property
     def tokens(self) -> list[int]:
         """What was said, as token ids."""
         return self.ids[len(self.prompt) :]

@@ -22,6 +22,7 @@ from localllm.frozen import frozen
 from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
+from localllm.generation.constraints.python_types import is_type, schema_of
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact, in_order
 from localllm.generation.constraints.token_trie import TokenTrie, build_trie
 from localllm.generation.reasoning import THOUGHT, Thinking
@@ -83,7 +84,7 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, schema: Any, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
-        """JSON by a JSON schema: a dict, its text, or a class with `model_json_schema`, as pydantic's models.
+        """JSON by a JSON schema: a dict, its text, or a type as pydantic takes them: classes, list[int], Literal.
 
         whitespace: keep what the model writes of it between the parts of JSON; else the text is compact.
         additional_properties: let objects have others where the schema does not say; a class's never do.
@@ -92,7 +93,7 @@ class Constraint:
 
         options = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
         try:
-            given = exact(_schema_of(schema), additional_properties and not hasattr(schema, "model_json_schema"))
+            given = exact(_schema_of(schema), additional_properties and not is_type(schema))
             distinct = json.dumps(given) if has_distinct(given) else ""
             given = without_distinct(given)
             grammar = LLMatcher.grammar_from_json_schema(given, overrides=options)  # type: ignore[arg-type]
@@ -193,8 +194,8 @@ def require_usable(schema: Mapping[str, Any]) -> None:
 
 def _schema_of(schema: Any) -> dict[str, Any]:
     """As a dict. Raises UsageError."""
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
+    if is_type(schema):
+        schema = schema_of(schema)
     if isinstance(schema, str | bytes):
         try:
             schema = json.loads(schema)

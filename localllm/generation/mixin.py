@@ -1,0 +1,171 @@
+"""What a model does with prompts and conversations, each method with its options as keyword arguments."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.arguments import AnswerArguments, gather_options
+from localllm.generation.generate import Generation, GenerationOptions
+from localllm.generation.request import Completion, Request
+from localllm.generation.session import Session
+from localllm.text.marker_escaping import Message
+from localllm.values import require_several, whole_number
+
+if TYPE_CHECKING:
+    from localllm.generation.beam_search import Answer
+    from localllm.generation.scheduler import Scheduler
+    from localllm.generation.speculation.draft_model import Drafter
+
+Prompt = str | list[int] | list[Message]  # a text, its token ids, or messages
+
+
+class GenerationMixin:
+    """The methods of a Model that generate.
+
+    Attributes:
+        session: its conversation.
+    """
+
+    session: Session
+
+    def drafter(self, speculate: Any) -> "str | Drafter":
+        """Return what proposes drafts."""
+        raise NotImplementedError
+
+    def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
+        """Return what answers many requests."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        prompt: str | list[int],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto",
+        **options: Unpack[AnswerArguments],
+    ) -> Generation:
+        """Continue a text as it is: an iterator of str pieces, which knows more afterwards (see Generation).
+
+        stop: strings that end the text.  speculate: where drafts come from: "auto", "mtp", "ngram", "off",
+        "draft:PATH" or an open Model.  options: how tokens are chosen, as temperature=0 or seed=1; on_overflow and
+        keep, what is done when the context is full; what the answer must look like: schema, a JSON schema (a dict, its
+        text or a type as a pydantic class, a dataclass, list[int]; see Generation.parsed), grammar in GBNF, or regex:
+        it is of that form whenever its finish_reason is "stop". Raises ContextError, UsageError.
+        """
+        return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto",
+        **options: Unpack[AnswerArguments],
+    ) -> Generation:
+        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` continues a text.
+
+        options: besides, think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most
+        tokens of reasoning, which is no part of the text (see Generation.parts and .thinking); template_variables, a
+        dict for the chat template; continue_final: whether to continue the last message, None for an assistant's
+        without calls.
+        """
+        return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def candidates(
+        self,
+        prompt: Prompt,
+        n: int = 1,
+        beams: int = 0,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        **options: Unpack[AnswerArguments],
+    ) -> "list[Answer]":
+        """Return the n best of several answers, best first: n sampled ones, or the likeliest that `beams` beams find.
+
+        prompt: a text to continue, its token ids, or messages to answer. Raises as `generate`.
+        """
+        return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams)
+
+    @overload
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        parallel: int | None = None,
+        precise: bool = True,
+        errors: Literal["raise"] = "raise",
+        **options: Unpack[AnswerArguments],
+    ) -> Iterator[Completion]: ...
+
+    @overload
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        parallel: int | None = None,
+        precise: bool = True,
+        *,
+        errors: Literal["return"],
+        **options: Unpack[AnswerArguments],
+    ) -> Iterator[Completion | LocalllmError]: ...
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        parallel: int | None = None,
+        precise: bool = True,
+        errors: str = "raise",
+        **options: Unpack[AnswerArguments],
+    ) -> Iterator[Any]:
+        """Answer many prompts at once, each as `generate` or `chat` would, in the order of the prompts.
+
+        An answer has a text, tokens and a finish_reason. parallel: the most at once (None: 16); precise: keep
+        activations in 16 bits; without it is faster, and a token that is as likely as another may be another; errors:
+        "raise" the first, as `generate`, or "return" each in the place of its answer, so that the others go on.
+        """
+        chosen = gather_options(max_tokens, stop, options)
+        if errors not in ("raise", "return"):
+            raise UsageError(f"errors should be raise or return, not {errors!r}")
+        parallel = None if parallel is None else whole_number("parallel", parallel, 1)
+        return self._map(require_several("prompts", prompts), chosen, parallel, precise, errors == "return")
+
+    def _map(
+        self, prompts: Iterable[Any], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
+    ) -> Iterator[Completion | LocalllmError]:
+        """Answer prompts in their order."""
+        made = dict[int, Completion | LocalllmError]()
+        wanted = 0
+        with closing(self.batch(self._requests(prompts, options, made, returns), parallel, precise)) as batch:
+            for finished in batch:
+                made |= {request.key: request.error or request.answers[0] for request in finished}
+                while (answer := made.pop(wanted, None)) is not None:
+                    if isinstance(answer, LocalllmError) and not returns:
+                        raise answer
+                    yield answer
+                    wanted += 1
+        yield from (made[number] for number in sorted(made))
+
+    def _requests(
+        self,
+        prompts: Iterable[Any],
+        options: GenerationOptions,
+        failed: dict[int, Completion | LocalllmError],
+        returns: bool,
+    ) -> Iterator[Request]:
+        """Make requests; failed: gets the errors of those that cannot be, if they are to be returned."""
+        for number, prompt in enumerate(prompts):
+            try:
+                yield self.session.request(prompt, options, key=number)
+            except LocalllmError as error:
+                if not returns:
+                    raise
+                failed[number] = error
+
+    def count_tokens(self, prompt: Prompt, **options: Unpack[AnswerArguments]) -> int:
+        """Count the tokens that a text or a conversation is read as, with what the chat template adds."""
+        return len(self.session.request(prompt, gather_options(None, (), options)).prompt)
