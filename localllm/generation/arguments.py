@@ -67,8 +67,27 @@ class AnswerArguments(SamplingArguments, total=False):
     additional_properties: bool
 
 
+class CallArguments(AnswerArguments, total=False):
+    """How tools are called.
+
+    tool_choice: "auto", "required", "none", or the tool that has to be called.  parallel_tool_calls: whether there may
+    be several.  json_calls: whether JSON that names a tool counts as a call.
+    """
+
+    tool_choice: Any
+    parallel_tool_calls: bool
+    json_calls: bool
+
+
+class ChatArguments(CallArguments, total=False):
+    """tools: functions that the model may call, or descriptions in OpenAI's form."""
+
+    tools: Sequence[Any]
+
+
 _CONSTRAINTS = ("schema", "grammar", "regex")
 _JSON = ("json_whitespace", "additional_properties")
+_TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_calls": "json_calls"}
 
 
 def gather_options(
@@ -82,9 +101,14 @@ def gather_options(
     sampling = {name: left.pop(name) for name in SamplingArguments.__annotations__ if name in left}
     constraint = {name: left.pop(name) for name in _CONSTRAINTS if left.get(name) is not None}
     style = {name: left.pop(name) for name in _JSON if name in left}
-    if unknown := left.keys() - AnswerArguments.__annotations__.keys():
+    use = {name: left.pop(argument) for argument, name in _TOOLS.items() if argument in left}
+    if unknown := left.keys() - ChatArguments.__annotations__.keys():
         raise UsageError(f"there is no option {sorted(unknown)[0]!r}")
     others = {name: value for name, value in left.items() if name not in _CONSTRAINTS}
+    if others.get("tools"):
+        from localllm.generation.tools.python_tools import tool_use  # seldom needed
+
+        others["tools"] = tool_use(others["tools"], **use, **style)
     if constraint:
         from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
         from localllm.generation.constraints.python_types import is_type

@@ -1,11 +1,11 @@
 """What a model does with prompts and conversations, each method with its options as keyword arguments."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.arguments import AnswerArguments, gather_options
+from localllm.generation.arguments import AnswerArguments, CallArguments, ChatArguments, gather_options
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.request import Completion, Request
 from localllm.generation.session import Session
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.scheduler import Scheduler
     from localllm.generation.speculation.draft_model import Drafter
+    from localllm.generation.tools.tool_call import ToolCall
+    from localllm.generation.tools.tool_run import ToolRun
 
 Prompt = str | list[int] | list[Message]  # a text, its token ids, or messages
 
@@ -61,16 +63,42 @@ class GenerationMixin:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto",
-        **options: Unpack[AnswerArguments],
+        **options: Unpack[ChatArguments],
     ) -> Generation:
         """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], as `generate` continues a text.
 
         options: besides, think="on", "off", "auto" or how much, "low", "medium" or "high"; think_budget, the most
         tokens of reasoning, which is no part of the text (see Generation.parts and .thinking); template_variables, a
         dict for the chat template; continue_final: whether to continue the last message, None for an assistant's
-        without calls.
+        without calls; tools: functions that the model may call, whose schemas are made of signatures and docstrings
+        (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
         """
         return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def run_tools(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Callable[..., Any]],
+        max_turns: int = 8,
+        permission: Callable[["ToolCall"], bool] | None = None,
+        max_tokens: int | None = None,
+        **options: Unpack[CallArguments],
+    ) -> "ToolRun":
+        """Answer a conversation, and call the functions that the model calls, until it answers without a call.
+
+        permission: asked before each call. Exceptions of functions are told to the model. A tool that tool_choice
+        demands is demanded once. Iterating raises LocalllmError after max_turns turns with calls.
+        """
+        from localllm.generation.tools.tool_run import ToolRun
+
+        given: ChatArguments = {**options, "tools": tools}
+        freely: ChatArguments = {**given, "tool_choice": "auto"}
+        first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
+
+        def answer(said: Sequence[Message]) -> Generation:
+            return self.session.chat([*messages, *said], later if said else first)
+
+        return ToolRun(answer, tools, max_turns, permission)
 
     def candidates(
         self,
@@ -79,7 +107,7 @@ class GenerationMixin:
         beams: int = 0,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        **options: Unpack[AnswerArguments],
+        **options: Unpack[ChatArguments],
     ) -> "list[Answer]":
         """Return the n best of several answers, best first: n sampled ones, or the likeliest that `beams` beams find.
 
@@ -96,7 +124,7 @@ class GenerationMixin:
         parallel: int | None = None,
         precise: bool = True,
         errors: Literal["raise"] = "raise",
-        **options: Unpack[AnswerArguments],
+        **options: Unpack[ChatArguments],
     ) -> Iterator[Completion]: ...
 
     @overload
@@ -109,7 +137,7 @@ class GenerationMixin:
         precise: bool = True,
         *,
         errors: Literal["return"],
-        **options: Unpack[AnswerArguments],
+        **options: Unpack[ChatArguments],
     ) -> Iterator[Completion | LocalllmError]: ...
 
     def map(
@@ -120,7 +148,7 @@ class GenerationMixin:
         parallel: int | None = None,
         precise: bool = True,
         errors: str = "raise",
-        **options: Unpack[AnswerArguments],
+        **options: Unpack[ChatArguments],
     ) -> Iterator[Any]:
         """Answer many prompts at once, each as `generate` or `chat` would, in the order of the prompts.
 
@@ -166,6 +194,6 @@ class GenerationMixin:
                     raise
                 failed[number] = error
 
-    def count_tokens(self, prompt: Prompt, **options: Unpack[AnswerArguments]) -> int:
+    def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
         """Count the tokens that a text or a conversation is read as, with what the chat template adds."""
         return len(self.session.request(prompt, gather_options(None, (), options)).prompt)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.request import Request
+    from localllm.generation.tools.tool_run import Permission, ToolRun
     from localllm.generation.vision.image_encoder import EncodedImage
     from localllm.text.templates import ChatTemplate
 
@@ -115,6 +116,26 @@ class Session(Conversation):
         options, messages = options or GenerationOptions(), list(messages)
         first = sum(1 for message in messages[:1] if isinstance(message, dict) and message.get("role") == "system")
         return self._answered(messages[:first], messages[first:], options, is_own=False)[1]
+
+    def run_tools(
+        self,
+        text: str,
+        tools: Sequence[Callable[..., Any]],
+        options: GenerationOptions | None = None,
+        max_turns: int = 8,
+        permission: "Permission | None" = None,
+    ) -> "ToolRun":
+        """Ask in this conversation, and call the functions that the model calls: see GenerationMixin.run_tools."""
+        from localllm.generation.tools.python_tools import tool_use
+        from localllm.generation.tools.tool_run import ToolRun
+
+        chosen = replace(options or GenerationOptions(), tools=tool_use(tools))
+
+        def answer(said: Sequence[Message]) -> Generation:
+            latest = next((place for place in reversed(range(len(said))) if said[place]["role"] != "tool"), -1)
+            return self.go_on(said[latest + 1 :], chosen) if said else self.ask(text, chosen)
+
+        return ToolRun(answer, tools, max_turns, permission)
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Go on with the text (or the token ids) as it is, without a chat template."""

@@ -1,0 +1,100 @@
+"""Python functions as tools: a schema from the signature and the docstring, calls with checked arguments."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.generation.tools.tool_call import ToolCall
+from localllm.generation.tools.tool_grammar import CHOICES, Tool, ToolUse
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):?\s*$", re.MULTILINE)
+_ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+
+
+def tool_of(given: Any) -> Tool:
+    """Describe a function, or a tool in OpenAI's form: {"type": "function", "function": {...}}. Raises UsageError."""
+    if isinstance(given, Tool):
+        return given
+    if isinstance(given, Mapping):
+        function = given.get("function", given)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise UsageError("tools: a tool should be a function or have a name")
+        about, parameters = function.get("description") or "", function.get("parameters") or {"type": "object"}
+        return Tool(function["name"], about, parameters, bool(function.get("strict")))
+    if not callable(given):
+        raise UsageError(f"tools: {given!r:.60} is no function")
+    text = inspect.getdoc(given) or ""
+    return Tool(name_of(given), _SECTION.split(text)[0].strip(), parameters_of(given, text))
+
+
+def name_of(tool: Any) -> str:
+    """Return the name by which a tool is called."""
+    return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
+
+
+def parameters_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
+    """Return the JSON schema of a function's parameters; text: a docstring that describes them.
+
+    Raises UsageError.
+    """
+    from localllm.generation.constraints.python_types import schema_of
+
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        raise UsageError(f"tools: {name_of(function)} has parameters that are not called by name (*, ** or /)")
+    schema = schema_of(function)
+    if not isinstance(schema.get("properties"), dict):  # no parameters at all
+        return {"type": "object", "properties": {}}
+    about = described_arguments(text)
+    for name, parameter in schema["properties"].items():
+        parameter.pop("title", None)
+        if name in about:
+            parameter.setdefault("description", about[name])
+    return schema
+
+
+def described_arguments(text: str) -> dict[str, str]:
+    """Read what a docstring says of parameters: a section "Args:" as Google's, or lines ":param name: ..."."""
+    about, name, is_inside = dict[str, str](), "", False
+    for line in text.splitlines():
+        if section := _SECTION.match(line.strip()):
+            is_inside, name = section[1] in ("Args", "Arguments", "Parameters"), ""
+        elif (found := _ARGUMENT.match(line)) and (is_inside or line.lstrip().startswith(":param")):
+            name = found[1]
+            about[name] = found[2].strip()
+        elif name and line.strip() and line.startswith("  "):
+            about[name] += " " + line.strip()
+        else:
+            name = ""
+    return about
+
+
+def tool_use(
+    tools: Sequence[Any], choice: Any = "auto", parallel: bool = True, json_calls: bool = True, **style: bool
+) -> ToolUse:
+    """Describe the tools of an answer.
+
+    choice: "auto", "required", "none", or the tool that is called once, by its name or itself. Raises UsageError.
+    """
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise UsageError(f"tools should be a list of functions, not {type(tools).__name__}")
+    name = choice if isinstance(choice, str) else tool_of(choice).name
+    if name not in CHOICES and name not in (names := [tool_of(tool).name for tool in tools]):
+        raise UsageError(f"tool_choice should be {', '.join(CHOICES)} or one of {', '.join(names)}, not {name[:60]!r}")
+    return ToolUse([tool_of(tool) for tool in tools], name, parallel, json_calls, **style)
+
+
+def perform(function: Callable[..., Any], call: ToolCall) -> str:
+    """Call a function with a call's arguments, converted to its types; its result as a text, JSON if it is none.
+
+    Raises whatever the function raises, and pydantic's ValidationError for arguments that it does not take.
+    """
+    from pydantic import validate_call
+    from pydantic_core import to_json
+
+    result = validate_call(function)(**(call.arguments or {}))
+    if inspect.isawaitable(result):
+        raise UsageError(f"tools: {name_of(function)} is asynchronous, which run_tools does not await")
+    return result if isinstance(result, str) else to_json(result, fallback=str).decode()

@@ -1,0 +1,100 @@
+"""An answer behind all calls of tools: the functions are called, and the model gets their results."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from localllm.errors import LocalllmError, UsageError
+from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.tools.python_tools import name_of, perform
+from localllm.generation.tools.tool_call import ToolCall
+from localllm.text.marker_escaping import Message
+from localllm.values import whole_number
+
+if TYPE_CHECKING:
+    from localllm.generation.generate import Generation
+
+RESULT = "result"  # the kind of a part that has what a call came to
+Permission = Callable[[ToolCall], bool]
+REFUSED = "error: the user does not allow this call"
+
+
+class ToolRun:
+    """A conversation that goes on until an answer calls no tool: iterate over it for the text, or over `parts`.
+
+    Attributes:
+        parts: to iterate over instead: (kind, text) of answers, "call" with a tool's name, "arguments" and "result".
+        messages: what was said since, with calls and results; grows as it goes on.
+        calls: those that were performed or refused.  answer: the latest answer, a Generation.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[list[Message]], "Generation"],
+        tools: Sequence[Any],
+        max_turns: int = 8,
+        permission: Permission | None = None,
+    ):
+        """begin: answers, given `messages`.  max_turns: of calls.  permission: whether a call may be performed.
+
+        Raises UsageError for tools that are no functions.
+        """
+        if no_function := next((tool for tool in tools if not callable(tool)), None):
+            raise UsageError(f"run_tools calls functions, and {no_function!r:.60} is none")
+        self._functions = {name_of(function): function for function in tools}
+        self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
+        self.messages, self.calls = list[Message](), list[ToolCall]()
+        self.answer: Generation = begin([])
+        self.parts = self._run()
+
+    @property
+    def text(self) -> str:
+        """The text of the latest answer, so far."""
+        return self.answer.text
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the latest answer: "stop", "length" or "interrupted"."""
+        return self.answer.finish_reason
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        for kind, text in self.parts:
+            if kind == ANSWER:
+                return text
+        raise StopIteration
+
+    def _run(self) -> Iterator[TextPart]:
+        """Raises LocalllmError if there are too many turns."""
+        turns = 0
+        while True:
+            yield from self.answer.parts
+            self.messages.append(self.answer.message())
+            if not self.answer.calls:
+                return
+            turns += 1
+            if turns > self._most:
+                raise LocalllmError(f"the model has called tools {self._most} times without an answer: see max_turns")
+            for call in self.answer.calls:
+                self.messages.append(self._result(call))
+                yield TextPart(RESULT, self.messages[-1]["content"])
+            self.answer = self._begin(self.messages)
+
+    def _result(self, call: ToolCall) -> Message:
+        """Perform a call; what goes wrong is told to the model."""
+        self.calls.append(call)
+        if self._permission and not self._permission(call):
+            text = REFUSED
+        else:
+            try:
+                text = perform(self._functions[call.name], call)
+            except UsageError:
+                raise
+            except Exception as error:
+                text = f"error: {type(error).__name__}: {error}"
+        return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+
+    def close(self) -> None:
+        """Stop here."""
+        self.answer.close()

@@ -1,0 +1,203 @@
+"""Tools that are Python functions: what the model is told of them, and what comes of its calls."""
+
+import dataclasses
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+import tool_talker
+from pydantic import Field
+from tiny_model import write_tiny_model
+from tool_talker import QWEN, ToolTalker, call
+
+import localllm
+from localllm import api
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.gguf.file import GGUFFile
+from localllm.generation.tools.python_tools import perform, tool_of, tool_use
+from localllm.generation.tools.tool_call import ToolCall
+
+
+@dataclasses.dataclass
+class Place:
+    city: str
+    country: str = "Italy"
+
+
+def weather(
+    place: Place, days: Annotated[int, Field(ge=1, description="how many")] = 1, unit: Literal["C", "F"] = "C"
+) -> dict[str, Any]:
+    """Forecast the weather.
+
+    It is made up.
+
+    Args:
+        place: where, with
+            its country
+        days: is described already
+        unit (str): of temperatures
+
+    Returns:
+        place: no parameter
+    """
+    return {"city": place.city, "country": place.country, "degrees": [20] * days, "unit": unit}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    :param a: the first
+    """
+    return a + b
+
+
+def fail(path: str) -> str:
+    """Read a file."""
+    raise FileNotFoundError(f"no file {path}")
+
+
+def test_a_function_is_described():
+    tool = tool_of(weather)
+    assert (tool.name, tool.description) == ("weather", "Forecast the weather.\n\nIt is made up.")
+    properties = tool.parameters["properties"]
+    assert properties["days"] == {"type": "integer", "minimum": 1, "description": "how many", "default": 1}
+    assert properties["unit"]["enum"] == ["C", "F"] and properties["unit"]["description"] == "of temperatures"
+    assert properties["place"]["description"] == "where, with its country"
+    assert tool.parameters["required"] == ["place"] and tool.parameters["additionalProperties"] is False
+    assert tool_of(add).parameters["properties"]["a"] == {"type": "integer", "description": "the first"}
+
+
+class Calendar:
+    def today(self) -> str:
+        """Tell the date."""
+        return "Friday"
+
+
+def test_methods_and_functions_without_parameters_or_types():
+    assert tool_of(Calendar().today).parameters["properties"] == {}
+    assert perform(Calendar().today, ToolCall("today", ["{}"])) == "Friday"
+
+    def untyped(city, days=3):
+        return None
+
+    assert [*tool_of(untyped).parameters["properties"]] == ["city", "days"] and tool_of(untyped).description == ""
+    assert perform(untyped, ToolCall("untyped", ['{"city": 1}'])) == "null"
+
+
+def test_arguments_are_converted_and_results_are_text():
+    said = perform(weather, ToolCall("weather", ['{"place": {"city": "Rome"}, "days": 2}']))
+    assert json.loads(said) == {"city": "Rome", "country": "Italy", "degrees": [20, 20], "unit": "C"}
+    assert perform(add, ToolCall("add", ['{"a": 1, "b": "2"}'])) == "3"
+
+
+def test_descriptions_in_openais_form():
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {}}}}
+    assert tool_of({"type": "function", "function": function}) == tool_of(function)
+    use = tool_use([function, add], choice=add, parallel=False)
+    assert ([tool.name for tool in use.tools], use.choice, use.is_single) == (["f", "add"], "add", True)
+
+
+def several(*numbers: int) -> None: ...
+
+
+async def later() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([5], "auto", "tools: 5 is no function"),
+        ([several], "auto", r"tools: several has parameters that are not called by name"),
+        ([{"type": "function"}], "auto", "tools: a tool should be a function or have a name"),
+        ("add", "auto", "tools should be a list of functions, not str"),
+        ([add], "sub", "tool_choice should be auto, required, none or one of add, not 'sub'"),
+        ([add, add], "auto", "each with a name of its own"),
+        ([lambda x: x], "auto", "is no name"),
+    ],
+)
+def test_what_is_no_tool(tools: Any, choice: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        tool_use(tools, choice)
+
+
+# ---- with a model whose words are known: it repeats the first line of a result
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    path = write_tiny_model(tmp_path / "tiny.gguf", context=4096, chat_template=QWEN)
+    for question, said in {
+        "sum": call("add", a=2, b=40), "both": call("add", a=1, b=1) + "\n" + call("add", a=2, b=2),
+        "file": call("fail", path="x"), "wrong": call("late"),
+    }.items():  # fmt: skip
+        monkeypatch.setitem(tool_talker.CALLS, question, said)
+    monkeypatch.setitem(tool_talker.CALLS, tool_talker.FOR_EVER, call("add", a=0, b=0))
+    file = GGUFFile.open(path)
+    tokenizer = api.tokenizer_of(file)
+    engine: Any = ToolTalker(tokenizer, 4096)
+    return api.Model(file, tokenizer, engine)
+
+
+def asked(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_an_answer_has_its_calls(model: localllm.Model):
+    answer = model.chat(asked("sum"), tools=[add])
+    assert "".join(answer) == "" and [(one.name, one.arguments) for one in answer.calls] == [("add", {"a": 2, "b": 40})]
+    free = model.chat(asked("sum"), tools=[add], tool_choice="none")
+    assert "tool_call" in "".join(free) and free.calls == []
+
+
+def test_functions_are_called_until_the_model_answers(model: localllm.Model):
+    messages = asked("sum")
+    run = model.run_tools(messages, [add, weather])
+    assert "".join(run) == "It says: 42" == run.text and run.finish_reason == "stop"
+    assert [message["role"] for message in run.messages] == ["assistant", "tool", "assistant"]
+    assert run.messages[1] == {"role": "tool", "tool_call_id": run.calls[0].id, "name": "add", "content": "42"}
+    assert messages == asked("sum")
+    assert "".join(model.chat([*messages, *run.messages, *asked("hi")])) == "HI"
+
+
+def test_parts_show_calls_and_results(model: localllm.Model):
+    parts = [(part.kind, part.text) for part in model.run_tools(asked("sum"), [add]).parts]
+    assert parts[0] == ("call", "add") and ("result", "42") in parts
+    assert json.loads("".join(text for kind, text in parts if kind == "arguments")) == {"a": 2, "b": 40}
+    assert "".join(text for kind, text in parts if kind == "answer") == "It says: 42"
+
+
+def test_a_call_may_be_refused(model: localllm.Model):
+    seen = list[str]()
+    run = model.run_tools(asked("sum"), [add], permission=lambda call: bool(seen.append(call.name)))
+    assert "".join(run) == "It says: error: the user does not allow this call" and seen == ["add"]
+
+
+def test_what_goes_wrong_is_told_to_the_model(model: localllm.Model):
+    run = model.run_tools(asked("file"), [fail])
+    assert "".join(run) == "It says: error: FileNotFoundError: no file x"
+
+
+def test_turns_have_a_limit(model: localllm.Model):
+    run = model.run_tools(asked(tool_talker.FOR_EVER), [add], max_turns=3)
+    with pytest.raises(LocalllmError, match="the model has called tools 3 times without an answer: see max_turns"):
+        list(run)
+    assert len(run.calls) == 3
+
+
+def test_a_demanded_tool_is_demanded_once(model: localllm.Model):
+    run = model.run_tools(asked("sum"), [add], tool_choice="required")
+    assert "".join(run) == "It says: 42" and len(run.calls) == 1
+
+
+def test_a_session_keeps_calls_and_results(model: localllm.Model):
+    run = model.session.run_tools("sum", [add])
+    assert "".join(run) == "It says: 42"
+    assert [message["role"] for message in model.session.messages] == ["user", "assistant", "tool", "assistant"]
+    assert "".join(model.session.ask("more")) == "MORE"
+
+
+def test_what_cannot_be_called(model: localllm.Model):
+    with pytest.raises(UsageError, match=r"run_tools calls functions, and {'name': 'f'"):
+        model.run_tools(asked("sum"), [{"name": "f"}])  # type: ignore[list-item]
+    monkey = model.run_tools(asked("sum"), [add, later])
+    assert "".join(monkey) == "It says: 42"
