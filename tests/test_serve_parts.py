@@ -25,6 +25,7 @@ from localllm.errors import ContextError, LocalllmError, MemoryLimitError, Model
 from localllm.files.gguf import projectors
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.logprobs import token_logprobs
 from localllm.generation.reasoning import ANSWER, THOUGHT, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import http as wire
@@ -80,7 +81,7 @@ from localllm.server.request_options import (
     parse_tools,
 )
 from localllm.server.service import merge, next_before
-from localllm.server.worker import StoppedError, Worker, token_logprobs
+from localllm.server.worker import StoppedError, Worker
 
 # ---- fields
 

@@ -51,7 +51,8 @@ class AnswerArguments(SamplingArguments, total=False):
     on_overflow, keep: what is done when the context is full.  think: "on", "off", "auto", "low", "medium" or "high".
     think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
     continue the last message; None: an assistant's without tool calls.  schema, grammar (GBNF), regex: what the answer
-    must look like, one of them; json_whitespace and additional_properties loosen a schema.
+    must look like, one of them; json_whitespace and additional_properties loosen a schema.  logprobs, top_logprobs:
+    whether to keep log probabilities, and how many likely alternatives to each token.
     """
 
     on_overflow: str | None
@@ -65,6 +66,8 @@ class AnswerArguments(SamplingArguments, total=False):
     regex: str | None
     json_whitespace: bool
     additional_properties: bool
+    logprobs: bool
+    top_logprobs: int | None
 
 
 class CallArguments(AnswerArguments, total=False):
@@ -109,6 +112,8 @@ def gather_options(
         from localllm.generation.tools.python_tools import tool_use  # seldom needed
 
         others["tools"] = tool_use(others["tools"], **use, **style)
+    if others.pop("logprobs", False) and others.get("top_logprobs") is None:
+        others["top_logprobs"] = 0
     if constraint:
         from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
         from localllm.generation.constraints.python_types import is_type

@@ -20,6 +20,7 @@ from localllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.logprobs import LikelyToken
     from localllm.generation.tools.tool_call import ToolCall
 
 __all__ = ["Generation", "GenerationOptions", "Task"]
@@ -114,6 +115,7 @@ class Generation:
         calls: of tools, those that are whole.  prompt_tokens, completion_tokens: how many there are.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" as long as neither has happened.
+        logprobs: of each token, with likely alternatives, if logprobs or top_logprobs asked for them.
         seed: with which the sampler gives the same answer again.
         cached_tokens: how many of the prompt's tokens were in the cache already.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
@@ -129,6 +131,7 @@ class Generation:
     text: str
     thinking: str
     calls: "list[ToolCall]"
+    logprobs: "list[LikelyToken]"
     prompt_tokens: int
     completion_tokens: int
     seed: int

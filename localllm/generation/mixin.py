@@ -14,6 +14,7 @@ from localllm.values import require_several, whole_number
 
 if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
+    from localllm.generation.choices import Choice, Score
     from localllm.generation.scheduler import Scheduler
     from localllm.generation.speculation.draft_model import Drafter
     from localllm.generation.tools.tool_call import ToolCall
@@ -193,6 +194,26 @@ class GenerationMixin:
                 if not returns:
                     raise
                 failed[number] = error
+
+    def choose(self, prompt: Prompt, choices: Sequence[str], **options: Unpack[AnswerArguments]) -> "list[Choice]":
+        """Return which of some texts answers a prompt best: exact probabilities, the likeliest first.
+
+        Messages are answered without reasoning, and that the answer ends behind a text counts; a text (or token ids) is
+        continued by each. All are read in one pass behind the prompt. Raises ContextError, UsageError.
+        """
+        from localllm.generation.choices import choices_of, require_texts
+
+        given: AnswerArguments = {"think": "off", **options}
+        texts, chosen = require_texts(choices), gather_options(None, (), given)
+        return choices_of(texts, [score.logprob for score in self.session.scores(prompt, texts, chosen)])
+
+    def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
+        """Return the log probability of a text behind a prompt, and of each of its tokens; see `choose`."""
+        from localllm.values import require_text
+
+        given: AnswerArguments = {"think": "off", **options}
+        (score,) = self.session.scores(prompt, [require_text("text", text)], gather_options(None, (), given))
+        return score
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
         """Count the tokens that a text or a conversation is read as, with what the chat template adds."""

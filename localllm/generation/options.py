@@ -40,6 +40,7 @@ class GenerationOptions:
     continue_final: bool | None = None
     constraint: "Constraint | None" = None  # what an answer must look like
     tools: "ToolUse | None" = None  # that an answer may call
+    top_logprobs: int | None = None  # alternatives to report for each token, None for no log probabilities
     result_type: Any = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
@@ -50,6 +51,8 @@ class GenerationOptions:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":
             raise UsageError("a model's own guesses (mtp) know no text whose beginning is forgotten (shift)")
+        if self.top_logprobs is not None:
+            whole_number("top_logprobs", self.top_logprobs)
         require_choice(self.on_overflow, self.keep)
         require_thinking(self.think, self.think_budget)
         if isinstance(self.stop, str | bytes):

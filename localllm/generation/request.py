@@ -15,6 +15,7 @@ from localllm.frozen import frozen
 from localllm.generation.chunked_prefill import PrefillSegments
 from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.context_overflow import SINKS, require_shift
+from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextPart, Thinking
 from localllm.generation.sampling.options import SamplingOptions
@@ -170,6 +171,7 @@ class Completion:
         text, thinking: what was said, and thought before.  finish_reason: "stop" or "length", "" before.
         seed: with which it is drawn again.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, what ended it included; 0 if nobody wants to know.
+        logprobs: of each of its tokens, if they are wanted.
         sequence: what has been read of `ids`; None while it waits.
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while few are answered.
@@ -203,6 +205,7 @@ class Completion:
         self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
+        self.logprobs = list[LikelyToken]()
 
     @property
     def prompt(self) -> list[int]:
@@ -313,6 +316,8 @@ class Completion:
             return Accepted(None, [], row)
         self.sampler.accept(token)
         self.ids.append(token)
+        if (count := self.options.top_logprobs) is not None:
+            self.logprobs.append(token_logprobs(row, token, min(count, len(row))))
         parts = self.guide.accept(token)
         self.has_ended = self.guide.has_ended
         return Accepted(token, parts, row)

@@ -26,6 +26,7 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
     from localllm.generation.beam_search import Answer
+    from localllm.generation.choices import Score
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.request import Request
     from localllm.generation.tools.tool_run import Permission, ToolRun
@@ -166,6 +167,18 @@ class Session(Conversation):
 
         return Request(self._prepared(asked, options), n, key)
 
+    def scores(
+        self, asked: "str | list[int] | Sequence[Message]", texts: Sequence[str], options: GenerationOptions
+    ) -> "list[Score]":
+        """Return log probabilities of texts behind a prompt, or of whole answers to messages."""
+        from localllm.generation.choices import Score, text_logprobs
+
+        request, is_chat = self.request(asked, options), is_conversation(asked)
+        encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
+        ends = self.tokenizer.end_ids if is_chat else ()
+        found = text_logprobs(self.sequences, request, [encode(text) for text in texts], ends)
+        return [Score(sum(token.logprob for token in tokens), tokens) for tokens in found]
+
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""
         Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
@@ -182,7 +195,7 @@ class Session(Conversation):
 
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """What there is to answer, of several answers."""
-        is_chat = isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
+        is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
         chosen = self.completed(options)
@@ -373,6 +386,11 @@ class Session(Conversation):
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         kept = history[turns[first] :]
         return kept, self._read(system + kept, options)
+
+
+def is_conversation(asked: "str | list[int] | Sequence[Message]") -> bool:
+    """Return whether a prompt is messages."""
+    return isinstance(asked, Sequence) and any(isinstance(item, dict) for item in asked)
 
 
 def has_calls(message: Message) -> bool:

@@ -115,7 +115,7 @@ class Guard:
             require_single_host(scope)
             address = (scope.get("server") or ("",))[0] or ""
             self._rules.require(
-                scope["method"], scope["path"], headers, address.removeprefix("::ffff:"), scope["scheme"]
+                scope["method"], scope["path"], headers, address.removeprefix("::ffff:"), scope.get("scheme", "http")
             )
         except RejectedRequestError as error:
             await error_response(error, error_format_of(scope["path"]))(scope, receive, send_with_headers)

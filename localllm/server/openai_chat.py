@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.generation.logprobs import LikelyToken, TokenLogprob
 from localllm.generation.reasoning import THOUGHT, TextPart
 from localllm.generation.tools.tool_call import ToolCall, take
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
@@ -28,7 +29,7 @@ from localllm.server.request_options import (
     parse_options,
     parse_tools,
 )
-from localllm.server.response_stream import LikelyToken, TokenEvent, TokenLogprob
+from localllm.server.response_stream import TokenEvent
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.tokenizer import Tokenizer
 

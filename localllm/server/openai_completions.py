@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
+from localllm.generation.logprobs import LikelyToken
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
 from localllm.server.openai_chat import (
@@ -20,7 +21,6 @@ from localllm.server.openai_chat import (
     token_bytes,
 )
 from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_options
-from localllm.server.response_stream import LikelyToken
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
 TEXT = "cmpl", "text_completion"

@@ -5,22 +5,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from localllm.errors import LocalllmError
+from localllm.generation.logprobs import LikelyToken
 from localllm.generation.reasoning import TextPart
 from localllm.generation.request import Request
-
-
-class TokenLogprob(NamedTuple):
-    """A token and the natural logarithm of its probability according to the model's own logits."""
-
-    token: int
-    logprob: float
-
-
-class LikelyToken(NamedTuple):
-    """A token of the response's text, and the likeliest alternatives, best first."""
-
-    chosen: TokenLogprob
-    likeliest: tuple[TokenLogprob, ...]
 
 
 class TokenEvent(NamedTuple):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.generation.logprobs import token_logprobs
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request
-from localllm.generation.sampling.sampler import log_total
 from localllm.server.metrics import Metrics
-from localllm.server.response_stream import LikelyToken, Subscriber, TokenEvent, TokenLogprob
+from localllm.server.response_stream import Subscriber, TokenEvent
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -208,15 +208,3 @@ def hide_details(error: Exception) -> LocalllmError:
     if isinstance(error, MemoryError):
         return MemoryLimitError("not enough memory")
     return LocalllmError(f"internal error: {type(error).__name__}")
-
-
-def token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
-    """Return a token's log probability and the `count` likeliest tokens.
-
-    row: logits, float32 [vocab].
-    """
-    total = log_total(row)
-    best = np.argpartition(row, -count)[-count:] if count else np.empty(0, np.int64)
-    best = best[np.argsort(-row[best], kind="stable")]
-    likeliest = tuple(TokenLogprob(int(other), float(row[other]) - total) for other in best)
-    return LikelyToken(TokenLogprob(token, float(row[token]) - total), likeliest)

@@ -1,0 +1,98 @@
+"""Log probabilities: of an answer's tokens, and exact ones of texts that are given."""
+
+import math
+
+import numpy as np
+import pytest
+
+import localllm
+from localllm.errors import ContextError, UsageError
+from localllm.generation.choices import Choice, maximal
+from localllm.generation.sampling.sampler import log_total
+
+MESSAGES = [{"role": "user", "content": "Is it good?"}]
+
+
+@pytest.fixture(scope="module")
+def model():
+    with localllm.open(localllm.builtin_model(), threads=1, cache=False) as opened:
+        yield opened
+
+
+def logprob(model: localllm.Model, prompt: list[int], ids: list[int]) -> float:
+    """By reading both at once."""
+    rows = model.logits([*prompt, *ids])[len(prompt) - 1 :]
+    return sum(float(row[token]) - log_total(row) for row, token in zip(rows, ids, strict=False))
+
+
+def test_tokens_of_an_answer_have_log_probabilities(model: localllm.Model):
+    answer = model.chat(MESSAGES, 6, temperature=0, top_logprobs=3)
+    "".join(answer)
+    assert [each.chosen.token for each in answer.logprobs] == answer.tokens and len(answer.tokens) > 2
+    assert all(len(each.likeliest) == 3 and each.likeliest[0] == each.chosen for each in answer.logprobs)
+    total = sum(each.chosen.logprob for each in answer.logprobs)
+    assert total == pytest.approx(logprob(model, answer.prompt, answer.tokens), abs=2e-2)
+    plain = model.chat(MESSAGES, 6, temperature=0, logprobs=True)
+    "".join(plain)
+    assert [each.chosen for each in plain.logprobs] == [each.chosen for each in answer.logprobs]
+    assert plain.logprobs[0].likeliest == () and model.chat(MESSAGES, 1).logprobs == []
+    (mapped,) = model.map([MESSAGES], 6, temperature=0, logprobs=True)
+    assert [each.chosen.token for each in mapped.logprobs] == mapped.tokens
+
+
+def test_texts_are_scored_by_their_tokens(model: localllm.Model):
+    prompt, text = "The model", " is a file of weights"
+    score = model.score(prompt, text)
+    ids = model.tokenizer.encode_inside(text)
+    assert [each.token for each in score.tokens] == ids
+    expected = logprob(model, model.tokenize(prompt, special=True, bos=True), ids)
+    assert score.logprob == pytest.approx(expected, abs=2e-2) == pytest.approx(sum(t.logprob for t in score.tokens))
+    assert model.score(model.tokenize(prompt, special=True, bos=True), text).logprob == pytest.approx(
+        expected, abs=2e-2
+    )
+
+
+def test_choices_are_exact_with_the_end_of_an_answer(model: localllm.Model):
+    texts = ["yes", "yes it is", "no", "not at all", "maybe"]
+    prompt = model.chat(MESSAGES, 1, think="off").prompt
+    choices = model.choose(MESSAGES, texts)
+    assert sorted(choice.text for choice in choices) == sorted(texts)
+    assert [choice.logprob for choice in choices] == sorted((choice.logprob for choice in choices), reverse=True)
+    for choice in choices:
+        ids = model.tokenize(choice.text)
+        row = model.logits([*prompt, *ids])[-1].astype(np.float64)
+        end = math.log(sum(math.exp(float(row[token]) - log_total(row)) for token in model.tokenizer.end_ids))
+        assert choice.logprob == pytest.approx(logprob(model, prompt, ids) + end, abs=5e-2), choice
+        assert choice.probability == pytest.approx(
+            math.exp(choice.logprob) / sum(math.exp(each.logprob) for each in choices)
+        )
+    assert sum(choice.probability for choice in choices) == pytest.approx(1)
+    again = model.choose(MESSAGES, texts[::-1])
+    assert [choice.text for choice in again] == [choice.text for choice in choices]
+
+
+def test_what_follows_is_not_disturbed(model: localllm.Model):
+    before = "".join(model.chat(MESSAGES, 8, temperature=0))
+    model.choose(MESSAGES, ["yes", "no"])
+    assert "".join(model.chat(MESSAGES, 8, temperature=0)) == before
+
+
+def test_texts_with_the_same_beginning_are_read_once():
+    assert maximal([(), (1,), (1, 2), (3,), (1, 2, 4), (1, 5)]) == [(1, 2, 4), (1, 5), (3,)]
+    assert maximal([()]) == [] and Choice("a", -1.0, 1.0).text == "a"
+
+
+@pytest.mark.parametrize("texts", ["ab", [], ["a", ""], ["a", "a"], [1], None])
+def test_what_are_no_choices(model: localllm.Model, texts):
+    with pytest.raises(UsageError, match=r"^choices should be "):
+        model.choose(MESSAGES, texts)
+
+
+def test_what_does_not_fit(tiny: str):
+    with localllm.open(tiny, threads=1, context=64, cache=False) as small:
+        with pytest.raises(ContextError, match="the longest text"):
+            small.choose("Hi", ["a " * 100, "b"])
+        with pytest.raises(ContextError):
+            small.choose("Hi " * 100, ["a", "b"])
+        with pytest.raises(UsageError, match="top_logprobs should be 0 or above"):
+            small.generate("Hi", top_logprobs=-1)
