@@ -1,5 +1,6 @@
 """Log probabilities: of an answer's tokens, and exact ones of texts that are given."""
 
+import json
 import math
 
 import numpy as np
@@ -96,3 +97,47 @@ def test_what_does_not_fit(tiny: str):
             small.choose("Hi " * 100, ["a", "b"])
         with pytest.raises(UsageError, match="top_logprobs should be 0 or above"):
             small.generate("Hi", top_logprobs=-1)
+
+
+# ---- commands
+
+GUIDE = str(localllm.builtin_model())
+
+
+def test_run_writes_the_likeliest_or_all(cli, model: localllm.Model):
+    code, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes, no ,"not, at all"')
+    expected = model.choose(MESSAGES, ["yes", "no", "not, at all"])
+    assert (code, out) == (0, expected[0].text + "\n")
+    _, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes,no,"not, at all"', "--json")
+    told = json.loads(out)
+    assert told["text"] == expected[0].text and [each["text"] for each in told["choices"]] == [c.text for c in expected]
+    assert [each["probability"] for each in told["choices"]] == pytest.approx(
+        [c.probability for c in expected], abs=0.02
+    )
+
+
+def test_map_classifies_lines(cli, model: localllm.Model):
+    options = ["-p", "Is this good? {line}", "--choices", "yes,no"]
+    code, out, _ = cli("map", GUIDE, *options, stdin=b"One\nTwo\n")
+    results = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [result["input"] for result in results] == ["One", "Two"]
+    for result in results:
+        question = [{"role": "user", "content": f"Is this good? {result['input']}"}]
+        choices = model.choose(question, ["yes", "no"])
+        assert result["output"] == choices[0].text
+        assert result["probabilities"][choices[0].text] == pytest.approx(choices[0].probability, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", GUIDE, "x", "--choices", "a,a"], "choices should be texts that are not empty, each given once"),
+        (["run", GUIDE, "x", "--choices", ""], "choices should be texts"),
+        (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices does not go together with n"),
+        (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "together with a schema"),
+        (["map", GUIDE, "--choices", "a,b", "--fast"], "--choices does not go together with fast"),
+    ],
+)
+def test_what_does_not_go_together(cli, arguments: list[str], message: str):
+    code, out, err = cli(*arguments, stdin=b"x\n")
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err

@@ -208,7 +208,7 @@ def test_what_is_mapped_by_whom(tiny: str, monkeypatch, tmp_path):
 
 # ---- vectors and scores
 
-EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse"}
+EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse", "max_tokens": None}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_an_attribute_that_an_answer_does_not_have(model: localllm.Model):
 def test_arguments_are_those_of_the_options():
     assert set(SamplingArguments.__annotations__) == set(SamplingOptions.__dataclass_fields__)
     others = set(AnswerArguments.__annotations__) - set(SamplingArguments.__annotations__)
-    constraints = {"schema", "grammar", "regex", "json_whitespace", "additional_properties"}
+    constraints = {"schema", "grammar", "regex", "json_whitespace", "additional_properties", "logprobs"}
     assert "tools" in ChatArguments.__annotations__
     assert others - constraints <= set(GenerationOptions.__dataclass_fields__) and constraints <= others
 

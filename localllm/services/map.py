@@ -1,6 +1,6 @@
 """Many prompts, each answered by the model: records in, records out. The service behind `localllm map`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ class MapJob:
     """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
 
     Attributes:
+        choices: answers of which each gets the likeliest, () to write one.
         n: answers to each record.  precise: as of Model.map.  mmproj: what it sees by, None for what is beside it.
     """
 
@@ -35,6 +36,7 @@ class MapJob:
     kv_type: str = "f16"
     chat_template: str | None = None
     mmproj: str | None = None
+    choices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -90,6 +92,51 @@ class Mapping:
     def stop(self) -> None:
         """Begin nothing new; what has begun goes on to its end."""
         self._batch.stop()
+
+
+class ChoiceMapping:
+    """Answers records with the likeliest of the job's choices, one after another: each costs its prompt and one pass.
+
+    Attributes:
+        written: tokens of answers, 0.  done: records that are finished.
+    """
+
+    written = 0
+
+    def __init__(
+        self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
+    ):
+        """See Mapping."""
+        self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
+        self._is_stopped, self.done = False, 0
+
+    def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        for record in self._records:
+            if self._is_stopped:
+                return
+            try:
+                found = chosen(self._model, self._job, record)
+            except LocalllmError as error:
+                found = failure(record, error)
+            self.done += 1
+            self._on_turn()
+            yield record, found
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self._is_stopped = True
+
+
+def chosen(model: "Model", job: MapJob, record: Record) -> Result:
+    """Return what is reported of a record with its likeliest choice, and the probabilities of all."""
+    choices = model.choose(job.prompts(record), job.choices)
+    return {
+        "id": record.id,
+        "output": choices[0].text,
+        "probabilities": {choice.text: choice.probability for choice in choices},
+        "logprobs": {choice.text: choice.logprob for choice in choices},
+        "input": record.input,
+    }
 
 
 def result(request: "Request") -> Result:

@@ -15,6 +15,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.groups import Also
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
+from localllm.cli.options.choices import Choices, require_plain, texts_of
 from localllm.cli.options.endpoint import EndpointGroup, opened
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
@@ -27,7 +28,7 @@ from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.files.jsonl_file import JsonlFile
-    from localllm.services.map import MapJob, Mapping, Result
+    from localllm.services.map import ChoiceMapping, MapJob, Mapping, Result
     from localllm.services.map_ray import RayMapping
     from localllm.services.records import Record
     from localllm.services.remote.mapping import RemoteMapping
@@ -64,6 +65,7 @@ def map(
         bool, typer.Option("--raw", help="Continue the prompts as they are, without the chat template.")
     ] = False,
     n: Annotated[int, typer.Option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
+    choices_given: Choices = None,
     as_finished: Annotated[
         bool, typer.Option("--as-finished", help="Write answers when they are finished, not in the input's order.")
     ] = False,
@@ -92,6 +94,7 @@ def map(
       localllm map model.gguf questions.jsonl -o answers.jsonl
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" -n 5 -o friendly.jsonl
       localllm map --endpoint http://127.0.0.1:8000 questions.jsonl -o answers.jsonl
+      localllm map model.gguf reviews.txt -p "Is this friendly? {line}" --choices yes,no
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
     from localllm.files.jsonl_file import JsonlFile
@@ -115,8 +118,14 @@ def map(
     held = engine.context, engine.threads, engine.cache.types()
     path = "" if place is not None else located(model or "")
     job = MapJob(
-        os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj)
-    )
+        os.path.abspath(path), prompts, chosen, n, not fast, *held, chat_template, mmproj and os.path.abspath(mmproj),
+        texts_of(choices_given) if choices_given is not None else (),
+    )  # fmt: skip
+    if job.choices:
+        require_plain(
+            n=n > 1, fast=fast, ray=ray is not None, endpoint=place is not None,
+            a_schema_grammar_or_regex=chosen.constraint is not None,
+        )  # fmt: skip
     inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
     records = read_records(data, name)
@@ -161,7 +170,7 @@ def begun(
     progress: "Progress",
     raw: bool,
     there: "RemoteModel | None" = None,
-) -> "Iterator[Mapping | RayMapping | RemoteMapping]":
+) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
     """The job on this computer, on a Ray cluster or by a server."""
     if there is not None:
         from localllm.services.remote.mapping import RemoteMapping
@@ -173,17 +182,18 @@ def begun(
 
         yield RayMapping(job, records, ray)
         return
-    from localllm.services.map import Mapping
+    from localllm.services.map import ChoiceMapping, Mapping
 
     with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj) as here:
         if not raw:
             warn_of_template(here)
-        mapping = Mapping(here, job, records, lambda: progress.show(mapping))
+        kind = ChoiceMapping if job.choices else Mapping
+        mapping: ChoiceMapping | Mapping = kind(here, job, records, lambda: progress.show(mapping))
         yield mapping
 
 
 def answer(
-    mapping: "Mapping | RayMapping | RemoteMapping",
+    mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping",
     records: "list[Record]",
     out: "JsonlFile | None",
     progress: "Progress",
@@ -268,7 +278,7 @@ class Progress:
         self._written += 1
         self._failed += "error" in result
 
-    def show(self, mapping: "Mapping | RayMapping | RemoteMapping") -> None:
+    def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
         """After every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"

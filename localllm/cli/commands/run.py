@@ -11,6 +11,8 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import generation as asking
 from localllm.cli.options import shared as options
+from localllm.cli.options.choices import Choices, choose, texts_of
+from localllm.cli.options.choices import require_plain as require_plain_choices
 from localllm.cli.options.constraint import HideThinking, require_whole
 from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
@@ -52,6 +54,7 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
+    choices_given: Choices = None,
     as_json: options.AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how long it took.")] = False,
     receipt: Annotated[
@@ -88,6 +91,7 @@ def run(
       localllm run --endpoint http://127.0.0.1:8000 -p "Why is the sky blue?"
       localllm run model.gguf -p "What is in notes.txt?" --tools read_file --allow .
       localllm run model.gguf -p "What is this?" --image photo.jpg
+      localllm run model.gguf -p "Is this kind? Thanks!" --choices yes,no --json
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
     started = perf_counter()
@@ -109,6 +113,12 @@ def run(
     images.require_plain(receipt=receipt is not None)
     if tools.given:
         require_plain_tools(raw=raw, n=n > 1, beams=beams > 0, receipt=receipt is not None)
+    texts = [] if choices_given is None else texts_of(choices_given)
+    if texts:
+        require_plain_choices(
+            n=n > 1, beams=beams > 0, tools=tools.given, endpoint=place is not None, receipt=receipt is not None,
+            stats=stats, steps=bool(diffusion.given()), a_schema_grammar_or_regex=chosen.constraint is not None,
+        )  # fmt: skip
     if place is None:
         opening.tell_choice(model)
     with ExitStack() as stack:
@@ -124,6 +134,8 @@ def run(
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started
         asked, interrupted = images.shown(request(opened, text, system, raw)), False
+        if texts:
+            return choose(opened, asked, texts, as_json)
         if opened.fills or diffusion.given():
             images.require_plain(steps=True)
             require_plain(

@@ -1,0 +1,46 @@
+"""The option that chooses among given answers instead of writing one."""
+
+import csv
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.terminal.output import write
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
+    from localllm.text.marker_escaping import Message
+
+Choices = Annotated[
+    str | None,
+    typer.Option(
+        "--choices", metavar="A,B,...", help="Answer with the likeliest of these; --json has all their probabilities."
+    ),
+]
+
+
+def texts_of(given: str) -> list[str]:
+    """Split at commas; one in quotes is part of a text, as in CSV. Raises UsageError."""
+    from localllm.generation.choices import require_texts
+
+    (texts,) = csv.reader([given], skipinitialspace=True) if given.strip() else ([""],)
+    return require_texts([text.strip() for text in texts])
+
+
+def require_plain(**given: bool) -> None:
+    """Raises UsageError for options that do not go with --choices."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"--choices does not go together with {name.replace('_', ' ')}")
+
+
+def choose(model: "Model", asked: "str | list[Message]", texts: list[str], as_json: bool) -> None:
+    """Write the likeliest of several answers, or all with their probabilities."""
+    choices = model.choose(asked, texts)
+    if not as_json:
+        write(f"{choices[0].text}\n")
+        return
+    all_of_them = [choice._asdict() for choice in choices]
+    write(json.dumps({"text": choices[0].text, "choices": all_of_them}, ensure_ascii=False) + "\n")
