@@ -141,3 +141,18 @@ def test_map_classifies_lines(cli, model: localllm.Model):
 def test_what_does_not_go_together(cli, arguments: list[str], message: str):
     code, out, err = cli(*arguments, stdin=b"x\n")
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
+
+
+def test_many_prompts_are_read_together(model: localllm.Model):
+    """Each gets what it gets alone, and an error stands in its place."""
+    prompts = [[{"role": "user", "content": f"Is {word} good?"}] for word in ("it", "a cat " * 9, "rain", "x")]
+    mixed = [*prompts, "It is", [{"role": "user", "content": "y " * 5000}], prompts[0]]
+    together = list(model.choose_many(mixed, ["yes", "no it is not"]))
+    assert [isinstance(each, ContextError) for each in together] == [False] * 5 + [True, False]
+    for prompt, choices in zip(mixed, together, strict=True):
+        if not isinstance(choices, ContextError):
+            alone = {choice.text: choice.logprob for choice in model.choose(prompt, ["yes", "no it is not"])}
+            assert {choice.text: choice.logprob for choice in choices} == pytest.approx(alone, abs=5e-2)
+    same = list(model.choose_many(prompts, ["yes", "no"]))
+    for prompt, choices in zip(prompts, same, strict=True):
+        assert choices[0].logprob == pytest.approx(model.choose(prompt, ["yes", "no"])[0].logprob, abs=5e-2)

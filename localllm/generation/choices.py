@@ -13,6 +13,7 @@ import numpy as np
 from localllm.errors import ContextError, UsageError
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.logprobs import TokenLogprob
+from localllm.generation.prefix_match import common
 from localllm.generation.request import Request
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sequence_pool import SequencePool
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as Tokens
 
 FORKS = 64  # texts in one run
+TOGETHER = 16  # prompts that are read in one run
 Path = tuple[int, ...]  # tokens behind a prompt
 
 
@@ -62,39 +64,76 @@ def require_texts(texts: Sequence[str]) -> list[str]:
 
 
 def text_logprobs(
-    sequences: SequencePool, request: Request, texts: Sequence[list[int]], end_ids: Collection[int] = ()
-) -> list[list[TokenLogprob]]:
-    """Return the log probability of each token of texts, given as ids, behind a request's prompt.
+    sequences: SequencePool, requests: Sequence[Request], texts: Sequence[list[int]], end_ids: Collection[int] = ()
+) -> list[list[list[TokenLogprob]]]:
+    """Return, of each request, the log probability of each token of texts, given as ids, behind its prompt.
 
     end_ids: tokens that end an answer: then that one of them follows counts as one more token, the likeliest one.
     Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    engine, prompt = sequences.engine, request.prompt
-    if engine.hyperparameters.fills:
+    require_fit(sequences, requests, texts)
+    following = wanted_tokens(texts, end_ids)
+    with ExitStack() as stack:
+        prompts = read_prompts(sequences, requests, stack)
+        known = [{(): logprobs_of(row, following[()])} for _, row in prompts]
+        spans = [(number, path) for number in range(len(prompts)) for path in maximal(following)]
+        for start in range(0, len(spans), FORKS):
+            chunk = spans[start : start + FORKS]
+            with ExitStack() as forks:
+                runs = [(forks.enter_context(closing(prompts[number][0].fork())), [*path]) for number, path in chunk]
+                rows = sequences.engine.run(runs, "all", True)
+            for (number, path), of_path in zip(chunk, rows, strict=True):
+                for place, row in enumerate(of_path):
+                    known[number][path[: place + 1]] = logprobs_of(row, following[path[: place + 1]])
+    return [[scored(ids, of_prompt, end_ids) for ids in texts] for of_prompt in known]
+
+
+def require_fit(sequences: SequencePool, requests: Sequence[Request], texts: Sequence[list[int]]) -> None:
+    """Raise ContextError for a prompt whose texts do not fit, and UsageError."""
+    context, longest = sequences.engine.context, max(map(len, texts))
+    if sequences.engine.hyperparameters.fills:
         raise UsageError("a diffusion model does not give probabilities of texts")
-    request.task.require_room(engine.context)
-    longest = max(map(len, texts))
-    if len(prompt) + longest > engine.context:
-        raise ContextError(
-            f"the prompt has {len(prompt)} tokens and the longest text {longest}, the context {engine.context}"
-        )
-    with sequences.beginning_with(prompt) as begun:
-        sequence, logits = cast("Tokens", begun.sequence), begun.logits
-        cached = len(sequence.tokens)
+    for request in requests:
+        request.task.require_room(context)
+        if (length := len(request.prompt)) + longest > context:
+            raise ContextError(f"the prompt has {length} tokens and the longest text {longest}, the context {context}")
+
+
+def wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
+    """Return, behind each beginning of a text, the tokens whose log probabilities are wanted."""
+    following = {tuple(ids[:place]): set(end_ids) for ids in texts for place in range(max(1, len(ids) + bool(end_ids)))}
+    for ids in texts:
+        for place, token in enumerate(ids):
+            following[tuple(ids[:place])].add(token)
+    return following
+
+
+def read_prompts(
+    sequences: SequencePool, requests: Sequence[Request], stack: ExitStack
+) -> list[tuple["Tokens", np.ndarray]]:
+    """Read prompts, together what several do not share; sequences that hold them, good for as long as the stack is
+    open, and the logits behind each, float32 [vocab].
+    """
+    if len(requests) == 1:
+        prompt = requests[0].prompt
+        begun = stack.enter_context(sequences.beginning_with(prompt))
+        cached, logits = len(begun.sequence.tokens), begun.logits
         if logits is None:
-            logits = read_prompt(sequence, prompt, None)
-            sequences.was_read(sequence, cached, logits)
-        request.cached = cached
-        paths = {tuple(ids[:place]) for ids in texts for place in range(len(ids) + bool(end_ids))}
-        following = {path: {*end_ids} for path in paths}  # the tokens whose log probabilities are wanted
-        for ids in texts:
-            for place, token in enumerate(ids):
-                following[tuple(ids[:place])].add(token)
-        known: dict[Path, dict[int, float]] = {(): logprobs_of(logits[-1], following[()])}
-        longest_paths = maximal(paths)
-        for start in range(0, len(longest_paths), FORKS):
-            known |= read_paths(sequences, sequence, longest_paths[start : start + FORKS], following)
-    return [scored(ids, known, end_ids) for ids in texts]
+            logits = read_prompt(begun.sequence, prompt, None)
+            sequences.was_read(begun.sequence, cached, logits)
+        return [(cast("Tokens", begun.sequence), logits[-1].copy())]
+    prompts = [request.prompt for request in requests]
+    same = min(min(common(prompts[0], prompt), len(prompt) - 1) for prompt in prompts)
+    if same == 0 or any(request.task.seen for request in requests):
+        return [read for request in requests for read in read_prompts(sequences, [request], stack)]
+    begun = stack.enter_context(sequences.beginning_with(prompts[0][:same]))
+    if begun.logits is None:
+        read_prompt(begun.sequence, prompts[0][:same], None)
+    forks = [cast("Tokens", stack.enter_context(closing(begun.sequence.fork()))) for _ in prompts]
+    rows = sequences.engine.run(
+        [(fork, prompt[same:]) for fork, prompt in zip(forks, prompts, strict=True)], "last", True
+    )
+    return [(fork, row[-1].copy()) for fork, row in zip(forks, rows, strict=True)]
 
 
 def maximal(paths: Collection[Path]) -> list[Path]:
@@ -102,20 +141,6 @@ def maximal(paths: Collection[Path]) -> list[Path]:
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]
     return [path for path, other in zip(ordered, following, strict=False) if other[: len(path)] != path]
-
-
-def read_paths(
-    sequences: SequencePool, sequence: "Tokens", paths: Sequence[Path], following: Mapping[Path, Collection[int]]
-) -> dict[Path, dict[int, float]]:
-    """Read paths behind a sequence, each in a fork, in one run; log probabilities behind every beginning of them."""
-    with ExitStack() as stack:
-        forks = [stack.enter_context(closing(sequence.fork())) for _ in paths]
-        rows = sequences.engine.run([(fork, [*path]) for fork, path in zip(forks, paths, strict=True)], "all", True)
-    return {
-        path[: place + 1]: logprobs_of(row, following[path[: place + 1]])
-        for path, of_path in zip(paths, rows, strict=True)
-        for place, row in enumerate(of_path)
-    }
 
 
 def logprobs_of(row: np.ndarray, tokens: Collection[int]) -> dict[int, float]:

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.arguments import AnswerArguments, CallArguments, ChatArguments, gather_options
 from localllm.generation.generate import Generation, GenerationOptions
 from localllm.generation.request import Completion, Request
-from localllm.generation.session import Session
+from localllm.generation.session import Session, is_conversation
 from localllm.text.marker_escaping import Message
-from localllm.values import require_several, whole_number
+from localllm.values import require_several, require_text, whole_number
 
 if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
@@ -201,18 +202,46 @@ class GenerationMixin:
         Messages are answered without reasoning, and that the answer ends behind a text counts; a text (or token ids) is
         continued by each. All are read in one pass behind the prompt. Raises ContextError, UsageError.
         """
-        from localllm.generation.choices import choices_of, require_texts
+        (chosen,) = self.choose_many([prompt], choices, **options)
+        if isinstance(chosen, LocalllmError):
+            raise chosen
+        return chosen
+
+    def choose_many(
+        self, prompts: Iterable[Prompt], choices: Sequence[str], **options: Unpack[AnswerArguments]
+    ) -> "Iterator[list[Choice] | LocalllmError]":
+        """Do as `choose` for many prompts, several in one pass, in their order; an error stands for its prompt's."""
+        from localllm.generation.choices import TOGETHER, choices_of, require_texts
 
         given: AnswerArguments = {"think": "off", **options}
         texts, chosen = require_texts(choices), gather_options(None, (), given)
-        return choices_of(texts, [score.logprob for score in self.session.scores(prompt, texts, chosen)])
+        waiting = iter(prompts)
+        while together := [*islice(waiting, TOGETHER)]:
+            for scores in self._scores(together, texts, chosen):
+                if isinstance(scores, LocalllmError):
+                    yield scores
+                else:
+                    yield choices_of(texts, [score.logprob for score in scores])
+
+    def _scores(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], options: GenerationOptions
+    ) -> "list[list[Score] | LocalllmError]":
+        """Score texts behind prompts, together if that is possible; an error stands for its prompt's scores."""
+        try:
+            if len({is_conversation(prompt) for prompt in prompts}) > 1:
+                raise UsageError("messages and texts are not read together")
+            requests = [self.session.request(prompt, options) for prompt in prompts]
+            return [*self.session.scores(requests, texts, is_conversation(prompts[0]))]
+        except LocalllmError as error:
+            if len(prompts) == 1:
+                return [error]
+        return [scores for prompt in prompts for scores in self._scores([prompt], texts, options)]
 
     def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a text behind a prompt, and of each of its tokens; see `choose`."""
-        from localllm.values import require_text
-
         given: AnswerArguments = {"think": "off", **options}
-        (score,) = self.session.scores(prompt, [require_text("text", text)], gather_options(None, (), given))
+        request = self.session.request(prompt, gather_options(None, (), given))
+        ((score,),) = self.session.scores([request], [require_text("text", text)], is_conversation(prompt))
         return score
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:

@@ -167,17 +167,14 @@ class Session(Conversation):
 
         return Request(self._prepared(asked, options), n, key)
 
-    def scores(
-        self, asked: "str | list[int] | Sequence[Message]", texts: Sequence[str], options: GenerationOptions
-    ) -> "list[Score]":
-        """Return log probabilities of texts behind a prompt, or of whole answers to messages."""
+    def scores(self, requests: "Sequence[Request]", texts: Sequence[str], is_chat: bool) -> "list[list[Score]]":
+        """Return, of each request, log probabilities of texts behind its prompt; is_chat: of whole answers."""
         from localllm.generation.choices import Score, text_logprobs
 
-        request, is_chat = self.request(asked, options), is_conversation(asked)
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
         ends = self.tokenizer.end_ids if is_chat else ()
-        found = text_logprobs(self.sequences, request, [encode(text) for text in texts], ends)
-        return [Score(sum(token.logprob for token in tokens), tokens) for tokens in found]
+        found = text_logprobs(self.sequences, requests, [encode(text) for text in texts], ends)
+        return [[Score(sum(token.logprob for token in tokens), tokens) for tokens in of_prompt] for of_prompt in found]
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""

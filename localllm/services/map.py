@@ -1,5 +1,6 @@
 """Many prompts, each answered by the model: records in, records out. The service behind `localllm map`."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from localllm.services.records import Prompts, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.generation.choices import Choice
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.request import Completion, Request
     from localllm.generation.scheduler import Scheduler
@@ -95,7 +97,7 @@ class Mapping:
 
 
 class ChoiceMapping:
-    """Answers records with the likeliest of the job's choices, one after another: each costs its prompt and one pass.
+    """Answers records with the likeliest of the job's choices, several read together.
 
     Attributes:
         written: tokens of answers, 0.  done: records that are finished.
@@ -109,27 +111,41 @@ class ChoiceMapping:
         """See Mapping."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._is_stopped, self.done = False, 0
+        self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
+        answers = self._model.choose_many(self._prompts(), self._job.choices)
+        while (choices := next(answers, None)) is not None:
+            while self._failed:
+                yield self._told(*self._failed.popleft())
+            yield self._told(self._asked.popleft(), choices)
+        while self._failed:
+            yield self._told(*self._failed.popleft())
+
+    def _prompts(self) -> Iterator[Any]:
         for record in self._records:
             if self._is_stopped:
                 return
             try:
-                found = chosen(self._model, self._job, record)
+                prompt = self._job.prompts(record)
             except LocalllmError as error:
-                found = failure(record, error)
-            self.done += 1
-            self._on_turn()
-            yield record, found
+                self._failed.append((record, error))
+            else:
+                self._asked.append(record)
+                yield prompt
+
+    def _told(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
+        self.done += 1
+        self._on_turn()
+        return record, failure(record, choices) if isinstance(choices, LocalllmError) else chosen(record, choices)
 
     def stop(self) -> None:
         """Begin nothing new."""
         self._is_stopped = True
 
 
-def chosen(model: "Model", job: MapJob, record: Record) -> Result:
+def chosen(record: Record, choices: "list[Choice]") -> Result:
     """Return what is reported of a record with its likeliest choice, and the probabilities of all."""
-    choices = model.choose(job.prompts(record), job.choices)
     return {
         "id": record.id,
         "output": choices[0].text,
