@@ -313,7 +313,7 @@ def answer_of(case: Case) -> Any:
 
 def played(words: list[str]) -> dict[str, Any]:
     """Return the answers of the chosen cases."""
-    main.ignore_ctrl_c = main.collect_seldom = main.leave_out_descriptions = lambda: None  # type: ignore[assignment]
+    main.ignore_ctrl_c = main.prepare_interpreter = lambda: None  # type: ignore[assignment]
     terminal.end_output = lambda: None  # type: ignore[attr-defined, assignment]
     with tempfile.TemporaryDirectory() as folder:
         cases, found = Cases(Path(folder)), dict[str, Any]()

@@ -122,8 +122,7 @@ def cli(capfdbinary, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
         monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)
-        monkeypatch.setattr(main, "collect_seldom", lambda: None)
-        monkeypatch.setattr(main, "leave_out_descriptions", lambda: None)
+        monkeypatch.setattr(main, "prepare_interpreter", lambda: None)
         monkeypatch.setattr(terminal, "end_output", lambda: None)
         with pytest.raises(SystemExit) as end:
             main.main()

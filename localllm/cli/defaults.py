@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 from localllm.files.settings import Settings, load_settings
 
 # Variables that are none of an option's.
-OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
+OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "MODELS", "PLAIN_START", "PREFIX_GB")}
 
 
 class Chosen(NamedTuple):

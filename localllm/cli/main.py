@@ -10,17 +10,13 @@ LOCALLLM_DEBUG=1 in the environment shows Python's traceback too.
 """
 
 import _thread
-import atexit
-import gc
 import os
 import signal
 import sys
-import threading
-from contextlib import suppress
 from time import sleep
-from types import ModuleType
 from typing import Any, NoReturn
 
+from localllm.cli.startup import end_process, prepare_interpreter
 from localllm.system.files import allow_long_paths
 from localllm.system.processes import interrupt_main
 from localllm.system.terminal import is_unread, prepare
@@ -29,28 +25,19 @@ LEAST_MEMORY = 1 << 28  # bytes of address space
 
 
 def program() -> NoReturn:
-    """What `localllm` is: `main`, and an end without Python's taking apart all that there is: 4 to 10 ms.
-
-    What else Python does at its end is done here, in its order.
-    """
+    """Run `main` as the console script `localllm` does, and end the process."""
     raise_ctrl_c_again()
     allow_long_paths()
     prepare(sys.stdin, sys.stdout, sys.stderr)
     try:
         main()
     except SystemExit as end:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with suppress(OSError, ValueError):  # nobody reads it any more
-                stream.flush()
-        os._exit(end.code if isinstance(end.code, int) else 1)
+        end_process(end.code if isinstance(end.code, int) else 1)
 
 
 def main() -> NoReturn:
     """Run the command line, then exit."""
-    collect_seldom()
-    leave_out_descriptions()
+    prepare_interpreter()
     try:
         require_surroundings()
         from localllm.cli.app import execute  # here, so that Ctrl-C during imports is an interruption like any other
@@ -66,31 +53,16 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def collect_seldom() -> None:
-    """Python would look for cycles dozens of times in what imports have made, which stays: 0.045 s of a start.
-
-    A start makes 60 000 objects that could be part of one.
-    """
-    gc.set_threshold(150_000)
-
-
-def leave_out_descriptions() -> None:
-    """NumPy would give its functions their docstrings, thousands of them, in a module that does nothing else: 4 ms."""
-    sys.modules.setdefault("numpy._core._add_newdocs", ModuleType("nothing"))
-
-
 def require_surroundings() -> None:
     """Standard streams that are open, and memory for more than imports. Raises LocalllmError.
 
     A file that is opened gets the lowest free number: it must not become the stdout or stderr of some library. And
-    OpenBLAS, which NumPy loads, ends the process by itself where it gets no memory, of which it wants a share for each
-    thread; a run of the smallest model takes more than LEAST_MEMORY. One thread is enough for what is left to it, and
-    others would take 0.04 s of a core to start.
+    OpenBLAS, which NumPy loads, ends the process by itself where it gets no memory; a run of the smallest model takes
+    more than LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
     from localllm.system.memory import address_limit
 
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for number in range(3):
         try:
             os.fstat(number)
