@@ -75,7 +75,7 @@ def text_logprobs(
     following = wanted_tokens(texts, end_ids)
     with ExitStack() as stack:
         prompts = read_prompts(sequences, requests, stack)
-        known = [{(): logprobs_of(row, following[()])} for _, row in prompts]
+        known: list[dict[Path, dict[int, float]]] = [{(): logprobs_of(row, following[()])} for _, row in prompts]
         spans = [(number, path) for number in range(len(prompts)) for path in maximal(following)]
         for start in range(0, len(spans), FORKS):
             chunk = spans[start : start + FORKS]

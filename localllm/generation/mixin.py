@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.arguments import AnswerArguments, CallArguments, ChatArguments, gather_options
@@ -14,6 +14,7 @@ from localllm.text.marker_escaping import Message
 from localllm.values import require_several, require_text, whole_number
 
 if TYPE_CHECKING:
+    from localllm.generation.async_generation import AsyncGeneration
     from localllm.generation.beam_search import Answer
     from localllm.generation.choices import Choice, Score
     from localllm.generation.scheduler import Scheduler
@@ -76,6 +77,38 @@ class GenerationMixin:
         (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
         """
         return self.session.chat(messages, gather_options(max_tokens, stop, options, self.drafter(speculate)))
+
+    def achat(
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto",
+        **options: Unpack[ChatArguments],
+    ) -> "AsyncGeneration":
+        """Answer a conversation as `chat`, for `async for`; leaving the loop or cancelling the task ends the answer."""
+        from localllm.generation.async_generation import AsyncGeneration
+
+        return AsyncGeneration(lambda: self.chat(messages, max_tokens, stop, speculate, **options))
+
+    async def acomplete(
+        self,
+        prompt: Prompt,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        speculate: "str | GenerationMixin" = "auto",
+        **options: Unpack[ChatArguments],
+    ) -> Generation:
+        """Return the whole answer to messages, or what continues a text or token ids, as `chat` and `generate`."""
+        from localllm.generation.async_generation import AsyncGeneration
+
+        def begin() -> Generation:
+            chosen = gather_options(max_tokens, stop, options, self.drafter(speculate))
+            if is_conversation(prompt):
+                return self.session.chat(cast("list[Message]", prompt), chosen)
+            return self.session.complete(cast("str | list[int]", prompt), chosen)
+
+        return await AsyncGeneration(begin).complete()
 
     def run_tools(
         self,

@@ -1,0 +1,77 @@
+"""An answer for programs with an event loop: its steps run in threads, the loop stays free."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Self
+
+from localllm.generation.generate import Generation
+
+
+class AsyncGeneration:
+    """An answer in the making: `async for` over it for pieces of text; attributes are those of a Generation.
+
+    Leaving the loop or cancelling the task ends the answer: it stops before the model's next step.
+    """
+
+    def __init__(self, begin: Callable[[], Generation]):
+        """begin: makes the answer, in a thread: templates and vocabularies take time."""
+        self._begin: Callable[[], Generation] | None = begin
+        self._generation: Generation | None = None
+
+    @property
+    def generation(self) -> Generation | None:
+        """The answer, None before its first piece was asked for."""
+        return self._generation
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._generation is None:
+            raise AttributeError(f"the answer has not begun, so it has no {name!r} yet", name=name, obj=self)
+        return getattr(self._generation, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        """Raises as Generation, and StopAsyncIteration at the end."""
+        try:
+            piece = await asyncio.to_thread(self._next)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def _next(self) -> str | None:
+        """Return the next piece of text, None at the end; in a thread."""
+        if self._begin:
+            begin, self._begin = self._begin, None
+            self._generation = begin()
+        return next(self._generation, None) if self._generation else None
+
+    async def complete(self) -> Generation:
+        """Run to the end; the finished answer."""
+        async for _ in self:
+            pass
+        assert self._generation
+        return self._generation
+
+    def stop(self) -> None:
+        """End the answer before the model's next step."""
+        self._begin = None
+        if self._generation:
+            self._generation.stop()
+
+    async def aclose(self) -> None:
+        """Stop here, and let others have the sequence."""
+        self.stop()
+        if self._generation:
+            await asyncio.to_thread(self._generation.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
