@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Client libraries of others against `localllm serve` with a real model: a task each, whose answer is checked.
+
+    python scripts/real_models.py qwen-0.5b
+    python scripts/platform/check_clients.py MODEL.gguf                 # all tasks of client_tasks.py
+    python scripts/platform/check_clients.py MODEL.gguf openai_chat     # some
+
+The libraries are installed in an environment of their own, outside of the repository (--environment), the first time.
+Prints a line for each task; the exit code is 1 if one fails.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TASKS = Path(__file__).with_name("client_tasks.py")
+PACKAGES = ["openai", "anthropic", "instructor", "smolagents[openai]", "pydantic-ai-slim[openai]", "langchain-openai",
+            "llama-index-llms-openai-like", "litellm"]  # fmt: skip
+SECONDS = 300  # of one task
+
+
+def python_of(folder: Path) -> Path:
+    """Return the environment's Python, which is made with all packages if it is not there."""
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
+        subprocess.run(install, check=True)
+    return python
+
+
+def main() -> int:
+    """Run the tasks one after another."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("tasks", nargs="*")
+    parser.add_argument("--environment", type=Path, default=Path.home() / ".cache" / "localllm" / "clients")
+    arguments = parser.parse_args()
+    python = python_of(arguments.environment)
+    known = re.findall(r"^def (\w+)\(url", TASKS.read_text(encoding="utf-8"), re.MULTILINE)
+    command = [sys.executable, "-m", "localllm", "serve", arguments.model, "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr
+            line = server.stderr.readline()
+            if not (found := re.search(r"http://\S+\d", line)):
+                raise SystemExit(line)
+            failed = [task for task in arguments.tasks or known if not run_task(python, task, found[0])]
+        finally:
+            server.terminate()
+    return bool(failed)
+
+
+def run_task(python: Path, task: str, url: str) -> bool:
+    """Run a task in a process of its own; whether its answer is right."""
+    names = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    command = [str(python), str(TASKS), task, url]
+    try:
+        done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, timeout=SECONDS)
+        problem = done.stderr.strip().rpartition("\n")[2][:300] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"no end after {SECONDS} s"
+    print(f"{task}: {problem or 'right'}", flush=True)
+    return not problem
+
+
+if __name__ == "__main__":
+    sys.exit(main())

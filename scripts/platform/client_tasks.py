@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""One task of a client library, asked of a server: python client_tasks.py TASK URL. See check_clients.py.
+
+Every task has an answer that can be checked; a wrong one is an AssertionError.
+"""
+
+import sys
+from collections.abc import Callable
+
+from pydantic import BaseModel
+
+SUM = "What is 2 + 3? Answer with the number only."
+CAPITAL = "What is the capital of France?"
+PERSON = "Extract the person: Jason is 25 years old."
+KEY = "none"
+
+
+class City(BaseModel):
+    """A city and its country."""
+
+    city: str
+    country: str
+
+
+class Person(BaseModel):
+    """A person's name and age in years."""
+
+    name: str
+    age: int
+
+
+def openai_chat(url: str) -> None:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key=KEY)
+    asked = [{"role": "user", "content": SUM}]
+    answer = client.chat.completions.create(model="any", messages=asked, temperature=0, max_tokens=16)
+    assert "5" in answer.choices[0].message.content, answer
+    chunks = client.chat.completions.create(model="any", messages=asked, temperature=0, max_tokens=16, stream=True)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == answer.choices[0].message.content, said
+
+
+def openai_responses(url: str) -> None:
+    from openai import OpenAI
+
+    answer = OpenAI(base_url=f"{url}/v1", api_key=KEY).responses.create(model="any", input=SUM, temperature=0)
+    assert "5" in answer.output_text, answer
+
+
+def openai_parse(url: str) -> None:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key=KEY)
+    asked = [{"role": "user", "content": CAPITAL}]
+    answer = client.chat.completions.parse(model="any", messages=asked, response_format=City, temperature=0)
+    assert answer.choices[0].message.parsed.city == "Paris", answer
+
+
+def anthropic_messages(url: str) -> None:
+    from anthropic import Anthropic
+
+    greedy = {"temperature": 0}  # newer versions have no argument for it
+    asked = [{"role": "user", "content": SUM}]
+    client = Anthropic(base_url=url, api_key=KEY)
+    answer = client.messages.create(model="any", messages=asked, max_tokens=16, extra_body=greedy)
+    assert "5" in answer.content[0].text, answer
+    tool = {"name": "person", "description": "Save a person.", "input_schema": Person.model_json_schema()}
+    answer = client.messages.create(
+        model="any",
+        messages=[{"role": "user", "content": PERSON}],
+        max_tokens=100,
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "person"},
+        extra_body=greedy,
+    )
+    calls = [block.input for block in answer.content if block.type == "tool_use"]
+    assert calls == [{"name": "Jason", "age": 25}], answer
+
+
+def instructor_modes(url: str) -> None:
+    import instructor
+    from openai import OpenAI
+
+    asked = [{"role": "user", "content": PERSON}]
+    for mode in ("TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA", "MD_JSON"):
+        client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key=KEY), mode=getattr(instructor.Mode, mode))
+        found = client.chat.completions.create(model="any", messages=asked, response_model=Person, temperature=0)
+        assert (found.name, found.age) == ("Jason", 25), (mode, found)
+
+
+def smolagents_tools(url: str) -> None:
+    from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+    @tool
+    def multiply(a: int, b: int) -> int:
+        """Multiply two whole numbers.
+
+        Args:
+            a: the first number
+            b: the second number
+        """
+        return a * b
+
+    model = OpenAIServerModel(model_id="any", api_base=f"{url}/v1", api_key=KEY, temperature=0)
+    agent = ToolCallingAgent(tools=[multiply], model=model, max_steps=4, verbosity_level=0)
+    assert "408" in str(agent.run("What is 17 times 24? Use multiply, then give its result by final_answer."))
+
+
+def smolagents_code(url: str) -> None:
+    from smolagents import CodeAgent, OpenAIServerModel
+
+    model = OpenAIServerModel(model_id="any", api_base=f"{url}/v1", api_key=KEY, temperature=0)
+    agent = CodeAgent(tools=[], model=model, max_steps=4, verbosity_level=0)
+    assert "408" in str(agent.run("Compute 17 * 24 in code, and give the result by final_answer."))
+
+
+def pydantic_ai_output(url: str) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("any", provider=OpenAIProvider(base_url=f"{url}/v1", api_key=KEY))
+    found = Agent(model, output_type=Person, model_settings={"temperature": 0}).run_sync(PERSON).output
+    assert (found.name, found.age) == ("Jason", 25), found
+
+
+def langchain_chat(url: str) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="any", base_url=f"{url}/v1", api_key=KEY, temperature=0)
+    assert "5" in model.invoke(SUM).content
+    for method in ("function_calling", "json_schema"):
+        found = model.with_structured_output(Person, method=method).invoke(PERSON)
+        assert (found.name, found.age) == ("Jason", 25), (method, found)
+    called = model.bind_tools([Person], tool_choice="any").invoke(PERSON).tool_calls
+    assert [call["args"] for call in called] == [{"name": "Jason", "age": 25}], called
+
+
+def llama_index_chat(url: str) -> None:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(model="any", api_base=f"{url}/v1", api_key=KEY, is_chat_model=True, temperature=0)
+    assert "5" in model.chat([ChatMessage(role="user", content=SUM)]).message.content
+    assert "5" in "".join(piece.delta or "" for piece in model.stream_chat([ChatMessage(role="user", content=SUM)]))
+
+
+def litellm_completion(url: str) -> None:
+    import litellm
+
+    asked = [{"role": "user", "content": SUM}]
+    options = {"api_base": f"{url}/v1", "api_key": KEY, "temperature": 0, "max_tokens": 16}
+    assert "5" in litellm.completion(model="openai/any", messages=asked, **options).choices[0].message.content
+
+
+TASKS: dict[str, Callable[[str], None]] = {
+    task.__name__: task
+    for task in (
+        openai_chat, openai_responses, openai_parse, anthropic_messages, instructor_modes, smolagents_tools,
+        smolagents_code, pydantic_ai_output, langchain_chat, llama_index_chat, litellm_completion,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    TASKS[sys.argv[1]](sys.argv[2])
