@@ -37,9 +37,11 @@ class FakeEngine:
     def sequence(self) -> "FakeSequence":
         return FakeSequence(self, [])
 
-    def step(self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], precise: bool = True) -> list[np.ndarray]:
+    def run(
+        self, requests: Sequence[tuple["FakeSequence", Sequence[int]]], logits: str, precise: bool
+    ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests)
-        return [sequence.append(ids, precise=precise) for sequence, ids in requests]
+        return [sequence.append(ids, logits, precise) for sequence, ids in requests]
 
     def require_shift(self) -> None:
         """It can."""
