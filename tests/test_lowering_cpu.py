@@ -59,7 +59,8 @@ class Target(CpuTarget):
 
 def target_of(in_tiles: bool, keeps: bool = True) -> Target:
     pieces: Any = SimpleNamespace(arguments=lambda *given: {"pieces": given})
-    return Target(3, in_tiles, VERBS, pieces, 7, keeps)
+    verbs = VERBS | {words.kernel: products.halves for words in WORDS.values()}  # which this CPU may lack
+    return Target(3, in_tiles, verbs, pieces, 7, keeps)
 
 
 def weight(format: str, *shape: int, bias: bool = False) -> Weight:

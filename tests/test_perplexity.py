@@ -235,7 +235,7 @@ def opened(monkeypatch) -> SimpleNamespace:
     """In place of a model; `given` has what it was opened with."""
     tokenizer = SimpleNamespace(adds_bos=False, bos_id=None)
     model = SimpleNamespace(
-        path="m.gguf", tokenizer=tokenizer, trained_context=7, file=SimpleNamespace(metadata={}), warnings=["w"],
+        path="m.gguf", tokenizer=tokenizer, file=SimpleNamespace(metadata={}), warnings=["w"],
         files=["m.gguf"], sequence=lambda: model.made, made=Sequence(), closed=0,
     )  # fmt: skip
     model.close = lambda: setattr(model, "closed", model.closed + 1)
@@ -251,7 +251,7 @@ def opened(monkeypatch) -> SimpleNamespace:
 def test_how_a_model_is_opened(opened, monkeypatch):
     monkeypatch.setattr(perplexity, "usable_cores", lambda: 3)
     with ChunkReader("m", SIZE, None, print, "q8_0") as reader:
-        assert (reader._threads, reader.path, reader.trained_context) == (3, "m.gguf", 7)
+        assert (reader._threads, reader.path) == (3, "m.gguf")
         assert (reader.warnings, reader.made_with) == (["w"], None)
     assert opened.given == (("m", None, SIZE, "q8_0"), {"progress": print}) and opened.closed == 1
     with pytest.raises(RuntimeError, match="after shutdown"):

@@ -37,7 +37,7 @@ class Collector:
 
     Attributes:
         total: chunks to read.  done: those that have been read, in earlier runs too.
-        trained_context: the most tokens that the model was made for.  warnings: lines that the user should see.
+        warnings: lines that the user should see.
     """
 
     def __init__(
@@ -64,9 +64,7 @@ class Collector:
         self._observer = Observer()
         self._model = open_model(path, threads, size, progress=progress, observer=self._observer)
         resolve_target(out, tuple(self._model.files))
-        self.path, self.trained_context, self.warnings = (
-            self._model.path, self._model.trained_context, self._model.warnings,
-        )  # fmt: skip
+        self.path, self.warnings = self._model.path, self._model.warnings
         self._tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
         self._chunks, self._output = split_chunks(tokens, size, most), output

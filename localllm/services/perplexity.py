@@ -35,7 +35,7 @@ class ChunkReader:
     """A model that predicts chunks of `size` tokens; a context manager.
 
     Attributes:
-        tokenizer: its Tokenizer.  trained_context: the most tokens that it was made for.
+        tokenizer: its Tokenizer.
         made_with: what the file was quantized with, or None.
         warnings: lines that the user should see.
     """
@@ -53,9 +53,7 @@ class ChunkReader:
         progress(done, total): called while kernels compile. Raises as api.open_model does.
         """
         self._model = open_model(path, threads, size, kv_type, progress=progress)
-        self.path, self.tokenizer, self.trained_context = (
-            self._model.path, self._model.tokenizer, self._model.trained_context,
-        )  # fmt: skip
+        self.path, self.tokenizer = self._model.path, self._model.tokenizer
         self.made_with = describe_quantization(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings
         self._threads = usable_cores() if threads is None else threads

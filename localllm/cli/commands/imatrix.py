@@ -10,7 +10,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import Remaining
-from localllm.cli.terminal.output import ProgressLine, dim, say
+from localllm.cli.terminal.output import ProgressLine, dim
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def imatrix(
         line.clear()
         end_on_bus_error(path)
         opening.warn(collector.warnings)
-        if size > collector.trained_context:
-            say(f"localllm: warning: the model was trained for a context of {collector.trained_context} tokens")
         read(collector, line)
         found = collector.result()
         write_imatrix(output, merged.plus(found) if merged else found)

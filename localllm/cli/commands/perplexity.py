@@ -11,7 +11,7 @@ from localllm.cli.groups import Also
 from localllm.cli.options import shared as options
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import Remaining
-from localllm.cli.terminal.output import ProgressLine, say, write
+from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import one_line, table
 from localllm.errors import UsageError
 
@@ -83,8 +83,6 @@ def perplexity(
         line.clear()
         end_on_bus_error(path)
         opening.warn(reader.warnings)
-        if size > reader.trained_context:
-            say(f"localllm: warning: the model was trained for a context of {reader.trained_context} tokens")
         if logits:
             count = len(logits.chunks[:chunks])
             results: Iterator[Prediction] = reader.compare(logits, chunks)
