@@ -45,6 +45,10 @@ class FakeSequences:
         for sequence, ids in requests:
             sequence.add(ids)
         self.moment()
+        return self.give_logits(requests, logits)
+
+    def give_logits(self, requests: Sequence[tuple["FakeSequence", list[int]]], logits: str) -> list[np.ndarray]:
+        """Return the rows of tokens that the sequences have just been given."""
         found = []
         for sequence, ids in requests:
             ends = range(len(sequence.tokens) - len(ids) + 1, len(sequence.tokens) + 1)

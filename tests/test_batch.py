@@ -63,12 +63,7 @@ class Paged(FakeSequences):
         self.ran.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
         self.most = max(self.most, self.places()[0])
-        found = []
-        for sequence, ids in requests:
-            ends = range(len(sequence.tokens) - len(ids) + 1, len(sequence.tokens) + 1)
-            wanted = {"last": ends[-1:], "all": ends, "none": ()}[logits]
-            found.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
-        return self.give(found)
+        return self.give_logits(requests, logits)
 
 
 def ask(engine: Paged, requests: list[Request], **choices) -> list[Request]:

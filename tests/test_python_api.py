@@ -1,4 +1,4 @@
-"""What Python programs see of localllm: its names, their types, and arguments that are refused."""
+"""The public Python interface: names, types, and arguments that are refused."""
 
 import importlib.util
 import os

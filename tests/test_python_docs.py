@@ -28,7 +28,7 @@ OPEN, FROM_FILE = localllm.open, localllm.Tokenizer.from_file
 
 
 def test_every_method_is_there():
-    """What the page names exists."""
+    """Check that every name on the page exists."""
     for name in re.findall(r"\bmodel\.(\w+)\(", TEXT):
         assert hasattr(localllm.Model, name), name
     for name in re.findall(r"localllm\.errors\.(\w+)", TEXT):

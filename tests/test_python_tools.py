@@ -138,29 +138,29 @@ def model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     return api.Model(file, tokenizer, engine)
 
 
-def asked(text: str) -> list[dict[str, Any]]:
+def ask(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
 def test_an_answer_has_its_calls(model: localllm.Model):
-    answer = model.chat(asked("sum"), tools=[add])
+    answer = model.chat(ask("sum"), tools=[add])
     assert "".join(answer) == "" and [(one.name, one.arguments) for one in answer.calls] == [("add", {"a": 2, "b": 40})]
-    free = model.chat(asked("sum"), tools=[add], tool_choice="none")
+    free = model.chat(ask("sum"), tools=[add], tool_choice="none")
     assert "tool_call" in "".join(free) and free.calls == []
 
 
 def test_functions_are_called_until_the_model_answers(model: localllm.Model):
-    messages = asked("sum")
+    messages = ask("sum")
     run = model.run_tools(messages, [add, weather])
     assert "".join(run) == "It says: 42" == run.text and run.finish_reason == "stop"
     assert [message["role"] for message in run.messages] == ["assistant", "tool", "assistant"]
     assert run.messages[1] == {"role": "tool", "tool_call_id": run.calls[0].id, "name": "add", "content": "42"}
-    assert messages == asked("sum")
-    assert "".join(model.chat([*messages, *run.messages, *asked("hi")])) == "HI"
+    assert messages == ask("sum")
+    assert "".join(model.chat([*messages, *run.messages, *ask("hi")])) == "HI"
 
 
 def test_parts_show_calls_and_results(model: localllm.Model):
-    parts = [(part.kind, part.text) for part in model.run_tools(asked("sum"), [add]).parts]
+    parts = [(part.kind, part.text) for part in model.run_tools(ask("sum"), [add]).parts]
     assert parts[0] == ("call", "add") and ("result", "42") in parts
     assert json.loads("".join(text for kind, text in parts if kind == "arguments")) == {"a": 2, "b": 40}
     assert "".join(text for kind, text in parts if kind == "answer") == "It says: 42"
@@ -168,24 +168,24 @@ def test_parts_show_calls_and_results(model: localllm.Model):
 
 def test_a_call_may_be_refused(model: localllm.Model):
     seen = list[str]()
-    run = model.run_tools(asked("sum"), [add], permission=lambda call: bool(seen.append(call.name)))
+    run = model.run_tools(ask("sum"), [add], permission=lambda call: bool(seen.append(call.name)))
     assert "".join(run) == "It says: error: the user does not allow this call" and seen == ["add"]
 
 
 def test_what_goes_wrong_is_told_to_the_model(model: localllm.Model):
-    run = model.run_tools(asked("file"), [fail])
+    run = model.run_tools(ask("file"), [fail])
     assert "".join(run) == "It says: error: FileNotFoundError: no file x"
 
 
 def test_turns_have_a_limit(model: localllm.Model):
-    run = model.run_tools(asked(tool_talker.FOR_EVER), [add], max_turns=3)
+    run = model.run_tools(ask(tool_talker.FOR_EVER), [add], max_turns=3)
     with pytest.raises(LocalllmError, match="the model has called tools 3 times without an answer: see max_turns"):
         list(run)
     assert len(run.calls) == 3
 
 
 def test_a_demanded_tool_is_demanded_once(model: localllm.Model):
-    run = model.run_tools(asked("sum"), [add], tool_choice="required")
+    run = model.run_tools(ask("sum"), [add], tool_choice="required")
     assert "".join(run) == "It says: 42" and len(run.calls) == 1
 
 
@@ -198,6 +198,6 @@ def test_a_session_keeps_calls_and_results(model: localllm.Model):
 
 def test_what_cannot_be_called(model: localllm.Model):
     with pytest.raises(UsageError, match=r"run_tools calls functions, and {'name': 'f'"):
-        model.run_tools(asked("sum"), [{"name": "f"}])  # type: ignore[list-item]
-    monkey = model.run_tools(asked("sum"), [add, later])
+        model.run_tools(ask("sum"), [{"name": "f"}])  # type: ignore[list-item]
+    monkey = model.run_tools(ask("sum"), [add, later])
     assert "".join(monkey) == "It says: 42"

@@ -50,7 +50,7 @@ def model(tiny: str):
 
 
 def options(kind: object) -> dict:
-    """Of an answer that ends: a random model closes no list by itself."""
+    """Force an end: a random model closes no list by itself."""
     return {"schema": kind, "seed": 1, "max_tokens": 300}
 
 

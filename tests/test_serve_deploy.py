@@ -136,7 +136,7 @@ def test_a_port_for_other_computers_needs_keys():
         assert address_of(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
 
 
-def test_sockets_of_another_process_are_not_taken(monkeypatch: pytest.MonkeyPatch):
+def test_inherited_sockets_of_another_process_are_left_alone(monkeypatch: pytest.MonkeyPatch):
     assert inherited_sockets() == []
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))

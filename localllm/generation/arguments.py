@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SamplingArguments(TypedDict, total=False):
-    """How tokens are chosen; docs/sampling.md has more on each, SamplingOptions the defaults."""
+    """Sampling options. docs/sampling.md describes each; SamplingOptions has the defaults."""
 
     temperature: float | None
     dynatemp_range: float | None
@@ -46,7 +46,7 @@ class SamplingArguments(TypedDict, total=False):
 
 
 class AnswerArguments(SamplingArguments, total=False):
-    """What an answer is like besides.
+    """Options of an answer beside sampling.
 
     on_overflow, keep: what is done when the context is full.  think: "on", "off", "auto", "low", "medium" or "high".
     think_budget: the most tokens of reasoning.  template_variables: for the chat template.  continue_final: whether to
@@ -71,7 +71,7 @@ class AnswerArguments(SamplingArguments, total=False):
 
 
 class CallArguments(AnswerArguments, total=False):
-    """How tools are called.
+    """Options of tool calls.
 
     tool_choice: "auto", "required", "none", or the tool that has to be called.  parallel_tool_calls: whether there may
     be several.  json_calls: whether JSON that names a tool counts as a call.

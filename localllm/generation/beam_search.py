@@ -199,14 +199,14 @@ class BeamSearch:
         for rank, (logprob, token, parent) in enumerate(continuations(hypotheses, beams * (2 + len(self._end_ids)))):
             child = parent.then(token, logprob, self._end_ids)
             if not child.finished:
-                going.setdefault(self._said(child), child)
+                going.setdefault(self._text_bytes(child), child)
             elif rank < beams:
                 finished.append(child)
             if len(going) == beams:
                 break
         return [*going.values()], finished
 
-    def _said(self, hypothesis: Hypothesis) -> bytes:
+    def _text_bytes(self, hypothesis: Hypothesis) -> bytes:
         return b"".join(self._tokenizer.token_bytes(token, True) for token in hypothesis.tokens)
 
     def _close(self, sequences: list["Sequence"]) -> None:

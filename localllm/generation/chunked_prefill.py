@@ -1,4 +1,4 @@
-"""How prompts are read, alone or among others: in which pieces, and with the arithmetic that each would meet alone.
+"""Chunked prefill: the pieces in which a prompt is read, so that it meets the same arithmetic alone and among others.
 
 A Generation reads a run of its prompt at a time (localllm.engine.runs). Up to PRECISE_TOKENS tokens keep activations in
 16 bits, more of them in 8 but for a few at both ends of the prompt, so the size of its last run decides about its

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from localllm.engine.runs import LONG
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
-from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.reasoning import TextIterator, TextPart
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sequence_pool import PooledSequence, SequencePool
 from localllm.generation.speculation.speculator import AnswerSpan, Speculator
@@ -104,7 +104,7 @@ def leave(answer: Completion, sequences: SequencePool, before: int) -> None:
         sequences.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
 
 
-class Generation:
+class Generation(TextIterator):
     """An answer in the making: iterate over it for pieces of text, str, as they come; then read what happened.
 
     Attributes:
@@ -163,15 +163,6 @@ class Generation:
     @property
     def finish_reason(self) -> str:
         return self._answer.finish_reason or "interrupted"
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        for kind, text in self.parts:
-            if kind == ANSWER:
-                return text
-        raise StopIteration
 
     @property
     def parsed(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a model does with prompts and conversations, each method with its options as keyword arguments."""
+"""Methods of a model that take prompts or conversations, with options as keyword arguments."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing

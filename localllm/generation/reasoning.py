@@ -11,7 +11,7 @@ write about <think> is not to think. Marks are found when they are split over to
 space around a thought goes with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -257,6 +257,25 @@ class Thinking:
     def inside(self) -> Self:
         """Return the same in the middle of a thought."""
         return replace(self, is_open=True, has_words=True)
+
+
+class TextIterator:
+    """Iterates over the pieces of an answer's text.
+
+    Attributes:
+        parts: to iterate over instead, for everything that the answer consists of.
+    """
+
+    parts: Generator[TextPart, None, None]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        for kind, text in self.parts:
+            if kind == ANSWER:
+                return text
+        raise StopIteration
 
 
 class ReasoningParser:

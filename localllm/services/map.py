@@ -117,10 +117,10 @@ class ChoiceMapping:
         answers = self._model.choose_many(self._prompts(), self._job.choices)
         while (choices := next(answers, None)) is not None:
             while self._failed:
-                yield self._told(*self._failed.popleft())
-            yield self._told(self._asked.popleft(), choices)
+                yield self._result(*self._failed.popleft())
+            yield self._result(self._asked.popleft(), choices)
         while self._failed:
-            yield self._told(*self._failed.popleft())
+            yield self._result(*self._failed.popleft())
 
     def _prompts(self) -> Iterator[Any]:
         for record in self._records:
@@ -134,17 +134,19 @@ class ChoiceMapping:
                 self._asked.append(record)
                 yield prompt
 
-    def _told(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
+    def _result(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
         self.done += 1
         self._on_turn()
-        return record, failure(record, choices) if isinstance(choices, LocalllmError) else chosen(record, choices)
+        return record, failure(record, choices) if isinstance(choices, LocalllmError) else choice_result(
+            record, choices
+        )
 
     def stop(self) -> None:
         """Begin nothing new."""
         self._is_stopped = True
 
 
-def chosen(record: Record, choices: "list[Choice]") -> Result:
+def choice_result(record: Record, choices: "list[Choice]") -> Result:
     """Return what is reported of a record with its likeliest choice, and the probabilities of all."""
     return {
         "id": record.id,

@@ -50,7 +50,7 @@ class Journey:
 
 
 def is_write(called: Any) -> bool:
-    """Whether a function of C writes to stdout, as cli.terminal.output.write does; `print` is only used for stderr."""
+    """Tell whether a C function writes to stdout, as cli.terminal.output.write does; `print` only serves stderr."""
     owner = getattr(called, "__self__", None)
     return called.__name__ == "write" and owner is not None and owner in (sys.stdout, getattr(sys.stdout, "buffer", 0))
 

@@ -1,10 +1,10 @@
 """An answer behind all calls of tools: the functions are called, and the model gets their results."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.reasoning import ANSWER, TextPart
+from localllm.generation.reasoning import TextIterator, TextPart
 from localllm.generation.tools.python_tools import name_of, perform
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.text.marker_escaping import Message
@@ -18,7 +18,7 @@ Permission = Callable[[ToolCall], bool]
 REFUSED = "error: the user does not allow this call"
 
 
-class ToolRun:
+class ToolRun(TextIterator):
     """A conversation that goes on until an answer calls no tool: iterate over it for the text, or over `parts`.
 
     Attributes:
@@ -53,19 +53,10 @@ class ToolRun:
 
     @property
     def finish_reason(self) -> str:
-        """Of the latest answer: "stop", "length" or "interrupted"."""
+        """Return why the latest answer ended: "stop", "length" or "interrupted"."""
         return self.answer.finish_reason
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        for kind, text in self.parts:
-            if kind == ANSWER:
-                return text
-        raise StopIteration
-
-    def _run(self) -> Iterator[TextPart]:
+    def _run(self) -> Generator[TextPart, None, None]:
         """Raises LocalllmError if there are too many turns."""
         turns = 0
         while True:
