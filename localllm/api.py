@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Model(GenerationMixin):
     """A model that is open. Use it in a `with` statement, or close it.
 
-    Several generations may go on at the same time, also in several threads: they take turns, token by token.
+    Several generations may go on at the same time, also in several threads: they share runs of the model.
 
     Attributes:
         path: of its (first) file.  arch: its architecture, as "llama".  format: of most of its weights, as "Q4_K".

@@ -33,10 +33,15 @@ class CollectingLock:
         self._lock = Lock()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        CollectingLock.acquired += 1
-        self._calls_left = CollectingLock.acquired % 40
-        sys.setprofile(self._count_call)
+        self.acquire()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            CollectingLock.acquired += 1
+            self._calls_left = CollectingLock.acquired % 40
+            sys.setprofile(self._count_call)
+        return taken
 
     def _count_call(self, frame: Any, event: str, argument: Any) -> None:
         self._calls_left -= 1
@@ -45,6 +50,9 @@ class CollectingLock:
             gc.collect()
 
     def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
         sys.setprofile(None)
         self._lock.release()
 

@@ -21,6 +21,7 @@ from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
+from localllm.generation.step_batcher import BatchMember
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
@@ -70,7 +71,11 @@ def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int 
     request = Request(task, 1 if beams else n, is_scored=True)
     first = request.begin(sequences.engine, tokenizer)[0]
     with sequences.beginning_with(task.prompt) as begun:
-        logits = prefill(first, begun, sequences)
+        member = BatchMember(sequences.steps)
+        try:
+            logits = prefill(first, begun, sequences, member)
+        finally:
+            member.leave()
         sequence: Sequence = begun.sequence  # type: ignore[assignment]
         if not beams:
             return n_best(request, sequence, logits, sequences, tokenizer)

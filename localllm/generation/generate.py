@@ -1,6 +1,6 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -12,9 +12,10 @@ from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextIterator, TextPart
-from localllm.generation.request import Completion, Request, Task
+from localllm.generation.request import Accepted, Completion, Request, Task
 from localllm.generation.sequence_pool import PooledSequence, SequencePool
-from localllm.generation.speculation.speculator import AnswerSpan, Speculator
+from localllm.generation.speculation.speculator import Speculator
+from localllm.generation.step_batcher import BatchMember
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,24 +48,44 @@ def decode(answer: Completion, sequences: SequencePool, earlier: int = 0) -> Gen
     ):
         answer.sequence = sequence = cast("Tokens", begun.sequence)  # a ShiftedSequence looks like one
         held.callback(leave, answer, sequences, forgotten(sequence))
+        member = BatchMember(sequences.steps)
+        held.callback(member.leave)
         speculator = Speculator(sequences.engine, sequences.written, held)
         if answer.left > 1:
             speculator.listen(answer)
-        rows = prefill(answer, begun, sequences)
+        rows = prefill(answer, begun, sequences, member)
         answer.prefill_s = perf_counter() - answer.started
         draft = list[int]()
         while not answer.is_complete:
-            for accepted in answer.accept_draft(draft, rows):
-                yield from accepted.parts
+            accepted: Iterable[Accepted] = answer.accept_draft(draft, rows)
+            if member.others:  # they wait neither for the text's reader nor for the next step
+                accepted = list(accepted)
+                if not answer.is_complete:
+                    draft = submit_step(answer, speculator, member)
+            member.settle()
+            for one in accepted:
+                yield from one.parts
             if not answer.is_complete:
                 require_running(answer)
-                ((_, draft, rows),) = speculator.step([answer], read_alone)
+                if not member.step:
+                    draft = submit_step(answer, speculator, member)
+                rows = member.result()
+                speculator.learn_cost(member.tokens, member.seconds)
     if answer.is_stopped and not answer.has_ended:
         return
     yield from answer.finish()
 
 
-def prefill(answer: Completion, begun: PooledSequence, sequences: SequencePool) -> np.ndarray:
+def submit_step(answer: Completion, speculator: Speculator, member: BatchMember) -> list[int]:
+    """Hand in the newest token of an answer with a draft behind it, which is returned."""
+    (draft,) = speculator.drafts([answer], member.others)
+    assert answer.sequence
+    member.submit(answer.sequence, [answer.ids[-1], *draft], "all")
+    answer.steps += 1
+    return draft
+
+
+def prefill(answer: Completion, begun: PooledSequence, sequences: SequencePool, member: BatchMember) -> np.ndarray:
     """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
     sequence, logits = begun
     answer.request.cached = len(sequence.tokens)
@@ -75,16 +96,9 @@ def prefill(answer: Completion, begun: PooledSequence, sequences: SequencePool) 
             answer.options.on_progress(done, total)
 
     if logits is None:
-        logits = read_prompt(sequence, answer.prompt, progress)
+        logits = read_prompt(sequence, answer.prompt, progress, member)
         sequences.was_read(sequence, answer.cached_tokens, logits)
     return logits
-
-
-def read_alone(spans: list[AnswerSpan]) -> list[np.ndarray]:
-    """Read the tokens of an only answer; the logits after each, float32 [tokens, vocab]."""
-    ((answer, ids),) = spans
-    assert answer.sequence
-    return [answer.sequence.append(ids, "all")]
 
 
 def require_running(answer: Completion) -> None:

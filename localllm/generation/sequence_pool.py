@@ -23,6 +23,7 @@ from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.generation.context_overflow import ShiftedSequence, rolling
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, TurnBoundary, longest_match, match
+from localllm.generation.step_batcher import StepBatcher
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -54,6 +55,7 @@ class SequencePool:
         engine: theirs.  context: the most tokens of one.  vocab_size: length of a row of logits.
         prefixes: what is kept of prompts from process to process, or None.
         written: what was written before, which guesses come from, or None.
+        steps: by which generations that go on at the same time share runs of the model.
     """
 
     def __init__(self, engine: "Engine", prefixes: "PrefixCache | None" = None, written: "NgramCache | None" = None):
@@ -62,7 +64,7 @@ class SequencePool:
         self._busy: WeakSet[Sequence | ShiftedSequence] = WeakSet()
         self._held: deque[Sequence | ShiftedSequence] = deque()  # those that others have left, to come back to them
         self._turns: WeakKeyDictionary[Sequence | ShiftedSequence, list[TurnBoundary]] = WeakKeyDictionary()
-        self.prefixes, self.written = prefixes, written
+        self.prefixes, self.written, self.steps = prefixes, written, StepBatcher()
         self._end: PromptEnd | None = None  # where the latest prompt of more than PRECISE_TOKENS ends
         self._is_new = False  # that one, so that it is to be written
         self._released: deque[Sequence | ShiftedSequence] = deque()  # that answers are done with: see `collect`
@@ -231,6 +233,7 @@ class SequencePool:
         """Empty the queue of released sequences. The caller holds the lock."""
         while self._released:
             sequence = self._released.popleft()
+            self.steps.withdraw(sequence)
             if sequence.closed:  # it was garbage together with its answer
                 continue
             self._busy.discard(sequence)

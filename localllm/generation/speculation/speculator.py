@@ -75,14 +75,20 @@ class Speculator:
         spans = [AnswerSpan(one, [one.ids[-1], *draft]) for one, draft in zip(answers, drafts, strict=True)]
         started = perf_counter()
         rows = read(spans)
-        self._costs.took(sum(len(span.ids) for span in spans), perf_counter() - started)
+        self.learn_cost(sum(len(span.ids) for span in spans), perf_counter() - started)
         for answering in answers:
             answering.steps += 1
         return [Verified(*each) for each in zip(answers, drafts, rows, strict=True)]
 
-    def drafts(self, answers: list[Completion]) -> list[list[int]]:
-        """Return what may come next of each answer, in one step for all."""
-        drafts, others = list[list[int]](), len(answers) - 1
+    def learn_cost(self, tokens: int, seconds: float) -> None:
+        """A step that has read so many tokens took so long."""
+        self._costs.took(tokens, seconds)
+
+    def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:
+        """Return what may come next of each answer, in one step for all and so many others; nothing if that is many."""
+        drafts, others = list[list[int]](), len(answers) - 1 + others
+        if others >= FEW:
+            return [[] for _ in answers]
         for answering in answers:
             draft = list[int]()
             if wants_guesses(answering):
