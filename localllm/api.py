@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from localllm.arch import architecture
-from localllm.arch.kv_cache_types import KVType
 from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.errors import ModelError, UnsupportedError, UsageError
@@ -281,34 +280,48 @@ def open_model(
     the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
     cache folder, and keep there what this one does. Raises ModelError, MemoryLimitError, UsageError.
     """
+    from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
+
     threads = None if threads is None else whole_number("threads", threads, 1)
-    context = None if context is None else whole_number("context", context)
-    KVType.of(require_text("kv_type", kv_type))
+    context = None if context is None else whole_number("context", context) or None
+    kv_type, gpu_layers = require_text("kv_type", kv_type), layers_of(gpu_layers)
+    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, uploading, observer)
+    return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
+
+
+def open_with_options(
+    path: str | os.PathLike[str],
+    options: "EngineOptions",
+    chat_template: str | None = None,
+    cache: bool = True,
+    mmproj: str | os.PathLike[str] | None = None,
+    pan_and_scan: bool = False,
+) -> Model:
+    """Open a GGUF file with the engine's options as they are; others, and errors, as of open_model."""
+    options.require_valid()
     file = GGUFFile.open(path)
-    _, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
+    family, hyperparameters = architecture(file)  # refuses what is not supported, before anything else is read
     from localllm.engine.engine import Engine  # not needed to refuse a file
-    from localllm.engine.options import EngineOptions, layers_of
     from localllm.files.gguf.prefault import prefault
 
     prefault(file)
-    tokenizer, gpu_layers = tokenizer_of(file), layers_of(gpu_layers)
+    tokenizer = tokenizer_of(file)
     if chat_template is not None and require_text("chat_template", chat_template) not in tokenizer.chat_templates:
         from localllm.text.builtin_templates import choose_template  # seldom needed
 
         choose_template(chat_template)
-    options = EngineOptions(threads, context or None, kv_type, backend, gpu_layers, progress, uploading, observer)
     if hyperparameters.looks_ahead and not hyperparameters.fills:
         from localllm.engine.embedding_only import EmbeddingOnlyEngine  # seldom needed
 
         silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
-        return Model(file, tokenizer, silent, chat_template, threads)
-    engine, prefixes, written = Engine(file, options), None, None
-    if cache and backend != "reference" and not observer:
+        return Model(file, tokenizer, silent, chat_template, options.threads)
+    engine, prefixes, written = Engine(file, options, (family, hyperparameters)), None, None
+    if cache and options.backend != "reference" and not options.observer:
         from localllm.engine.memory.prefix_cache import PrefixCache
 
         prefixes = PrefixCache(engine, file) if not hyperparameters.encode and engine.device == "CPU" else None
         written = NgramCache(engine.vocab_size, vocabulary_name(tokenizer.pieces))
-    model = Model(file, tokenizer, engine, chat_template, threads, prefixes, written)
+    model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, written)
     if mmproj is not None or pan_and_scan:
         model.sight.use(mmproj, pan_and_scan)
     return model

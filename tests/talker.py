@@ -10,6 +10,7 @@ from fake_engine import FakeEngine
 from localllm import api
 from localllm.cli import main
 from localllm.engine.forks import lock_for
+from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
 from localllm.text.tokenizer import Tokenizer
 
@@ -57,13 +58,13 @@ class Talker(FakeEngine):
         return answer[said] if said < len(answer) else answer[-1]
 
 
-def open_talker(path: str, threads: object = None, context: int | None = None, *_: object, **more: object) -> api.Model:
-    """In place of api.open_model."""
+def open_talker(path: str, options: EngineOptions, chat_template: str | None = None, *_: object) -> api.Model:
+    """In place of api.open_with_options."""
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
-    return api.Model(file, tokenizer, Talker(tokenizer, context or 4096), more.get("chat_template"))  # type: ignore[arg-type]
+    return api.Model(file, tokenizer, Talker(tokenizer, options.context or 4096), chat_template)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    api.open_model = open_talker  # type: ignore[assignment]
+    api.open_with_options = open_talker  # type: ignore[assignment]
     main.main()

@@ -32,6 +32,7 @@ from localllm.cli.defaults import silenced
 from localllm.cli.groups import NAMED, Also
 from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
+from localllm.cli.options.shared import Cache, EngineGroup
 from localllm.cli.prompt_input import whole_prompt
 from localllm.cli.registry import COMMANDS, build, params_of, require_command
 from localllm.cli.terminal.escapes import unescaped
@@ -830,8 +831,7 @@ def test_how_long_a_prompt_may_be(tiny: str):
 
 @pytest.mark.parametrize("no_cache", [True, False])
 def test_what_the_program_opens(tiny: str, monkeypatch, no_cache: bool):
-    cache = SimpleNamespace(types=lambda: "q8_0")
-    group = SimpleNamespace(threads=1, context=64, device="cpu", gpu_layers="auto", cache=cache)
+    group = EngineGroup(threads=1, context=64, device="cpu", gpu_layers="auto", cache=Cache(kv_type="q8_0"))
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64
         assert (model.prefixes is None) == no_cache

@@ -307,7 +307,7 @@ def test_progress_on_a_line(on_terminal: None, capsys: pytest.CaptureFixture[str
 
 
 def test_layers_for_a_card():
-    assert (opening.layer_count("7"), opening.layer_count("all")) == (7, "all")
+    assert (options.layer_count("7"), options.layer_count("all")) == (7, "all")
     assert [layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == ["all", "auto", "all", "0", "9999999"]
     for text in ("10000000", "-2", "1.5", "", "ALL"):
         with pytest.raises(ValueError, match="is not a number, all or auto"):

@@ -49,8 +49,9 @@ def test_how_a_model_is_opened(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr("os.path.abspath", lambda path: path)
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
     for line, expected in {"": {}, **OPENS[name]}.items():
-        told = told_by((api, "open_model"), name, tiny, *words, *line.split(), stdin=b"Hi\n")
-        assert told == USUAL | {"path": tiny} | expected, line
+        told = told_by((api, "open_with_options"), name, tiny, *words, *line.split(), stdin=b"Hi\n")
+        engine = told.pop("options")
+        assert told | engine == USUAL | {"path": tiny} | expected, line
 
 
 # ---- how an answer is made

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_recorded import tensor
 
-from localllm import api
+from localllm import api, arch, builtin_model
 from localllm.api import Model
 from localllm.arch.kv_cache_types import KVType
 from localllm.arch.layer_state import Paged, Recurrent
@@ -231,7 +231,7 @@ def test_what_layers_take_on_a_card():
 
 def test_options():
     for options, told in (
-        ({"context": 0}, "the context should be at least 1 token, not 0"),
+        ({"context": 0}, "context should be at least 1 token, not 0"),
         ({"threads": 0}, "threads should be from 1 to 1024, not 0"),
         ({"threads": 1025}, "threads should be from 1 to 1024, not 1025"),
         ({"backend": "cuda:1234"}, "unknown device 'cuda:1234': use cpu, cuda, cuda:N, auto or reference"),
@@ -613,6 +613,13 @@ def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts:
     wanted = {**usual, **{name: value for name, value in given.items() if name in usual}}
     wanted["context"] = wanted["context"] or None
     assert {name: getattr(told[1], name) for name in usual} == wanted
+
+
+def test_the_architecture_is_found_once(monkeypatch):
+    found: list[str] = []
+    monkeypatch.setattr(arch, "require_agreement", lambda fields, tensors: found.append(fields.arch))
+    with api.open_model(builtin_model(), 1):
+        assert found == ["llama"]
 
 
 def test_what_a_model_is_asked_for_without_more_words(monkeypatch):

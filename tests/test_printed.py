@@ -639,7 +639,7 @@ def test_a_model_is_offered(megabytes: int, size: str, monkeypatch):
 
 def test_what_is_said_of_an_opened_model(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
-    monkeypatch.setattr("localllm.api.open_model", lambda *told, **named: model)
+    monkeypatch.setattr("localllm.api.open_with_options", lambda *told: model)
     assert opening.open_model(tiny, EngineGroup(cache=Cache())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 

@@ -53,20 +53,8 @@ def open_model(
 
     line = ProgressLine()
     try:
-        opened = api.open_model(
-            path,
-            engine.threads,
-            engine.context,
-            engine.cache.types(),
-            progress=compiling(line),
-            chat_template=chat_template,
-            backend=engine.device,
-            cache=not no_cache,
-            gpu_layers=layer_count(engine.gpu_layers),
-            uploading=uploading(line),
-            mmproj=mmproj,
-            pan_and_scan=pan_and_scan,
-        )
+        options = engine.options(compiling(line), uploading(line))
+        opened = api.open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
     finally:
         line.clear()
     from localllm.kernels.build.faults import end_on_bus_error
@@ -154,8 +142,3 @@ def reading(line: ProgressLine) -> Callable[[int, int], None]:
             line.show(f"reading the prompt: {done} of {total} tokens")
 
     return show
-
-
-def layer_count(text: str) -> int | str:
-    """A number if it is one."""
-    return int(text) if text.isdecimal() else text

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
+from types import ModuleType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
@@ -76,11 +78,19 @@ class Engine:
         warning: what the user should know, in one line, or None.
     """
 
-    def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
-        """Raises ModelError, MemoryLimitError, UsageError."""
+    def __init__(
+        self,
+        file: GGUFFile,
+        options: EngineOptions | None = None,
+        found: tuple[ModuleType, Hyperparameters] | None = None,
+    ):
+        """Make a program of the file.
+
+        found: what `architecture` returns for it, if that is known. Raises ModelError, MemoryLimitError, UsageError.
+        """
         options = options or EngineOptions()
         options.require_valid()
-        model, self.hyperparameters = architecture(file)
+        model, self.hyperparameters = found or architecture(file)
         if self.hyperparameters.looks_ahead and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or rerank")

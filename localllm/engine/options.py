@@ -55,7 +55,7 @@ class EngineOptions:
         """Raises UsageError for options that make no sense."""
         _ = self.kept_as
         if self.context is not None and self.context < 1:
-            raise UsageError(f"the context should be at least 1 token, not {self.context}")
+            raise UsageError(f"context should be at least 1 token, not {self.context}")
         _ = self.thread_count
         if not DEVICES.fullmatch(self.backend):
             raise UsageError(f"unknown device {self.backend!r}: use cpu, cuda, cuda:N, auto or reference")

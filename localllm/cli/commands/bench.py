@@ -101,7 +101,7 @@ def bench(
         return
     opened = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
-        for result in opened.run(tests, threads, repetitions, cache.types(), device, opening.layer_count(gpu_layers)):
+        for result in opened.run(tests, threads, repetitions, cache.types(), device, options.layer_count(gpu_layers)):
             results.append(result)
     finally:
         line.clear()

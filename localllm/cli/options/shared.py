@@ -1,7 +1,7 @@
 """Arguments and options that several commands have."""
 
 import os
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ from localllm.cli.options.offers import offer_known_models, offer_models, offer_
 from localllm.cli.options.sampling import ExactSampling
 from localllm.cli.parameters import number_or_default
 from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.engine.options import EngineOptions
+    from localllm.kernels.build.library import Progress
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")
@@ -97,6 +101,11 @@ def layers(text: str) -> str:
     raise ValueError(f"{text!r} is not a number, all or auto")
 
 
+def layer_count(text: str) -> int | str:
+    """Return a number if it is one."""
+    return int(text) if text.isdecimal() else text
+
+
 GpuLayers = Annotated[
     str,
     typer.Option(
@@ -179,6 +188,14 @@ class EngineGroup:
     device: Device = "auto"
     gpu_layers: GpuLayers = "auto"
     cache: Cache
+
+    def options(self, progress: "Progress", uploading: "Progress") -> "EngineOptions":
+        """Return them as the engine takes them. Raises UsageError."""
+        from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
+
+        layers = layers_of(layer_count(self.gpu_layers))
+        types, context = self.cache.types(), self.context or None
+        return EngineOptions(self.threads, context, types, self.device, layers, progress, uploading)
 
 
 def number(*names: str, help: str, **more: Any) -> Any:
