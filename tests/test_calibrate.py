@@ -46,15 +46,21 @@ from localllm.quant.recipes import RECIPES
 from localllm.quantizing import calibration_texts
 from localllm.quantizing import layerwise_runner as sequential
 from localllm.quantizing import scale_folding as folding
-from localllm.quantizing.calibrate import LARGE, CalibratedMatrices, Calibration, read_again
-from localllm.quantizing.calibration_texts import CHUNKS, DATA, KINDS, chunks_of, tokens_of
-from localllm.quantizing.layerwise_runner import BatchedActivations, MatrixRows, Sequential
+from localllm.quantizing.calibrate import LARGE, CalibratedMatrices, Calibration, shared_states
+from localllm.quantizing.calibration_texts import CHUNKS, DATA, KINDS, load_chunks, tokenize_sample
+from localllm.quantizing.layerwise_runner import BatchedActivations, LayerwiseRunner, MatrixRows
 from localllm.quantizing.liveness import LastReads
 from localllm.quantizing.mixed_precision import refine as corrected
-from localllm.quantizing.mixed_precision.measure import CoarseWeights, MatrixBlocks, divergence, is_free, rounding_cost
-from localllm.quantizing.mixed_precision.plan import bits_of, fitting, size_of
-from localllm.quantizing.mixed_precision.refine import as_done
-from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, chosen, predicted, total
+from localllm.quantizing.mixed_precision.measure import (
+    CoarseWeights,
+    MatrixBlocks,
+    divergence,
+    is_adjustable,
+    rounding_cost,
+)
+from localllm.quantizing.mixed_precision.plan import fit_to_size, parse_bits, parse_size
+from localllm.quantizing.mixed_precision.refine import correct_harm
+from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source, run, widener_of
 from localllm.services.quantization_info import calibration, describe_quantization
@@ -327,8 +333,8 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
         encode_with(self, job, inputs)
 
     measured = []
-    measure = folding.measured
-    monkeypatch.setattr(folding, "measured", lambda *given: measured.append(1) or measure(*given))
+    measure = folding.measure_scales
+    monkeypatch.setattr(folding, "measure_scales", lambda *given: measured.append(1) or measure(*given))
     out.write_bytes(b"GGUF before")
     monkeypatch.setattr(CalibratedMatrices, "_encode", interrupted)
     assert quantize([*command, "2", "--force"]) == 1
@@ -400,7 +406,7 @@ class AsTheyAre:
     def rows(self, weight, ids):
         return dequantize(weight.tensor)[ids]
 
-    def met(self, weight, inputs):
+    def resolve(self, weight, inputs):
         matrices = dequantize(weight.tensor).reshape(-1, *weight.shape[-2:])
         return MatrixRows(weight.shape, lambda n, first, end: matrices[n, first:end])
 
@@ -416,8 +422,8 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch
     w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
     texts = [np.random.default_rng(n).integers(0, vocabulary, 20) for n in range(3)]
     last = LastReads()
-    again = read_again(recorded(file, last.watching(module.forward), w, h, 20).operations)
-    together = Sequential(texts, again, AsTheyAre(), 2, last)
+    again = shared_states(recorded(file, last.record(module.forward), w, h, 20).operations)
+    together = LayerwiseRunner(texts, again, AsTheyAre(), 2, last)
     found = module.forward(together, w, h)
     together.close()
     for text, logits in zip(texts, found, strict=True):
@@ -432,7 +438,7 @@ class Stack:
         self.array, self.inputs = array, list[np.ndarray]()
         self.weight: Any = SimpleNamespace(name="w", shape=array.shape, first_row=0, bias=None)
 
-    def met(self, weight: Any, inputs: Any) -> MatrixRows:
+    def resolve(self, weight: Any, inputs: Any) -> MatrixRows:
         self.inputs = [np.concatenate(list(inputs.of(n))) for n in range(len(self.array))]
         return MatrixRows(weight.shape, lambda n, first, end: self.array[n, first:end])
 
@@ -441,7 +447,7 @@ class Stack:
 def two_texts() -> Any:
     """A builder with texts of 2 and 3 tokens that meets a stack of three matrices."""
     matrices: Any = Stack(np.random.default_rng(0).normal(size=(3, 7, 5)).astype(np.float32))
-    builder = Sequential([np.arange(2), np.arange(3)], (), matrices, 2)
+    builder = LayerwiseRunner([np.arange(2), np.arange(3)], (), matrices, 2)
     yield builder, matrices
     builder.close()
 
@@ -493,7 +499,7 @@ def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts:
 def test_all_rows_of_a_matrix_are_made_float32_some_at_a_time(monkeypatch, shape: tuple, ends: list):
     """A share of a small one, so many weights of a large one, a row at least."""
     monkeypatch.setattr(sequential, "AT_ONCE", 12)
-    assert list(MatrixRows(shape, None).places()) == ends  # type: ignore[arg-type]
+    assert list(MatrixRows(shape, None).row_ranges()) == ends  # type: ignore[arg-type]
 
 
 class AsTheyAreWatched(AsTheyAre):
@@ -502,18 +508,18 @@ class AsTheyAreWatched(AsTheyAre):
     def __init__(self):
         self.known, self.alive = dict[str, weakref.ref](), dict[str, list[str]]()
 
-    def met(self, weight, inputs):
+    def resolve(self, weight, inputs):
         self.alive[weight.name] = [name for name, met in self.known.items() if met() is not None]
         self.known[weight.name] = weakref.ref(next(iter(inputs.of(0))))
-        return super().met(weight, inputs)
+        return super().resolve(weight, inputs)
 
 
 def test_what_nobody_reads_any_more_is_given_up(model: Path):
     file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastReads()
     module, h = architecture(file)
     w = Weights(file.tensors)
-    again = read_again(recorded(file, last.watching(module.forward), w, h, 20).operations)
-    builder = Sequential([np.arange(20)], again, matrices, 1, last)
+    again = shared_states(recorded(file, last.record(module.forward), w, h, 20).operations)
+    builder = LayerwiseRunner([np.arange(20)], again, matrices, 1, last)
     module.forward(builder, w, h)
     builder.close()
     assert matrices.alive["blk.0.attn_v.weight"] == ["blk.0.attn_q.weight", "blk.0.attn_k.weight"]  # the same one
@@ -522,9 +528,9 @@ def test_what_nobody_reads_any_more_is_given_up(model: Path):
 
 def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: Path):
     tokenizer = Tokenizer.from_file(model)
-    chunks = chunks_of(tokenizer, (), 128)
+    chunks = load_chunks(tokenizer, (), 128)
     assert len(chunks) == CHUNKS and {len(chunk) for chunk in chunks} == {128}
-    chat = tokenizer.decode(tokens_of("chat.toml", tokenizer), special=True)
+    chat = tokenizer.decode(tokenize_sample("chat.toml", tokenizer), special=True)
     assert chat.startswith("<|im_start|>user\nWhat is the capital of Australia?<|im_end|>\n<|im_start|>assistant\nThe ")
     listed = (DATA / "README.md").read_text()
     assert all(f"`{name}`" in listed for name in KINDS) and set(KINDS) <= {path.name for path in DATA.iterdir()}
@@ -534,7 +540,7 @@ def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: 
 def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tokenizer that makes so many tokens of a text, which is their number, each the number of the one before + 1."""
     monkeypatch.setattr(calibration_texts, "read_text", lambda name: name)
-    monkeypatch.setattr(calibration_texts, "tokens_of", lambda name, tokenizer: [*range(tokenizer.usual)])
+    monkeypatch.setattr(calibration_texts, "tokenize_sample", lambda name, tokenizer: [*range(tokenizer.usual)])
     made = SimpleNamespace(adds_bos=False, bos_id=None, usual=5, heard=[])
     made.encode = lambda text, bos: made.heard.append(bos) or [*range(int(text))]
     return made
@@ -549,7 +555,7 @@ def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
 )  # fmt: skip
 def test_so_much_of_a_text_is_read(numbering: Any, tokens: int, context: int, places: list[int]):
     """Chunks of 512 tokens, or of what the model holds; of more than 64 some, evenly."""
-    chunks, size = chunks_of(numbering, [str(tokens)], context), min(512, context)
+    chunks, size = load_chunks(numbering, [str(tokens)], context), min(512, context)
     assert [int(chunk[0]) for chunk in chunks] == [place * size for place in places] and numbering.heard == [True]
     assert all(np.array_equal(chunk, np.arange(size) + chunk[0]) for chunk in chunks)
 
@@ -557,10 +563,10 @@ def test_so_much_of_a_text_is_read(numbering: Any, tokens: int, context: int, pl
 def test_texts_that_are_too_short(numbering: Any):
     """Of the mixture some may be, of one's own texts none."""
     with pytest.raises(UsageError, match=r"^511: "):
-        chunks_of(numbering, ["600", "511"], 4096)
+        load_chunks(numbering, ["600", "511"], 4096)
     with pytest.raises(UsageError, match=r"^the model's vocabulary makes fewer than 6 tokens of every text$"):
-        chunks_of(numbering, (), 6)
-    assert len(chunks_of(numbering, (), 5)) == len(KINDS)
+        load_chunks(numbering, (), 6)
+    assert len(load_chunks(numbering, (), 5)) == len(KINDS)
 
 
 # ---- formats by need
@@ -574,45 +580,52 @@ def test_the_least_divergence_for_a_size():
         errors = np.sort(generator.uniform(0, 1, 3))[::-1] * np.array([1, 0.2, 0.05])
         sizes = ("Q2_K", "Q4_K", "Q6_K")
         needs.append(
-            Need(f"m{n}", 256 * (1 + n % 3), dict(zip(sizes, errors, strict=True)), harm=generator.uniform(0.1, 3))
+            Sensitivity(
+                f"m{n}", 256 * (1 + n % 3), dict(zip(sizes, errors, strict=True)), harm=generator.uniform(0.1, 3)
+            )
         )
     ways = [dict(zip((need.name for need in needs), way, strict=True)) for way in product(sizes, repeat=5)]
     smallest, largest = (end(total(needs, way) for way in ways) for end in (min, max))
     for budget in np.linspace(smallest, largest, 20).astype(int):
-        found = chosen(needs, int(budget))
-        best = min(predicted(needs, way) for way in ways if total(needs, way) <= budget)
-        assert total(needs, found) <= budget and predicted(needs, found) <= best * 1.35 + 1e-9
-    assert predicted(needs, chosen(needs, largest)) == min(predicted(needs, way) for way in ways)
+        found = cheapest_within(needs, int(budget))
+        best = min(predict(needs, way) for way in ways if total(needs, way) <= budget)
+        assert total(needs, found) <= budget and predict(needs, found) <= best * 1.35 + 1e-9
+    assert predict(needs, cheapest_within(needs, largest)) == min(predict(needs, way) for way in ways)
     with pytest.raises(UsageError, match="no formats are so small"):
-        chosen(needs, smallest - 1)
+        cheapest_within(needs, smallest - 1)
 
 
 def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
     """Here a format's matrices are padded to 100 bytes, which the first guess does not know."""
-    needs = [Need(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1 + n / 7) for n in range(20)]
+    needs = [Sensitivity(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1 + n / 7) for n in range(20)]
 
     def size_with(formats):
         return 1000 + sum(-(-need.bytes(formats[need.name]) // 100) * 100 for need in needs)
 
     least, most = (size_with({need.name: format for need in needs}) for format in ("Q2_K", "Q6_K"))
     for size in range(least, most + 5000, 777):
-        found = size_with(fitting(needs, size, 1000, size_with))
+        found = size_with(fit_to_size(needs, size, 1000, size_with))
         assert found <= size and found >= min(size - 4096, most)
     with pytest.raises(UsageError, match="no formats are so small"):
-        fitting(needs, least - 2000, 1000, size_with)
+        fit_to_size(needs, least - 2000, 1000, size_with)
 
 
 def test_sizes_as_people_write_them():
     plan = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=900))])
-    assert [size_of(text)(plan) for text in ("3.5GB", "800 mb", "77", "own")] == [3_500_000_000, 800_000_000, 77, 1000]
-    assert [size_of(text)(plan) for text in ("2k", "0.5T", "1.5KB", "9b")] == [2000, 500_000_000_000, 1500, 9]
-    assert [bits_of(bits)(plan) for bits in (4, 1, 32, 4.009)] == [500, 200, 3300, 500]
+    assert [parse_size(text)(plan) for text in ("3.5GB", "800 mb", "77", "own")] == [
+        3_500_000_000,
+        800_000_000,
+        77,
+        1000,
+    ]
+    assert [parse_size(text)(plan) for text in ("2k", "0.5T", "1.5KB", "9b")] == [2000, 500_000_000_000, 1500, 9]
+    assert [parse_bits(bits)(plan) for bits in (4, 1, 32, 4.009)] == [500, 200, 3300, 500]
     for wrong in (0.99, 32.01):
         with pytest.raises(UsageError, match=f"^--bpw should be from 1 to 32 bits, not {wrong}$"):
-            bits_of(wrong)
+            parse_bits(wrong)
     for wrong in ("big", "-3GB", "3.5GiB", ""):
         with pytest.raises(UsageError, match="expected one as"):
-            size_of(wrong)
+            parse_size(wrong)
 
 
 @pytest.mark.sampled
@@ -636,20 +649,23 @@ def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, 
     assert "without --size it is the plan" in capsys.readouterr().err
 
 
-def needs_of_layers() -> list[Need]:
+def needs_of_layers() -> list[Sensitivity]:
     """Of eight layers, all alike."""
     names = [f"blk.{n}.{kind}.weight" for n in range(8) for kind in ("attn_v", "ffn_down")]
-    return [Need(name, 4096, {"Q2_K": 0.4, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1.0) for name in names]
+    return [Sensitivity(name, 4096, {"Q2_K": 0.4, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1.0) for name in names]
 
 
 def test_what_parts_really_do_corrects_their_harm():
     """Values do four times as much as down; layers of the last quarter three times as much as others."""
     needs = needs_of_layers()
 
-    def done_by(names):
+    def contribution(names):
         return sum((0.2 if "attn_v" in name else 0.05) * (3 if name[4] in "67" else 1) for name in names)
 
-    harm = {need.name: need.harm for need in as_done(needs, dict.fromkeys((n.name for n in needs), "Q4_K"), done_by)}
+    harm = {
+        need.name: need.harm
+        for need in correct_harm(needs, dict.fromkeys((n.name for n in needs), "Q4_K"), contribution)
+    }
     assert harm["blk.0.attn_v.weight"] / harm["blk.0.ffn_down.weight"] == pytest.approx(1.6 / 0.5)  # at least a half
     assert harm["blk.7.attn_v.weight"] / harm["blk.0.attn_v.weight"] == pytest.approx(3)
     assert harm["blk.7.attn_v.weight"] == pytest.approx(1.6 * 2)
@@ -661,7 +677,7 @@ def test_parts_that_do_good_count_as_if_they_did_nothing():
 
     def harm_if(down: float) -> list[float]:
         """Of the first two, values and down."""
-        done = as_done(needs, formats, lambda names: sum(0.3 if "attn_v" in name else down for name in names))
+        done = correct_harm(needs, formats, lambda names: sum(0.3 if "attn_v" in name else down for name in names))
         return [need.harm for need in done[:2]]
 
     assert harm_if(0.0) == [pytest.approx(4), pytest.approx(0.5)]
@@ -678,7 +694,7 @@ class Scripted:
         self.asked.append(formats)
         return self.found[len(self.asked) - 1]
 
-    def done_by(self, names) -> float:
+    def contribution(self, names) -> float:
         return 0.01 * len(names)
 
 
@@ -689,7 +705,7 @@ def test_the_best_of_the_checked_formats_are_taken(found: list[float], best: int
     checked, needs = Scripted(found), needs_of_layers()
     monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
     ways = iter([{need.name: format for need in needs} for format in ("Q6_K", "Q4_K", "Q2_K")])
-    formats, least = corrected.corrected(None, needs, lambda needs: next(ways), None, 1, None)
+    formats, least = corrected.refine(None, needs, lambda needs: next(ways), None, 1, None)
     assert (formats, least, len(checked.asked)) == (checked.asked[best], found[best], rounds)
 
 
@@ -697,7 +713,7 @@ def test_formats_that_are_chosen_again_need_no_further_check(monkeypatch):
     checked, needs = Scripted([0.3, 0.2]), needs_of_layers()
     monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
     same = {need.name: "Q4_K" for need in needs}
-    assert corrected.corrected(None, needs, lambda needs: same, None, 1, None) == (same, 0.3)
+    assert corrected.refine(None, needs, lambda needs: same, None, 1, None) == (same, 0.3)
     assert len(checked.asked) == 1
 
 
@@ -708,10 +724,12 @@ def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
     calibration, met = Calibration(plan, [str(text)]), list[str]()
     widener = widener_of(plan, None, ["Q8_0"])
     checked = corrected.PlanCheck(calibration, widener, 1, lambda done, total, name: met.append(name))
-    formats = {job.tensor.name: "Q4_0" for job in plan.jobs if is_free(job) and job.tensor.name != "token_embd.weight"}
+    formats = {
+        job.tensor.name: "Q4_0" for job in plan.jobs if is_adjustable(job) and job.tensor.name != "token_embd.weight"
+    }
     coarse = checked.divergence(formats)
-    assert coarse > 0 and checked.done_by(formats.keys()) == pytest.approx(coarse, abs=1e-6)
-    assert set(met) == set(formats) and 0 < checked.done_by(["blk.0.ffn_down.weight"]) < coarse
+    assert coarse > 0 and checked.contribution(formats.keys()) == pytest.approx(coarse, abs=1e-6)
+    assert set(met) == set(formats) and 0 < checked.contribution(["blk.0.ffn_down.weight"]) < coarse
     met.clear()
     assert checked.divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == ["blk.0.ffn_down.weight"]
 
@@ -735,7 +753,7 @@ def test_coarse_matrices_are_coarse_for_what_meets_them():
         {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))},
     )
     coarse = CoarseWeights(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
-    met = coarse.met(weight, None)  # type: ignore[arg-type]
+    met = coarse.resolve(weight, None)  # type: ignore[arg-type]
     assert met.shape == (2, 3, 256)
     np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
     np.testing.assert_array_equal(met.of(1, 1, 3), found[6:8])
@@ -817,7 +835,7 @@ def test_other_architectures_come_nearer_to_what_they_were(
 
 def logits_of(file: GGUFFile, chunks: list[np.ndarray]) -> BatchedActivations:
     module, h = architecture(file)
-    builder = Sequential(chunks, (), AsTheyAre(), 2)
+    builder = LayerwiseRunner(chunks, (), AsTheyAre(), 2)
     try:
         return module.forward(builder, Weights(file.tensors), h)
     finally:

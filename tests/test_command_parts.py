@@ -61,7 +61,7 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.quant.recipes import RECIPES
-from localllm.quantizing.mixed_precision.plan import bits_of, read_formats, size_of, with_formats, write_formats
+from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, with_formats, write_formats
 from localllm.quantizing.plan import QuantizeRequest
 from localllm.services import outputs, pull
 from localllm.services.catalogue import HubReference
@@ -716,19 +716,19 @@ def test_folders_are_private(tmp_path: Path):
 ])  # fmt: skip
 def test_sizes(text: str, bytes_: int):
     plan: Any = SimpleNamespace(nbytes=1000)
-    assert size_of(text)(plan) == bytes_
+    assert parse_size(text)(plan) == bytes_
 
 
 def test_sizes_that_are_none():
     for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
         with pytest.raises(UsageError, match=r"expected one as 3\.5GB"):
-            size_of(odd)
+            parse_size(odd)
     jobs = [SimpleNamespace(output=SimpleNamespace(nbytes=700))]
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)
-    assert bits_of(4.5)(plan) == 450 + 300 and bits_of(1)(plan) == 400 and bits_of(32)(plan) == 3500
+    assert parse_bits(4.5)(plan) == 450 + 300 and parse_bits(1)(plan) == 400 and parse_bits(32)(plan) == 3500
     for odd_bits in (0.99, 32.1):
         with pytest.raises(UsageError, match="--bpw should be from 1 to 32 bits"):
-            bits_of(odd_bits)
+            parse_bits(odd_bits)
 
 
 def test_formats_in_a_file(tmp_path: Path):
@@ -945,8 +945,8 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         if size is min:
             raise UsageError("no formats are so small")
 
-    monkeypatch.setattr(folding, "folded", folded)
-    monkeypatch.setattr(by_need, "by_need", by)
+    monkeypatch.setattr(folding, "fold_scales", folded)
+    monkeypatch.setattr(by_need, "choose_formats", by)
     monkeypatch.setattr(by_need, "require_possible", possible)
     source: Any = SimpleNamespace(path="m", files=[str(tmp_path / "m")])
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")

@@ -267,7 +267,7 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [], "keep
 )  # fmt: skip
 def test_what_quantize_is_to_do(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
     monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
-    monkeypatch.setattr("localllm.quantizing.quantize.require_sense", lambda source, overrides: None)
+    monkeypatch.setattr("localllm.quantizing.quantize.require_valid_source", lambda source, overrides: None)
     told = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
     recipe, chosen = told["request"].pop("recipe"), told["request"].pop("options")
     patterns = [[pattern.pattern, name] for pattern, name in chosen[4]]

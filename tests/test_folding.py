@@ -27,10 +27,10 @@ from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
-from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.quantize import open_source
-from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, scales_for, usual
+from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, power_scales, search_scales
 from localllm.services.quantization_info import SCALED
 
 TEXT = "hello world, " * 60
@@ -80,13 +80,16 @@ def test_a_scaled_model_computes_the_same(shared: Path, tmp_path: Path, kind: st
     widener = Widener({job.tensor.format for job in plan.jobs})
     generator = np.random.default_rng(5)
     scales = [(fold, np.exp2(generator.integers(-3, 4, fold.width)).astype(np.float32)) for fold in calibration.folds()]
-    scaled = calibration.planned(make_plan(FoldedSource(source, scales, widener), request))
+    scaled = calibration.for_plan(make_plan(FoldedSource(source, scales, widener), request))
     chunks = [chunk[:12] for chunk in calibration.chunks[:2]]
-    before, after = (each.logits(Originals(each.jobs, widener), chunks, 1) for each in (calibration, scaled))
+    before, after = (each.logits(OriginalWeights(each.jobs, widener), chunks, 1) for each in (calibration, scaled))
     changed = [fold.multiplied[0] for fold, _ in scales]
     assert changed and all(
         not np.array_equal(
-            *(Originals(each.jobs, widener).sampled(each.jobs[name].tensor, 0, 4) for each in (calibration, scaled))
+            *(
+                OriginalWeights(each.jobs, widener).sample_rows(each.jobs[name].tensor, 0, 4)
+                for each in (calibration, scaled)
+            )
         )
         for name in changed
     )
@@ -108,7 +111,7 @@ def test_columns_that_stand_out_are_scaled(format: str):
     sizes = np.ones(512, np.float32)
     sizes[[7, 300]] = 100
     fold, one = ScaleFold(512, (), ()), reader(format, sizes)
-    scales = scales_for(fold, [one])
+    scales = search_scales(fold, [one])
     assert scales is not None and scales[7] > 2 * np.median(scales)
     assert one.error(scales) < 0.8 * one.error(np.ones(512, np.float32))
 
@@ -118,12 +121,14 @@ def test_without_a_gain_nothing_is_scaled():
     generator = np.random.default_rng(1)
     x = generator.choice(np.array([-1, 1], np.float32), (200, 512))
     alike = generator.permuted(np.tile(generator.normal(size=(32, 1)).astype(np.float32), 512), axis=0)
-    assert scales_for(ScaleFold(512, (), ()), [FoldReader("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
+    assert (
+        search_scales(ScaleFold(512, (), ()), [FoldReader("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
+    )
 
 
 def test_columns_that_meet_nothing_or_weigh_nothing_stay():
     met, weighed = np.array([0, 1, 4, 1e-30, 1e30]), np.array([1, 0, 1, 1, 1])
-    found = usual(met, weighed, 0.5, 0.5)
+    found = power_scales(met, weighed, 0.5, 0.5)
     assert found[0] == found[1] == 1 and found.min() >= 1 / 64 and found.max() <= 64 and found[2] > 1
 
 
@@ -205,11 +210,11 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
     """By one part in a hundred of all that is wrong, in two matrices of which one has nothing of it."""
     one = Judge([1, 2, 3, 6], [[1, 2, 1, 0], [1, 0, 1, 2]], best, error)
     other = Judge([40, 20, 10, 10], [[5, 1, 1, 1]], best, 1.0)
-    found = scales_for(ScaleFold(2, (), (), 1, 2), [one, other])
+    found = search_scales(ScaleFold(2, (), (), 1, 2), [one, other])
     means = [(1 / 3 + 2, 2 / 3 + 1), (1.0 + 0.5, 2.0 + 0.5)]  # of one and other, relative to each one's mean
     met = np.array([means[0][0] + means[1][0], means[0][1] + means[1][1]]) / 4
     weighed = np.array([1 / 1.5 + 25 / 7 + 1 / 1.5 + 1 / 7, 2 / 1.5 + 1 / 7 + 2 / 1.5 + 1 / 7]) / 4
-    tried = [usual(met, weighed, up, down) for up in (0.25, 0.5, 0.75) for down in (0.0, 0.25, 0.5)]
+    tried = [power_scales(met, weighed, up, down) for up in (0.25, 0.5, 0.75) for down in (0.0, 0.25, 0.5)]
     assert len(one.heard) == 10 and one.heard[0].tolist() == [1] * 4
     for heard, each in zip(one.heard[1:], tried, strict=True):
         np.testing.assert_allclose(heard, np.tile(each, 2), rtol=1e-6)
@@ -223,10 +228,10 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
 def test_usual_scales():
     """A power of the root of what columns meet by one of what they weigh; one in the geometric mean."""
     met, weighed = np.array([16.0, 1.0]), np.array([1.0, 16.0])
-    np.testing.assert_allclose(usual(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
-    np.testing.assert_allclose(usual(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
-    np.testing.assert_allclose(usual(np.array([1e30, 1, 0]), np.ones(3), 0.5, 0.5), [64, 1 / 64, 1], rtol=1e-6)
-    assert usual(met, weighed, 0.5, 0.5).dtype == np.float32
+    np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
+    np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
+    np.testing.assert_allclose(power_scales(np.array([1e30, 1, 0]), np.ones(3), 0.5, 0.5), [64, 1 / 64, 1], rtol=1e-6)
+    assert power_scales(met, weighed, 0.5, 0.5).dtype == np.float32
 
 
 @pytest.mark.filterwarnings("error")
@@ -301,11 +306,11 @@ def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
     heard, told = list[Any](), list[Any]()
     scales = {"a": np.full(32, 2, np.float32), "c": None}
 
-    def scales_for(fold: ScaleFold, readers: Any, threads: int) -> Any:
+    def search_scales(fold: ScaleFold, readers: Any, threads: int) -> Any:
         heard.append((fold.multiplied, len(readers), threads))
         return scales[fold.multiplied[0]]
 
-    monkeypatch.setattr(folding, "scales_for", scales_for)
+    monkeypatch.setattr(folding, "search_scales", search_scales)
     folds = [ScaleFold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
     jobs = [job_of(name, 8, 32) for name in ("a", "b", "c", "free", "output.weight")]
     jobs.append(job_of("copied", 8, 32, before="Q4_0"))
@@ -313,9 +318,9 @@ def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
     scales["output.weight"] = np.full(32, 3, np.float32)
     for name in ("a", "c", "free", "a", "b", "copied", "a"):
         weight: Any = SimpleNamespace(name=name, shape=(8, 32), first_row=0)
-        assert watching.met(weight, met).shape == (8, 32)
+        assert watching.resolve(weight, met).shape == (8, 32)
     with pytest.raises(StopCalibrationError):
-        watching.met(SimpleNamespace(name="output.weight", shape=(8, 32), first_row=0), met)
+        watching.resolve(SimpleNamespace(name="output.weight", shape=(8, 32), first_row=0), met)
     assert heard == [(("c",), 1, 2), (("a", "b"), 2, 2), (("output.weight",), 1, 2)]
     assert told == [(2, "c"), (3, "b"), (4, "copied"), (5, "output.weight")]
     assert {fold.multiplied[0]: found[0] for fold, found in watching.scales.items()} == {"a": 2, "output.weight": 3}
@@ -328,7 +333,7 @@ def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
     class Calibrating(SimpleNamespace):
         jobs: Any = {}  # noqa: RUF012
 
-        def some(self, *given: int) -> Any:
+        def select_chunks(self, *given: int) -> Any:
             return given
 
         def forward(self, watching: Any, chunks: Any, threads: int) -> None:
@@ -339,10 +344,10 @@ def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
 
     folds = [ScaleFold(1, (), ("a", "b")), ScaleFold(2, (), ("c",)), ScaleFold(3, (), ("d",))]
     calibration: Any = Calibrating()
-    found = folding.measured(calibration, folds, None, 5, lambda *given: told.append(given))  # type: ignore[arg-type]
+    found = folding.measure_scales(calibration, folds, None, 5, lambda *given: told.append(given))  # type: ignore[arg-type]
     assert found.tolist() == [1, 2, 3, 1, 1, 1] and found.dtype == np.float32
     assert (heard, told) == ([((12, 256), 5)], [(3, 4, "x")])
-    assert folding.measured(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1  # type: ignore[arg-type]
+    assert folding.measure_scales(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1  # type: ignore[arg-type]
 
 
 def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
@@ -353,22 +358,22 @@ def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(folding, "make_plan", lambda *given: heard.append(given) or SimpleNamespace(jobs=jobs))
     monkeypatch.setattr(folding, "Calibration", lambda plan, texts: heard.append(texts) or "calibration")
     monkeypatch.setattr(folding, "Widener", lambda formats, compiling: (formats, compiling))
-    monkeypatch.setattr(folding, "possible", lambda calibration: folds)
+    monkeypatch.setattr(folding, "foldable", lambda calibration: folds)
     found = np.array([2, 1, 1, 1, 1, 3], np.float32)
-    monkeypatch.setattr(folding, "measured", lambda *given: measured.append(given) or found)
+    monkeypatch.setattr(folding, "measure_scales", lambda *given: measured.append(given) or found)
     monkeypatch.setattr(folding, "FoldedSource", Folding)
     request = QuantizeRequest(RECIPES["Q4_0"], texts=["t"])
     request = replace(request, options=request.options._replace(formats={"a": "Q8_0"}))
     for _ in range(2):
         with ArrayLog(tmp_path / "done", "key") as done:
-            made: Any = folding.folded("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
+            made: Any = folding.fold_scales("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
         source, scales, widener = made.given
         assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
         assert [(fold, part.tolist()) for fold, part in scales] == [(folds[0], [2, 1]), (folds[2], [1, 1, 3])]
     assert measured == [("calibration", folds, widener, 3, print)]
     assert heard[0] == ("source", replace(request, options=request.options._replace(formats={}))) and heard[1] == ["t"]
-    assert folding.folded(made, request, 3, print) is made and len(heard) == 4  # type: ignore[arg-type]
-    folding.folded("source", replace(request, texts=None), 3, print)  # type: ignore[arg-type]
+    assert folding.fold_scales(made, request, 3, print) is made and len(heard) == 4  # type: ignore[arg-type]
+    folding.fold_scales("source", replace(request, texts=None), 3, print)  # type: ignore[arg-type]
     assert len(measured) == 2 and heard[-1] == ()
 
 
@@ -392,7 +397,7 @@ def test_which_folds_are_possible(fold: ScaleFold, is_possible: bool):
     jobs = [job_of("a", 8, 32), job_of("plain", 8, 32, format="F16"), job_of("made", 8, 32, before="Q4_0")]
     jobs.append(job_of("odd", 8, 32, before="I32"))
     calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, folds=lambda: [fold])
-    assert folding.possible(calibration) == [fold] * is_possible
+    assert folding.foldable(calibration) == [fold] * is_possible
 
 
 # ---- where scales can be folded, verb by verb

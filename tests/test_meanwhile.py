@@ -222,7 +222,7 @@ def test_a_folder_that_another_has_removed(tmp_path):
 def test_what_an_interrupted_run_has_left(tmp_path):
     (tmp_path / "out.part").touch()
     for _ in range(2):
-        Collector.forget(SimpleNamespace(_part=tmp_path / "out.part"))
+        Collector.remove_part(SimpleNamespace(_part=tmp_path / "out.part"))
         assert names(tmp_path) == []
 
 

@@ -14,14 +14,14 @@ from localllm.quantizing.calibrate import Calibration
 from localllm.quantizing.mixed_precision import plan as by_need
 from localllm.quantizing.mixed_precision import refine as corrected
 from localllm.quantizing.mixed_precision.measure import READ, MatrixBlocks
-from localllm.quantizing.mixed_precision.refine import held_back
+from localllm.quantizing.mixed_precision.refine import held_out_texts
 from localllm.quantizing.mixed_precision.sensitivity import (
-    Need,
+    Sensitivity,
     candidates,
-    filled,
     group_of,
     layer_of,
-    predicted,
+    predict,
+    spend_rest,
     total,
 )
 from localllm.quantizing.plan import QuantizeRequest, TensorJob
@@ -41,15 +41,15 @@ def test_formats_for_rows_of_a_length(columns: int):
     assert offered == (of_super_blocks if columns % 256 == 0 else []) + (of_blocks if columns % 32 == 0 else [])
     for name in offered:
         block, nbytes = size_of(name)
-        assert columns % block == 0 and Need("x", 7 * columns, {}).bytes(name) == 7 * columns // block * nbytes
+        assert columns % block == 0 and Sensitivity("x", 7 * columns, {}).bytes(name) == 7 * columns // block * nbytes
 
 
 def test_what_a_format_costs():
     """Its own error, and the rounding of what it meets, by the numbers that share a scale there."""
-    need = Need("x", 256, {"Q4_K": 0.25, "Q4_0": 0.5}, {256: 0.125, 32: 0.0625}, harm=8.0)
+    need = Sensitivity("x", 256, {"Q4_K": 0.25, "Q4_0": 0.5}, {256: 0.125, 32: 0.0625}, harm=8.0)
     assert (need.cost("Q4_K"), need.cost("Q4_0")) == (8 * 0.375, 8 * 0.5625)
-    assert Need("x", 256, {"Q4_K": 0.25}, harm=8.0).cost("Q4_K") == 2
-    assert Need("x", 256, {"Q4_K": 0.25}).cost("Q4_K") == 0, "one that does no harm"
+    assert Sensitivity("x", 256, {"Q4_K": 0.25}, harm=8.0).cost("Q4_K") == 2
+    assert Sensitivity("x", 256, {"Q4_K": 0.25}).cost("Q4_K") == 0, "one that does no harm"
 
 
 def test_which_matrices_are_measured_together():
@@ -74,18 +74,22 @@ def test_which_matrices_are_measured_together():
 
 def test_what_is_left_is_spent_where_it_helps_most():
     """By what a byte brings, until nothing that helps fits any more."""
-    sizes = {name: Need("x", 256, {}).bytes(name) for name in ("Q2_K", "Q4_K", "Q6_K")}
+    sizes = {name: Sensitivity("x", 256, {}).bytes(name) for name in ("Q2_K", "Q4_K", "Q6_K")}
     errors = {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}
-    needs = [Need("a", 256, errors, harm=1.0), Need("b", 256, errors, harm=2.0), Need("c", 256, errors, harm=0.0)]
+    needs = [
+        Sensitivity("a", 256, errors, harm=1.0),
+        Sensitivity("b", 256, errors, harm=2.0),
+        Sensitivity("c", 256, errors, harm=0.0),
+    ]
     least = dict.fromkeys("abc", "Q2_K")
     start, step = total(needs, least), sizes["Q4_K"] - sizes["Q2_K"]
     assert start == 3 * sizes["Q2_K"]
     for room, found in (
         (0, "222"), (step - 1, "222"), (step, "242"), (2 * step - 1, "242"), (2 * step, "442"), (10**6, "662"),
     ):  # fmt: skip
-        formats = filled(needs, dict(least), start + room)
+        formats = spend_rest(needs, dict(least), start + room)
         assert formats == {name: f"Q{bits}_K" for name, bits in zip("abc", found, strict=True)}, room
-    assert predicted(needs, {"a": "Q4_K", "b": "Q6_K", "c": "Q2_K"}) == pytest.approx(0.1 + 0.02)
+    assert predict(needs, {"a": "Q4_K", "b": "Q6_K", "c": "Q2_K"}) == pytest.approx(0.1 + 0.02)
 
 
 # ---- what is checked
@@ -106,7 +110,7 @@ def calibration_of(count: int) -> Any:
 def test_texts_by_which_nothing_is_chosen(count: int, held: list[int] | None):
     """Eight at most, evenly spread; where all chunks are read, some of those."""
     calibration = calibration_of(count)
-    read, found = calibration.some(READ), held_back(calibration)
+    read, found = calibration.select_chunks(READ), held_out_texts(calibration)
     numbers = [int(chunk[0]) for chunk in found]
     assert numbers == (held or numbers) and all(len(chunk) == 128 for chunk in found) and len(numbers) <= 8
     assert count <= READ or not {*numbers} & {int(chunk[0]) for chunk in read}
@@ -119,20 +123,22 @@ def test_only_what_changes_is_encoded_again(monkeypatch):
     def forward(encoded: Any, chunks: list[np.ndarray], threads: int) -> None:
         calibration.heard.append(([int(chunk[0]) for chunk in chunks], threads))
         for name, job in calibration.jobs.items():
-            if name not in encoded.seen:
-                encoded.seen.add(name)
-                encoded.look(job, name * 2)
+            if name not in encoded.processed:
+                encoded.processed.add(name)
+                encoded.process(job, name * 2)
                 encoded._on_matrix(name)
 
     calibration.forward, calibration.logits = forward, lambda *given: given
-    monkeypatch.setattr(corrected.Encoded, "encoded", lambda encoded, job, inputs, format: MatrixBlocks(format, inputs))
-    for name in ("Originals", "CoarseWeights"):
+    monkeypatch.setattr(
+        corrected.MatrixEncoder, "encode_matrix", lambda encoded, job, inputs, format: MatrixBlocks(format, inputs)
+    )
+    for name in ("OriginalWeights", "CoarseWeights"):
         monkeypatch.setattr(corrected, name, lambda *given, name=name: (name, *given))
     monkeypatch.setattr(
         corrected, "divergence", lambda base, found, threads: (base, found, threads) and len(found[0][3])
     )
     checked = corrected.PlanCheck(calibration, "widener", 3, lambda *told: progress.append(told))
-    assert checked._base[0] == ("Originals", calibration.jobs, "widener") and checked._base[2] == 3
+    assert checked._base[0] == ("OriginalWeights", calibration.jobs, "widener") and checked._base[2] == 3
     assert [int(chunk[0]) for chunk in checked._base[1]] == [1, 4, 6, 8, 11, 13, 15, 18]
     assert checked.divergence(dict.fromkeys("abc", "Q4_K")) == 3
     assert progress == [(1, 3, "a"), (2, 3, "b"), (3, 3, "c")]
@@ -141,7 +147,7 @@ def test_only_what_changes_is_encoded_again(monkeypatch):
     assert checked._encoded.blocks == {
         "a": MatrixBlocks("Q4_K", "aa"), "b": MatrixBlocks("Q6_K", "bb"), "c": MatrixBlocks("Q4_K", "cc")
     }  # fmt: skip
-    assert checked.done_by(["a", "c"]) == 2 and checked.done_by([]) == 0
+    assert checked.contribution(["a", "c"]) == 2 and checked.contribution([]) == 0
 
 
 # ---- a whole plan
@@ -155,8 +161,8 @@ def test_formats_of_a_whole_plan(monkeypatch):
         for name, before, format, columns in (("a", f32, q4, 256), ("b", copied, copied, 512), ("c", f32, f32, 7))
     ]
     plan = SimpleNamespace(jobs=jobs, nbytes=1000)
-    assert by_need.offered(plan) == {*candidates(256)}
-    need, heard = Need("a", 512, {"Q4_K": 0.5, "Q2_K": 1.0}, harm=2.0), []
+    assert by_need.candidate_formats(plan) == {*candidates(256)}
+    need, heard = Sensitivity("a", 512, {"Q4_K": 0.5, "Q2_K": 1.0}, harm=2.0), []
     calibration = SimpleNamespace(with_metadata=lambda plan: SimpleNamespace(nbytes=plan.nbytes + 10))
 
     def planned(source: Any, request: Any) -> Any:
@@ -174,19 +180,21 @@ def test_formats_of_a_whole_plan(monkeypatch):
         )
         return {"a": "Q2_K"}, 0.25
 
-    monkeypatch.setattr(by_need, "corrected", corrected)
+    monkeypatch.setattr(by_need, "refine", corrected)
     request = QuantizeRequest(RECIPES["Q4_K_M"], texts=["t"])
     told, checked, widener = print, repr, (plan, "compiling", {*candidates(256)})
-    found = by_need.by_need("source", request, lambda given: given.nbytes - 100, 3, told, checked, "compiling")
-    assert found == by_need.ByNeed({"a": "Q2_K"}, 0.25, 2.0, 1.0)
+    found = by_need.choose_formats("source", request, lambda given: given.nbytes - 100, 3, told, checked, "compiling")
+    assert found == by_need.MixedPrecision({"a": "Q2_K"}, 0.25, 2.0, 1.0)
     fitting = {"most": 900, "rest": 1010 - need.bytes("Q4_K"), "size_with": 1010}
     assert heard[:3] == [request, (plan, ["t"]), (calibration, widener, 3, told)]
     assert heard[3].options.formats == {"a": "Q2_K"}
     assert heard[4] == (calibration, [need], fitting, widener, 3, checked)
-    assert np.isnan(by_need.predicted_of([need], {"a": "Q8_0"})) and by_need.predicted_of([need], {"a": "Q4_K"}) == 1.0
+    assert (
+        np.isnan(by_need.predict_or_nan([need], {"a": "Q8_0"})) and by_need.predict_or_nan([need], {"a": "Q4_K"}) == 1.0
+    )
     monkeypatch.setattr(by_need, "survey", lambda *given: iter(()))
     with pytest.raises(UsageError, match="there is no matrix whose format could be chosen"):
-        by_need.by_need("source", request, lambda plan: 0, 1, told, checked)
+        by_need.choose_formats("source", request, lambda plan: 0, 1, told, checked)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(499, False), (500, True), (501, True)])
@@ -223,8 +231,8 @@ def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
 def test_formats_for_a_file_of_a_size(monkeypatch):
     """What paddings take is taken from the budget, until it fits; to the byte is enough."""
     asked = []
-    monkeypatch.setattr(by_need, "chosen", lambda needs, budget: asked.append(budget) or {"budget": budget})
-    assert by_need.fitting([], 1000, 100, lambda formats: formats["budget"] + 107) == {"budget": 893}
+    monkeypatch.setattr(by_need, "cheapest_within", lambda needs, budget: asked.append(budget) or {"budget": budget})
+    assert by_need.fit_to_size([], 1000, 100, lambda formats: formats["budget"] + 107) == {"budget": 893}
     assert asked == [900, 893]
     asked.clear()
-    assert by_need.fitting([], 1000, 100, lambda formats: 1000) == {"budget": 900} and asked == [900]
+    assert by_need.fit_to_size([], 1000, 100, lambda formats: 1000) == {"budget": 900} and asked == [900]

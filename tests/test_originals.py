@@ -19,7 +19,7 @@ from localllm.quantizing import original_weights as originals
 from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, as_file
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
-from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizePlan, TensorJob
 
 
@@ -55,8 +55,8 @@ def job_of(tensor: Any, format: str = "Q4_0", makes_logits: bool = False) -> Ten
     return TensorJob(tensor, BY_NAME[format], format, None, makes_logits)
 
 
-def as_they_are(*tensors: Any) -> Originals:
-    return Originals({tensor.name: job_of(tensor) for tensor in tensors}, None)  # type: ignore[arg-type]
+def as_they_are(*tensors: Any) -> OriginalWeights:
+    return OriginalWeights({tensor.name: job_of(tensor) for tensor in tensors}, None)  # type: ignore[arg-type]
 
 
 def weight(name: str, *shape: int, first_row: int = 0) -> Any:
@@ -77,12 +77,12 @@ def test_rows_of_an_embedding():
 def test_rows_of_a_matrix_and_of_one_of_a_stack():
     matrix, stack = Numbered("m", 9, 4), Numbered("s", 3, 5, 4)
     matrices = as_they_are(matrix, stack)
-    met = matrices.met(weight("m", 4, 4, first_row=3), None)  # type: ignore[arg-type]
+    met = matrices.resolve(weight("m", 4, 4, first_row=3), None)  # type: ignore[arg-type]
     assert met.shape == (4, 4) and numbers(met.of(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
-    met = matrices.met(weight("s", 3, 2, 4, first_row=3), None)  # type: ignore[arg-type]
+    met = matrices.resolve(weight("s", 3, 2, 4, first_row=3), None)  # type: ignore[arg-type]
     assert met.shape == (3, 2, 4) and numbers(met.of(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
     with pytest.raises(UnsupportedError, match=r"^tensor m: experts in a tensor each cannot be calibrated$"):
-        matrices.met(weight("m", 2, 9, 4), None)  # type: ignore[arg-type]
+        matrices.resolve(weight("m", 2, 9, 4), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_rows_of_a_matrix_and_of_one_of_a_stack():
 def test_a_sample_of_rows(most: int, places: list[int]):
     stack = Numbered("s", 3, 5, 4)
     for n in range(3):
-        assert numbers(as_they_are(stack).sampled(stack, n, most)) == [5 * n + place for place in places]  # type: ignore[arg-type]
+        assert numbers(as_they_are(stack).sample_rows(stack, n, most)) == [5 * n + place for place in places]  # type: ignore[arg-type]
     assert stack.forgotten == [(0, 5), (5, 10), (10, 15)]
 
 
@@ -101,7 +101,7 @@ def test_a_sample_of_rows(most: int, places: list[int]):
 def test_all_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
     monkeypatch.setattr(originals, "AT_ONCE", at_once)
     stack = Numbered("s", 3, 5, 4)
-    found = [*as_they_are(stack).in_pieces(stack, 1)]  # type: ignore[arg-type]
+    found = [*as_they_are(stack).iterate_rows(stack, 1)]  # type: ignore[arg-type]
     assert [len(piece) for piece in found] == pieces and numbers(np.concatenate(found)) == [*range(5, 10)]
     assert [end - first for first, end in stack.forgotten] == pieces and stack.forgotten[0][0] == 5
 
@@ -163,19 +163,19 @@ def test_a_matrix_is_encoded_once_with_what_it_meets(done: Any):
     matrices = meeting(
         done, job_of(Numbered("a", 3, 32)), job_of(Numbered("s", 2, 3, 32)), job_of(Numbered("f", 3, 32), "F16")
     )
-    met = matrices.met(weight("a", 3, 32), met_by(7, 8))
+    met = matrices.resolve(weight("a", 3, 32), met_by(7, 8))
     assert numbers(met.of(0, 1, 3)) == [101, 102] and heard == [([[7] * 2, [8] * 2], 32, 3, False, "Q4_0", 3)]
-    matrices.met(weight("a", 3, 32), met_by(7, 8))
-    met = matrices.met(weight("s", 2, 3, 32), met_by(4))
+    matrices.resolve(weight("a", 3, 32), met_by(7, 8))
+    met = matrices.resolve(weight("s", 2, 3, 32), met_by(4))
     assert numbers(met.of(1, 0, 2)) == [103, 104] and [given[0] for given in heard[1:]] == [[[4] * 2], [[5] * 2]]
-    assert numbers(matrices.met(weight("f", 3, 32), met_by(1)).of(0, 0, 2)) == [0, 1], "as it is"
+    assert numbers(matrices.resolve(weight("f", 3, 32), met_by(1)).of(0, 0, 2)) == [0, 1], "as it is"
     assert matrices.told == [(96, "a"), (96 + 192, "s")]
 
 
 def test_what_was_encoded_before_is_not_encoded_again(done: Any):
     done["a"] = np.full((3, 32), 9)
     matrices = meeting(done, job_of(Numbered("a", 3, 32)))
-    assert numbers(matrices.met(weight("a", 3, 32), met_by(7)).of(0, 0, 2)) == [9, 9]
+    assert numbers(matrices.resolve(weight("a", 3, 32), met_by(7)).of(0, 0, 2)) == [9, 9]
     assert heard == [] and matrices.told == [(96, "a")]
 
 
@@ -183,17 +183,17 @@ def test_moments_of_what_several_meet_are_taken_once(done: Any):
     shared = object()
     matrices = meeting(done, *(job_of(Numbered(name, 3, 32)) for name in "abc"))
     for name, met in (("a", met_by(1, shared=shared)), ("b", met_by(2, shared=shared)), ("c", met_by(3))):
-        matrices.met(weight(name, 3, 32), met)
+        matrices.resolve(weight(name, 3, 32), met)
     assert [given[0] for given in heard] == [[[1, 1]], [[1, 1]], [[3, 3]]]
 
 
 def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(done: Any):
     matrices = meeting(done, job_of(Numbered("token_embd.weight", 3, 32), makes_logits=True))
     with pytest.raises(StopCalibrationError):
-        matrices.met(weight("token_embd.weight", 3, 32), met_by(1))
+        matrices.resolve(weight("token_embd.weight", 3, 32), met_by(1))
     assert heard[0][3] is True and matrices.told == [(96, "token_embd.weight")]
     with pytest.raises(calibrate.ModelError, match="what meets the tensor a is not finite"):
-        meeting(done, job_of(Numbered("a", 3, 32))).met(weight("a", 3, 32), met_by(99))
+        meeting(done, job_of(Numbered("a", 3, 32))).resolve(weight("a", 3, 32), met_by(99))
 
 
 def test_embeddings_are_read_as_they_will_be(done: Any):
@@ -249,7 +249,7 @@ def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     ) -> str:  # fmt: skip
         (tmp_path / "a").write_bytes(b"x" * size)
         os.utime(tmp_path / "a", (time, time))
-        monkeypatch.setattr(calibrate, "chunks_of", lambda tokenizer, texts, context: [np.array(chunks)])
+        monkeypatch.setattr(calibrate, "load_chunks", lambda tokenizer, texts, context: [np.array(chunks)])
         source = SimpleNamespace(metadata={}, files=[str(tmp_path / name) for name in files])
         jobs = [job_of(Numbered("a", *shape), format)]
         plan: Any = SimpleNamespace(source=source, jobs=jobs, files=[({"general.file_type": kind}, jobs)])
@@ -272,8 +272,8 @@ def test_some_chunks_and_what_is_said_of_them():
     made = Calibration.__new__(Calibration)
     made.chunks = [np.arange(10) + 100 * number for number in range(7)]
     for count, found in ((1, [0]), (2, [0, 6]), (3, [0, 3, 6]), (7, [*range(7)]), (99, [*range(7)])):
-        assert [int(chunk[0]) // 100 for chunk in made.some(count)] == found
-    assert [len(chunk) for chunk in made.some(2, 4)] == [4, 4] and len(made.some(1)[0]) == 10
+        assert [int(chunk[0]) // 100 for chunk in made.select_chunks(count)] == found
+    assert [len(chunk) for chunk in made.select_chunks(2, 4)] == [4, 4] and len(made.select_chunks(1)[0]) == 10
     made._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
     assert made.folds() == [], "models of two parts are not scaled"
 
@@ -301,9 +301,9 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(calibrate, "Weights", lambda tensors: f"weights of {tensors}")
     monkeypatch.setattr(calibrate, "recorded", lambda *given: made.heard.append(given) or states)
     monkeypatch.setattr(calibrate, "folds", lambda *given: given)
-    monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(watching=lambda forward: ("watched", forward)))
-    monkeypatch.setattr(calibrate, "Sequential", Builder)
-    monkeypatch.setattr(calibrate, "pasts", lambda *given: given[1:])
+    monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(record=lambda forward: ("watched", forward)))
+    monkeypatch.setattr(calibrate, "LayerwiseRunner", Builder)
+    monkeypatch.setattr(calibrate, "plan_reuse", lambda *given: given[1:])
     return made
 
 
@@ -332,7 +332,7 @@ def test_chunks_are_read_by_a_builder_that_is_closed(reading: Any):
         reading._hyperparameters,
         "closed",
     )
-    assert reading.pasts(reading.chunks, [["a"]]) == ({"a"}, [["a"]])
+    assert reading.plan_reuse(reading.chunks, [["a"]]) == ({"a"}, [["a"]])
 
     def finished(*given: Any) -> Any:
         raise StopCalibrationError

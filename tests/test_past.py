@@ -12,8 +12,8 @@ from localllm.arch.weights import Weights
 from localllm.engine.trace.recorder import recorded
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
-from localllm.quantizing.calibrate import read_again
-from localllm.quantizing.layerwise_runner import MatrixRows, Sequential, pasts
+from localllm.quantizing.calibrate import shared_states
+from localllm.quantizing.layerwise_runner import LayerwiseRunner, MatrixRows, plan_reuse
 from localllm.quantizing.liveness import LastReads
 
 # Experts, recurrent layers, shared keys and values, latent ones, what the first layer makes for all others.
@@ -31,7 +31,7 @@ class Matrices:
     def rows(self, weight, ids):
         return dequantize(weight.tensor)[ids] * np.float32(1 + (weight.name == self.doubled))
 
-    def met(self, weight, inputs):
+    def resolve(self, weight, inputs):
         self.read.append(weight.name)
         matrices = dequantize(weight.tensor).reshape(-1, *weight.shape[-2:]) * np.float32(
             1 + (weight.name == self.doubled)
@@ -46,10 +46,10 @@ def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: 
     weights = Weights(file.tensors)
     texts = [np.random.default_rng(n).integers(0, file.tensors["token_embd.weight"].shape[0], 9 + n) for n in range(2)]
     last = LastReads()
-    shared = read_again(recorded(file, last.watching(module.forward), weights, h, 20).operations)
+    shared = shared_states(recorded(file, last.record(module.forward), weights, h, 20).operations)
 
     def read(matrices, past=None):
-        builder = Sequential(texts, shared, matrices, 2, last, past)
+        builder = LayerwiseRunner(texts, shared, matrices, 2, last, past)
         try:
             return module.forward(builder, weights, h)
         finally:
@@ -58,7 +58,7 @@ def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: 
     read(everything := Matrices())
     products, computed, possible = everything.read, 0, 0
     groups = [[name] for name in ("token_embd.weight", *products[:: max(1, len(products) // 7)])]
-    filled, afterwards = pasts(last, shared, groups)
+    filled, afterwards = plan_reuse(last, shared, groups)
     read(Matrices(), filled)
     for [name], past in zip(groups, afterwards, strict=True):
         again, whole = Matrices(name), Matrices(name)

@@ -293,7 +293,7 @@ class Collector:
     def result(self) -> ImportanceMatrix:
         return ImportanceMatrix({"a": Squares(np.ones((1, 4), np.float32), np.array([2.0]))}, ("t",), 3, self.told[3])
 
-    def forget(self) -> None:
+    def remove_part(self) -> None:
         self.heard.append("forgotten")
 
 

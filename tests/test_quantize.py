@@ -810,10 +810,10 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
     def formats(source, request, size, threads, on_matrix, on_check, compiling):
         on_matrix(0, 0, "two\nlines")
         on_check(1, 2, "output.weight")
-        return by_need.ByNeed({"output.weight": "Q8_0"}, found=0.75, predicted=0.5, usual=0.25)
+        return by_need.MixedPrecision({"output.weight": "Q8_0"}, found=0.75, predicted=0.5, usual=0.25)
 
-    monkeypatch.setattr(folding, "folded", folded)
-    monkeypatch.setattr(by_need, "by_need", formats)
+    monkeypatch.setattr(folding, "fold_scales", folded)
+    monkeypatch.setattr(by_need, "choose_formats", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
     _, found = quantize_command.needed(open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False)
     assert found.options.formats == {"output.weight": "Q8_0"}

@@ -13,7 +13,7 @@ from localllm.convert.folder import parted
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
-from localllm.quantizing.quantize import listed_patterns, parse_patterns
+from localllm.quantizing.quantize import parse_patterns, split_patterns
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_several_types_in_one(model: Path, cli):
 
 
 def test_commas_of_an_expression_stay():
-    assert listed_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
+    assert split_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
     assert [format for _, format in parse_patterns(["a=q8_0,b=F16", "c=q4_0"])] == ["Q8_0", "F16", "Q4_0"]
     for text in ("a=q8_0,b", "a=q8_0,b=zz"):
         with pytest.raises(UsageError, match="is no format of a tensor"):

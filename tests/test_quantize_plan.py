@@ -17,8 +17,8 @@ from localllm.quant.recipes import RECIPES, Options
 from localllm.quantizing import calibrate, quantize
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import scale_folding as folding
-from localllm.quantizing.plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, like, make_plan
-from localllm.quantizing.quantize import default_output, open_source, type_named
+from localllm.quantizing.plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, make_plan, match_type
+from localllm.quantizing.quantize import default_output, find_type, open_source
 
 
 def tensor(name: str = "blk.0.attn_q.weight", shape: tuple[int, ...] = (4, 256), format: str = "F32") -> Any:
@@ -195,7 +195,7 @@ def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
     (np.uint8(1), "x", "x"),
 ])  # fmt: skip
 def test_types_of_values_that_are_replaced(before: Any, value: Any, after: Any):
-    assert pack_value(like(None if before is None else Packed(pack_value(before)), value)) == pack_value(after)
+    assert pack_value(match_type(None if before is None else Packed(pack_value(before)), value)) == pack_value(after)
 
 
 def test_an_alignment_of_the_files_own(tmp_path: Path):
@@ -233,11 +233,11 @@ def test_options_reach_the_planner(model: Path):
 def test_types_by_name_and_number():
     """In any case, as llama-quantize has them; a copy has no number."""
     for text in ("COPY", "copy", "Copy"):
-        assert type_named(text) is COPY
+        assert find_type(text) is COPY
     for text in ("Q4_K_M", "q4_k_m", "15"):
-        assert type_named(text) is RECIPES["Q4_K_M"]
+        assert find_type(text) is RECIPES["Q4_K_M"]
     for text in ("", "-1", "nothing", "Q4_K_M ", "COPY1"):
-        assert type_named(text) is None
+        assert find_type(text) is None
     assert default_output("a/b-F16.gguf", COPY) == "a/b-copy.gguf"
     assert default_output("a/b-F16.gguf", RECIPES["Q8_0"]) == "a/b-Q8_0.gguf"
     assert default_output("b.gguf", RECIPES["Q8_0"], projector=True) == "mmproj-b-Q8_0.gguf"
@@ -312,7 +312,7 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
         def with_metadata(self, plan: Any) -> Any:
             return f"{plan} that says so"
 
-        def planned(self, plan: Any) -> Any:
+        def for_plan(self, plan: Any) -> Any:
             return SimpleNamespace(run=lambda done, *given: steps.append(("run", plan, done.name, *given)))
 
     def folded(source: Any, request: Any, threads: int, on_matrix: Any, compiling: Any, done: Lock) -> str:
@@ -329,7 +329,7 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     heard = list[Any]()
     hears = lambda *told: heard.append(told)  # noqa: E731
     monkeypatch.setattr(calibrate, "Calibration", Calibration)
-    monkeypatch.setattr(folding, "folded", folded)
+    monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(quantize, "ArrayLog", lambda path, key: Lock(steps, f"{path} {key}"))
     monkeypatch.setattr(quantize, "make_plan", lambda source, request: f"plan of {source}")
     monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")

@@ -19,9 +19,9 @@ from localllm.quantizing.mixed_precision.measure import (
     SensitivityCollector,
     blocks_of,
     divergence,
-    is_free,
+    is_adjustable,
 )
-from localllm.quantizing.mixed_precision.sensitivity import Need, candidates
+from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates
 from localllm.quantizing.plan import TensorJob
 
 COLUMNS = 256
@@ -79,10 +79,10 @@ def looking(kind: type[ActivationCollector], *jobs: Any, told: Any = lambda name
 
 def test_every_second_text_encodes_and_the_others_judge():
     meeting, pieces = looking(SensitivityCollector), texts(3)
-    known = meeting.known(inputs(), 3, "x")
+    known = meeting.feedback_for(inputs(), 3, "x")
     np.testing.assert_array_equal(known.moments, mean_moments(pieces[::2], COLUMNS))
     assert known.given == (0.3, 2)
-    moments, met = meeting._others(inputs(), 3, "x")
+    moments, met = meeting._held_out(inputs(), 3, "x")
     np.testing.assert_array_equal(moments, mean_moments(pieces[1::2], COLUMNS))
     np.testing.assert_array_equal(met, np.concatenate(pieces[1::2]))
 
@@ -90,19 +90,19 @@ def test_every_second_text_encodes_and_the_others_judge():
 @pytest.mark.parametrize(("most", "step"), [(3, 7), (11, 2), (12, 1), (22, 1), (100, 1)])
 def test_so_many_inputs_tell_what_rounding_costs(monkeypatch: pytest.MonkeyPatch, most: int, step: int):
     monkeypatch.setattr(survey, "INPUTS", most)
-    met = looking(SensitivityCollector)._others(inputs(), 0, "x")[1]
+    met = looking(SensitivityCollector)._held_out(inputs(), 0, "x")[1]
     np.testing.assert_array_equal(met, np.concatenate(texts(0)[1::2])[::step])
 
 
 def test_errors_in_an_embedding_count_in_themselves():
     plain, found = (
         mean_moments(texts(0)[::2], COLUMNS),
-        looking(ActivationCollector).known(inputs(), 0, EMBEDDING).moments,
+        looking(ActivationCollector).feedback_for(inputs(), 0, EMBEDDING).moments,
     )
     np.testing.assert_allclose(found - plain, np.eye(COLUMNS) * np.diagonal(plain).mean(), atol=1e-5)
 
 
-@pytest.mark.parametrize("of", ["known", "_others"])
+@pytest.mark.parametrize("of", ["feedback_for", "_held_out"])
 def test_what_several_matrices_meet_is_summed_once(of: str):
     """While it is the same activation; what is nobody's but this matrix's, is summed for each."""
     meeting, shared, other = looking(SensitivityCollector), BatchedActivations([1]), BatchedActivations([1])
@@ -142,7 +142,7 @@ def test_what_the_formats_of_a_matrix_cost(
     monkeypatch.setattr(survey, "SAMPLE", 4)
     job = job_of("x", *shape)
     surveyed = looking(SensitivityCollector, job)
-    surveyed.look(job, inputs())
+    surveyed.process(job, inputs())
     whole, *costs = np.sum([expected(job, n, [0, 1, 3, 5]) for n in looked_at], axis=0)
     need = surveyed.needs["x"]
     assert (need.name, need.weights, need.harm) == ("x", np.prod(shape), 0.0)
@@ -158,14 +158,14 @@ def test_a_matrix_that_makes_nothing_costs_nothing():
     job = job_of("x", 4, COLUMNS)
     job.tensor.data[:] = 0
     surveyed = looking(SensitivityCollector, job)
-    surveyed.look(job, inputs())
+    surveyed.process(job, inputs())
     assert not any(surveyed.needs["x"].errors.values()) and not any(surveyed.needs["x"].rounding.values())
 
 
 def test_rows_that_are_too_short_for_super_blocks_are_coarse_in_blocks():
     job = job_of("x", 4, 32)
     surveyed = looking(SensitivityCollector, job)
-    surveyed.look(job, Inputs(lambda n: (piece[:, :32] for piece in texts(n))))
+    surveyed.process(job, Inputs(lambda n: (piece[:, :32] for piece in texts(n))))
     assert surveyed.coarse["x"].format == "Q4_0" and list(surveyed.needs["x"].rounding) == [32]
     assert list(surveyed.needs["x"].errors) == ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
     assert blocks_of(["Q8_0", "Q4_K", "Q4_0", "Q2_K"]) == [32, 256]
@@ -175,11 +175,11 @@ def test_which_matrices_are_looked_at():
     """Each once, if it may get another format; as they are for what comes behind, which ends with the logits'."""
     jobs = [job_of("a", 4, COLUMNS), job_of("copied", 4, COLUMNS, before="Q4_K"), job_of("plain", 4, 8, format="F16")]
     jobs.append(job_of("output.weight", 4, COLUMNS))
-    assert [is_free(job) for job in jobs] == [True, False, False, True]
+    assert [is_adjustable(job) for job in jobs] == [True, False, False, True]
     looked, told = list[Any](), list[str]()
 
     class Looking(ActivationCollector):
-        def look(self, job: TensorJob, inputs: Inputs) -> None:
+        def process(self, job: TensorJob, inputs: Inputs) -> None:
             looked.append((job.tensor.name, inputs))
 
         def read(self, tensor: Any, first: int, end: int) -> np.ndarray:
@@ -188,11 +188,11 @@ def test_which_matrices_are_looked_at():
     meeting, met = looking(Looking, *jobs, told=told.append), inputs()
     for job in (*jobs[:3], jobs[0]):
         weight: Any = SimpleNamespace(name=job.tensor.name, shape=job.tensor.shape, first_row=0)
-        np.testing.assert_array_equal(meeting.met(weight, met).of(0, 1, 3), job.tensor.data[1:3])
+        np.testing.assert_array_equal(meeting.resolve(weight, met).of(0, 1, 3), job.tensor.data[1:3])
     with pytest.raises(StopCalibrationError):
-        meeting.met(SimpleNamespace(name="output.weight", shape=(4, COLUMNS), first_row=0), met)
+        meeting.resolve(SimpleNamespace(name="output.weight", shape=(4, COLUMNS), first_row=0), met)
     assert looked == [("a", met), ("output.weight", met)] and told == ["a", "output.weight"]
-    assert meeting.seen == {"a", "output.weight"}
+    assert meeting.processed == {"a", "output.weight"}
 
 
 def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
@@ -205,19 +205,19 @@ def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
     chunks = [np.arange(200) + 1000 * number for number in range(9)]
 
     class Calibrating(SimpleNamespace):
-        def some(self, most: int) -> list[np.ndarray]:
-            heard.append(("some", most))
+        def select_chunks(self, most: int) -> list[np.ndarray]:
+            heard.append(("select_chunks", most))
             return chunks
 
         def forward(self, surveyed: Any, given: Any, threads: int) -> None:
             heard.append(("forward", given is chunks, threads))
             for name, error in errors.items():
-                surveyed.needs[name] = Need(name, 1, {"Q3_K": error, "Q4_0": 9.0})
+                surveyed.needs[name] = Sensitivity(name, 1, {"Q3_K": error, "Q4_0": 9.0})
                 surveyed.coarse[name] = MatrixBlocks("Q3_K", name)
                 surveyed._on_matrix(name)
 
-        def pasts(self, probes: Any, groups: Any) -> Any:
-            heard.append(("pasts", [(int(probe[0]), len(probe)) for probe in probes], groups))
+        def plan_reuse(self, probes: Any, groups: Any) -> Any:
+            heard.append(("plan_reuse", [(int(probe[0]), len(probe)) for probe in probes], groups))
             return "filled", ["past 0", "past 1"]
 
         def logits(self, matrices: Any, probes: Any, threads: int, past: Any) -> Any:
@@ -228,16 +228,16 @@ def test_harm_is_measured_of_groups(monkeypatch: pytest.MonkeyPatch):
         return 3.0
 
     monkeypatch.setattr(survey, "divergence", divergence)
-    found: Iterator[Need] = survey.survey(
+    found: Iterator[Sensitivity] = survey.survey(
         Calibrating(jobs=jobs), "widener", 3, lambda *given: told.append(given)  # type: ignore[arg-type]
     )  # fmt: skip
     needs = list(found)
     assert [(need.name, need.harm) for need in needs] == [(names[0], 4.0), (names[1], 4.0), (names[2], 3e30)]
-    base = ("Originals", None, 5, 3, "filled")
+    base = ("OriginalWeights", None, 5, 3, "filled")
     together, alone = ({name: MatrixBlocks("Q3_K", name) for name in some} for some in (names[:2], names[2:]))
     assert heard == [
-        ("some", 12), ("forward", True, 3),
-        ("pasts", [(number * 1000, 128) for number in (0, 2, 4, 6, 8)], [names[:2], names[2:]]),
+        ("select_chunks", 12), ("forward", True, 3),
+        ("plan_reuse", [(number * 1000, 128) for number in (0, 2, 4, 6, 8)], [names[:2], names[2:]]),
         (base, ("CoarseWeights", together, 5, 3, "past 0"), 3), (base, ("CoarseWeights", alone, 5, 3, "past 1"), 3),
     ]  # fmt: skip
     assert told == [
@@ -259,5 +259,5 @@ def test_by_whom_matrices_are_looked_at():
     for kind in (ActivationCollector, SensitivityCollector):
         made: Any = kind(jobs, "widener", 3, told.append)
         made._on_matrix(kind.__name__)
-        assert (made.jobs, made._widener, made._threads, made.seen) == (jobs, "widener", 3, set())
+        assert (made.jobs, made._widener, made._threads, made.processed) == (jobs, "widener", 3, set())
     assert told == ["ActivationCollector", "SensitivityCollector"]

@@ -1,9 +1,8 @@
-"""Quantizing with what a model's matrices meet: the service behind `localllm quantize --calibrate`.
+"""Encode a model's matrices by the inputs they get: the service behind `localllm quantize --calibrate`.
 
-The model reads texts, matrix by matrix, in the order of its layers. Of what a matrix meets the second moments are
-taken; with them it is encoded (localllm.quant.gptq), and what comes after it meets what the encoded one makes. Each
-encoded matrix goes to a file beside the one that is wanted, so that an interrupted run goes on from there, to the same
-bytes.
+The model runs over calibration texts matrix by matrix, in the order of its layers. Each matrix is encoded with the
+second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices get the outputs of the encoded one. Each
+encoded matrix is written to a file beside the output, so that an interrupted run resumes and comes to the same bytes.
 """
 
 import hashlib
@@ -35,20 +34,20 @@ from localllm.kernels.dequantize_rows import Widener
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.hessian import SAMPLE, Hessian
-from localllm.quantizing.calibration_texts import chunks_of
+from localllm.quantizing.calibration_texts import load_chunks
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import (
     BatchedActivations,
     Inputs,
+    LayerwiseRunner,
     Matrices,
     MatrixRows,
     RecordedActivations,
-    Sequential,
     StopCalibrationError,
-    pasts,
+    plan_reuse,
 )
 from localllm.quantizing.liveness import LastReads
-from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
 from localllm.services.quantization_info import calibration
 from localllm.system.memory import return_freed_from
@@ -56,13 +55,13 @@ from localllm.text.tokenizer import Tokenizer
 
 SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
-LOGITS = ("output.weight", EMBEDDING)  # what makes them
-LARGE = 4 << 20  # bytes of an activation: of a model with 1.2b weights glibc would keep 1.7 GB of them between layers
-VERSION = 6  # of what is done: part of the key of work to go on with
+LOGITS = ("output.weight", EMBEDDING)  # weights that can make the logits
+LARGE = 4 << 20  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
+VERSION = 6  # of the procedure; part of the key of resumable work
 
 
 def as_file(source: Source) -> GGUFFile:
-    """A source as a file whose tensors are there, but for matrices of what is no GGUF file, which are hollow."""
+    """View a source as a GGUF file with all vectors; matrices of other sources have their shape only, and zeros."""
     if isinstance(source, FoldedSource):
         file = as_file(source.inner)
         vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
@@ -81,12 +80,12 @@ def as_file(source: Source) -> GGUFFile:
 
 
 def as_vector(tensor: SourceTensor) -> Tensor:
-    """A vector with its numbers."""
+    """Load a vector's numbers."""
     return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
 
 
 class HeaderOnlyFile(GGUFFile):
-    """What a file is made of that is not written yet."""
+    """A file's metadata and tensors before it is written."""
 
     def __init__(self, path: str, metadata: Any, tensors: dict[str, Tensor]):
         self.path, self.metadata, self.tensors, self.packed, self.parts = path, metadata, tensors, {}, {}
@@ -94,18 +93,18 @@ class HeaderOnlyFile(GGUFFile):
 
 
 class Calibration:
-    """What has to be known to encode a plan's matrices.
+    """The texts, model and plan that matrices are encoded by.
 
     Attributes:
-        jobs: the plan's, by name.  chunks: token ids.  key: says what is done, to go on with it.
+        jobs: the plan's, by tensor name.  chunks: token ids.  key: identifies the procedure and its inputs, to resume.
     """
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
-        """Raises ModelError, UsageError."""
+        """Tokenize the texts and find the architecture. Raises ModelError, UsageError."""
         return_freed_from(LARGE)
         self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = architecture(self._file)
-        self.chunks = chunks_of(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
+        self.chunks = load_chunks(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
         key = hashlib.sha256(
             repr(
                 (
@@ -125,24 +124,24 @@ class Calibration:
         made = calibration([os.path.basename(text) for text in texts], sum(map(len, self.chunks)), version("localllm"))
         self._metadata = {name: pack_value(value) for name, value in made.items()}
 
-    def planned(self, plan: QuantizePlan) -> "Calibration":
-        """The same, of another plan for the model."""
+    def for_plan(self, plan: QuantizePlan) -> "Calibration":
+        """Copy this calibration for another plan of the same model."""
         other = copy(self)
         other._file, other.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         return other
 
     def with_metadata(self, plan: QuantizePlan) -> QuantizePlan:
-        """A plan whose file says of it what was calibrated on."""
+        """Add what was calibrated on to the metadata of the plan's first file."""
         (metadata, jobs), *others = plan.files
         return replace(plan, files=[({**metadata, **self._metadata}, jobs), *others])
 
-    def some(self, count: int, tokens: int | None = None) -> list[np.ndarray]:
-        """The beginnings of so many chunks, evenly spread."""
+    def select_chunks(self, count: int, tokens: int | None = None) -> list[np.ndarray]:
+        """Select `count` evenly spaced chunks, each cut to its first `tokens` tokens."""
         places = np.unique(np.linspace(0, len(self.chunks) - 1, count).round().astype(int))
         return [self.chunks[place][:tokens] for place in places]
 
     def folds(self) -> list[ScaleFold]:
-        """Where the model may be scaled and stay the same."""
+        """Find where scales can be folded into the model without changing what it computes."""
         h = self._hyperparameters
         if h.encode:
             return []
@@ -151,16 +150,16 @@ class Calibration:
         return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
 
     def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
-        """Encode what has not been encoded, to `done`. Raises ModelError for what is not finite."""
+        """Encode the matrices that `done` does not have. Raises ModelError for inputs that are not finite."""
         matrices = CalibratedMatrices(self.jobs, done, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
     def forward(
         self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
     ) -> BatchedActivations | None:
-        """What the model makes of chunks, with such matrices: logits of all tokens, None if nobody wants them."""
-        last, shared = self._said(chunks)
-        builder = Sequential(chunks, shared, matrices, threads, last, past)
+        """Run the model over chunks with these matrices: logits of all tokens, None if the matrices stopped the run."""
+        last, shared = self._analyze(chunks)
+        builder = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
         try:
             return self._model.forward(builder, Weights(self._file.tensors), self._hyperparameters)
         except StopCalibrationError:
@@ -171,49 +170,47 @@ class Calibration:
     def logits(
         self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
     ) -> BatchedActivations:
-        """The same with matrices that go on to the end."""
+        """Run as `forward` does, with matrices that never stop the run."""
         logits = self.forward(matrices, chunks, threads, past)
         assert logits is not None
         return logits
 
-    def pasts(
+    def plan_reuse(
         self, chunks: Sequence[np.ndarray], groups: Sequence[Collection[str]]
     ) -> tuple[RecordedActivations, list[RecordedActivations]]:
-        """See localllm.quantizing.layerwise_runner.pasts."""
-        return pasts(*self._said(chunks), groups)
+        return plan_reuse(*self._analyze(chunks), groups)
 
-    def _said(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[Any]]:
-        """Which verbs the model says, and the states whose keys and values more than one layer reads."""
+    def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[Any]]:
+        """Record the model's verbs, and the states whose keys and values more than one layer reads."""
         last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
-        said = recorded(self._file, last.watching(self._model.forward), weights, self._hyperparameters, context)
-        return last, read_again(said.operations)
+        said = recorded(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
+        return last, shared_states(said.operations)
 
 
-def read_again(operations: Sequence[Operation]) -> set[Any]:
-    """States whose keys and values more than one layer reads."""
+def shared_states(operations: Sequence[Operation]) -> set[Any]:
+    """Find the states whose keys and values more than one layer reads."""
     states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
 
 
-class CalibratedMatrices(Originals):
-    """Matrices that become encoded ones as soon as it is known what they meet."""
+class CalibratedMatrices(OriginalWeights):
+    """Matrices that are encoded as soon as their inputs are known."""
 
     def __init__(
         self, jobs: Mapping[str, TensorJob], done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress
     ):
         super().__init__(jobs, widener)
         self._done, self._threads, self._on_progress = done, threads, on_progress
-        self._counted = dict[str, int]()  # weights of the matrices that are done
-        self._shared: Any = None  # what self._moments are of
+        self._counted = dict[str, int]()  # weights of the finished matrices, by name
+        self._shared: Any = None  # the activation that self._moments are of
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """As they will be, but those of a matrix that makes logits, too, as they are."""
+        """Return embedding rows as the new file will have them, unencoded if the same matrix makes the logits."""
         rows, job = super().rows(weight, ids), self.jobs[weight.name]
         is_encoded = is_calibrated(job) and not job.makes_logits
         return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
-    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        """As of Matrices."""
+    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         job = self.jobs[weight.name]
         if is_calibrated(job) and weight.name not in self._counted:
             if weight.name not in self._done:
@@ -222,27 +219,27 @@ class CalibratedMatrices(Originals):
             self._on_progress(sum(self._counted.values()), weight.name)
         if weight.name in LOGITS:
             raise StopCalibrationError
-        return self.taken(weight, lambda first, end: self._now(job, first, end))
+        return self.matrix_rows(weight, lambda first, end: self._current_rows(job, first, end))
 
     def _encode(self, job: TensorJob, inputs: Inputs) -> None:
-        """Encode a matrix, or each of a stack with what that one meets."""
+        """Encode a matrix, or each of a stack by its own inputs."""
         (rows, columns), pieces = (1, *job.tensor.shape)[-2:], []
         for n in range(row_count(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
-                self._moments = self._moments_of(job.tensor.name, list(inputs.of(n)), columns)
+                self._moments = self._measure_hessian(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
-            feedback = self._moments.feedback(job.format.name, self.sampled(job.tensor, n, SAMPLE))
-            pieces += [feedback.encode(job.format.name, weights) for weights in self.in_pieces(job.tensor, n)]
+            feedback = self._moments.feedback(job.format.name, self.sample_rows(job.tensor, n, SAMPLE))
+            pieces += [feedback.encode(job.format.name, weights) for weights in self.iterate_rows(job.tensor, n)]
         self._done.add(job.tensor.name, np.concatenate(pieces))
 
-    def _moments_of(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
+    def _measure_hessian(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
         moments = Hessian(pieces, columns, self._threads, is_read=name == EMBEDDING)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
             raise ModelError(f"what meets the tensor {printable(name)} is not finite")
         return moments
 
-    def _now(self, job: TensorJob, first: int, end: int) -> np.ndarray:
-        """Rows of a tensor, encoded if that has been done, float32; good until this thread's next ones."""
+    def _current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:
+        """Read rows of a tensor, encoded ones if there are any, float32; valid until this thread's next call."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._done:
             return self.read(tensor, first, end)
@@ -251,5 +248,5 @@ class CalibratedMatrices(Originals):
 
 
 def is_calibrated(job: TensorJob) -> bool:
-    """Whether a matrix is encoded with what it meets."""
+    """Tell whether a matrix is encoded by its inputs: it changes its format to one of blocks."""
     return not job.is_copied and job.format.block > 1

@@ -1,4 +1,4 @@
-"""What a model reads while it is calibrated: people's texts, or a mixture of kinds that comes with the program."""
+"""Load the calibration texts: the user's files, or a mixture that comes with the program."""
 
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from localllm.services.chunks import split_chunks, with_bos
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
-CHUNK, CHUNKS = 512, 64  # tokens of a chunk, and how many are read at most
+CHUNK, CHUNKS = 512, 64  # tokens per chunk; the most chunks that are used
 DATA = Path(__file__).resolve().parent.parent / "data" / "calibration"
 # In this order, so that each half has prose, code and something else: see localllm.quant.hessian.
 KINDS = (
@@ -21,15 +21,15 @@ KINDS = (
 )  # fmt: skip
 
 
-def chunks_of(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
-    """Token ids of files, or of the mixture if none is named, in chunks of at most `context` tokens.
+def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
+    """Tokenize files, or the built-in mixture if `texts` is empty, in chunks of at most `context` tokens.
 
-    If there are more than enough, some of them, chosen evenly. Raises UsageError.
+    Of more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
     """
     size = min(CHUNK, context)
     chunks: list[np.ndarray] = []
     for name in texts or KINDS:
-        tokens = tokenizer.encode(read_text(name), bos=True) if texts else tokens_of(name, tokenizer)
+        tokens = tokenizer.encode(read_text(name), bos=True) if texts else tokenize_sample(name, tokenizer)
         try:
             chunks.extend(np.array(with_bos(chunk, tokenizer)) for chunk in split_chunks(tokens, size))
         except UsageError as error:
@@ -41,8 +41,8 @@ def chunks_of(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[
     return [chunks[place] for place in places]
 
 
-def tokens_of(name: str, tokenizer: Tokenizer) -> list[int]:
-    """Of a file of the mixture."""
+def tokenize_sample(name: str, tokenizer: Tokenizer) -> list[int]:
+    """Tokenize a file of the mixture."""
     text = (DATA / name).read_text(encoding="utf-8")
     if not name.endswith(".toml"):
         return tokenizer.encode(text, bos=True)
@@ -51,7 +51,7 @@ def tokens_of(name: str, tokenizer: Tokenizer) -> list[int]:
         try:
             template = ChatTemplate.of(tokenizer)
             rendered = tokenizer.markers.render(template, conversation["messages"], add_generation_prompt=False)
-        except ModelError:  # which a template may refuse, or be broken altogether: the rest will do
+        except ModelError:  # a template may refuse a conversation or be broken; the others suffice
             continue
         tokens += tokenizer.encode_rendered(rendered)
     return tokens

@@ -1,4 +1,4 @@
-"""A source whose model is scaled inside, and computes the same (localllm.engine.trace.scale_folding)."""
+"""A source whose tensors have scales folded in; the model computes the same (localllm.engine.trace.scale_folding)."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -15,7 +15,7 @@ from localllm.services.quantization_info import SCALED
 
 
 class FoldedTensor:
-    """A tensor, as of SourceTensor, whose columns or rows are multiplied: float32."""
+    """A SourceTensor with scaled columns or rows, float32."""
 
     format = BY_NAME["F32"]
 
@@ -26,11 +26,11 @@ class FoldedTensor:
         self._of_rows = np.ones((row_count(self.shape), 1), np.float32)
 
     def multiply(self, scales: np.ndarray) -> None:
-        """All columns."""
+        """Multiply all columns by scales, float32 [columns]."""
         self._of_columns = self._of_columns * scales
 
     def divide(self, scales: np.ndarray, first: int) -> None:
-        """The rows from `first` on, of each matrix of a stack, or numbers of a vector."""
+        """Divide rows from `first` on, of each matrix of a stack, or elements of a vector."""
         places = slice(first, first + len(scales))
         if len(self.shape) == 1:
             self._of_columns[places] /= scales
@@ -46,14 +46,14 @@ class FoldedTensor:
 
 
 class FoldedSource:
-    """As of Source.
+    """A Source with folded scales.
 
     Attributes:
-        inner: the source as it was.
+        inner: the original source.  folded: the tensors that changed, by name.
     """
 
     def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: Widener):
-        """scales: float32 [width], all of them positive."""
+        """Fold scales, float32 [width], all positive, into the tensors of `inner`."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         self.folded = dict[str, FoldedTensor]()
         for fold, numbers in scales:

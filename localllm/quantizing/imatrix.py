@@ -1,7 +1,7 @@
-"""Importance matrices: a model reads texts, and what its matrices meet is summed up.
+"""Compute importance matrices: sums of squares of each matrix's inputs over texts (`localllm imatrix`).
 
-The service behind `localllm imatrix`. Texts are read in chunks as llama-imatrix reads them. Every few seconds the sums
-go to a file beside the one that is wanted; a run that was interrupted goes on from there, and comes to the same bytes.
+Texts are read in chunks as llama-imatrix reads them. Every SAVE_EVERY seconds the sums are written to a file beside the
+output; an interrupted run resumes from there and comes to the same bytes.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ SAVE_EVERY = 10  # seconds
 
 
 def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
-    """Several files as one. Raises ModelError, UsageError if they do not fit together."""
+    """Merge several files. Raises ModelError, UsageError if they do not fit together."""
     return reduce(ImportanceMatrix.plus, map(read_imatrix, paths))
 
 
@@ -36,8 +36,8 @@ class Collector:
     """A model that reads texts for an importance matrix. Use it in a `with` statement.
 
     Attributes:
-        total: chunks to read.  done: those that have been read, in earlier runs too.
-        warnings: lines that the user should see.
+        total: chunks to read.  done: chunks that have been read, in earlier runs too.
+        warnings: lines for the user.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Collector:
     ):
         """Read `texts` in chunks of `size` tokens, at most `most` of them, for the file `out`.
 
-        special: <|im_end|> and the like in a text are tokens; output: what the output matrix meets is wanted too;
+        special: parse control tokens such as <|im_end|> in the texts; output: collect for the output matrix too;
         progress(done, total) is called while kernels are compiled. Raises as api.open_model and read_text do.
         """
         self._part = Path(f"{os.fsdecode(out)}.part")
@@ -84,7 +84,7 @@ class Collector:
         return self._known.chunks
 
     def _resume(self) -> None:
-        """Take over what an interrupted run for the same matrix has left."""
+        """Load what an interrupted run for the same matrix has written."""
         try:
             left = read_imatrix(self._part)
         except (ModelError, UsageError):
@@ -93,7 +93,7 @@ class Collector:
             self._known = replace(self._known, squares=left.squares, chunks=left.chunks)
 
     def read(self) -> Iterator[int]:
-        """Read the chunks that have not been read; yields how many have. Keeps what is known when it is interrupted."""
+        """Read the remaining chunks; yields the number of finished ones. Saves the sums when interrupted."""
         saved = self.done, monotonic()
         try:
             for chunk in self._chunks[self.done :]:
@@ -108,8 +108,8 @@ class Collector:
                 write_imatrix(self._part, self._known)
 
     def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
-        """What the matrices meet in one chunk. Raises ModelError if it is not finite."""
-        self._observer.take()  # forget what an interrupted chunk has left
+        """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
+        self._observer.take()  # discard the sums of an interrupted chunk
         self._sequence.truncate(0)
         self._sequence.append(with_bos(chunk, self._tokenizer), "all" if self._output else "none")
         squares = self._observer.take()
@@ -124,17 +124,17 @@ class Collector:
         }
 
     def result(self) -> ImportanceMatrix:
-        """What is known. Raises UsageError if nothing is."""
+        """Return the importance matrix. Raises UsageError if no chunk has been read."""
         if not self.done:
             raise UsageError("no chunk has been read yet")
         return replace(self._known, run="")
 
-    def forget(self) -> None:
-        """The matrix is where it belongs: remove the file for interrupted runs."""
+    def remove_part(self) -> None:
+        """Remove the file of an interrupted run, once the matrix itself is written."""
         self._part.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the model's threads."""
         self._model.close()
 
     def __enter__(self) -> Self:

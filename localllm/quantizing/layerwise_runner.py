@@ -1,8 +1,8 @@
-"""A builder of verbs that computes many texts at once, layer by layer, and says what each matrix meets beforehand.
+"""Run many texts through a model layer by layer, exposing each matrix's inputs before it is applied.
 
-It runs an architecture's verbs as NumPy has them (localllm.kernels.reference), each for all texts before the next: so a
-matrix can become another one between what it meets and what it makes of that, and memory holds one layer's activations.
-Any architecture will do.
+A builder of verbs (localllm.arch.verbs) that runs each verb for all texts before the next one, in NumPy
+(localllm.kernels.reference). A matrix can be replaced between seeing its inputs and making its outputs, and memory
+holds the activations of one layer. It works for every architecture.
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -21,52 +21,52 @@ from localllm.engine.run import Span
 from localllm.kernels.reference_cache import Remembered
 from localllm.quantizing.liveness import LastReads
 
-KEPT_AS = KVType.of("f16")  # keys and values
-AT_ONCE = 3 << 17  # weights that are made float32 and multiplied together: 1.5 MB
-SHARES = 4  # of a small matrix
-TOGETHER = 512  # tokens of short texts
+KEPT_AS = KVType.of("f16")  # storage type of keys and values
+AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
+SHARES = 4  # ranges that a small matrix is divided into
+TOGETHER = 512  # tokens; shorter texts are multiplied together
 
 
 class BatchedActivations(list[Any]):
-    """An activation, or what else is one per text; Nones when nobody reads it any more."""
+    """An activation, or another value, per text; None once it has been read for the last time."""
 
 
-SKIPPED = BatchedActivations([None])  # what nobody reads
+SKIPPED = BatchedActivations([None])  # a result that is never read
 
 
 class StopCalibrationError(Exception):
-    """The last matrix has met its inputs: nobody wants the logits."""
+    """Raised when the last matrix has had its inputs and the logits are not needed."""
 
 
 class Matrices(Protocol):
-    """What the texts meet."""
+    """The matrices that the texts are multiplied with."""
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """Rows of an embedding matrix, float32 [ids, columns]."""
+        """Return rows of an embedding matrix, float32 [ids, columns]."""
 
-    def met(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
-        """The matrix, or the stack of them; inputs: what it meets. Raises FinishedError."""
+    def resolve(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
+        """Return the matrix or stack to multiply `inputs` with. Raises StopCalibrationError."""
 
 
 class MatrixRows(NamedTuple):
-    """A matrix, or a stack of them, of which some rows at a time are made float32.
+    """A matrix, or a stack of them, that is dequantized some rows at a time.
 
     Attributes:
-        shape: [rows, columns], or with the number of matrices before.
-        of: rows of matrix n from one to another, float32 [rows, columns], good until this thread's next ones.
+        shape: [rows, columns], or [matrices, rows, columns].
+        of: (n, first, end) to rows of matrix n, float32 [rows, columns], valid until this thread's next call.
     """
 
     shape: tuple[int, ...]
     of: Callable[[int, int, int], np.ndarray]
 
-    def places(self) -> Iterator[tuple[int, int, int]]:
-        """All of them, so many at a time that a core's cache holds them while they meet texts, and several at least."""
+    def row_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Divide the matrices into (n, first, end), each small enough for a core's cache, several per matrix."""
         stack, rows = (1, *self.shape)[-3:-1]
         step = max(min(AT_ONCE // self.shape[-1], -(-rows // SHARES)), 1)
         return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
 
-    def whole(self, pool: ThreadPoolExecutor) -> np.ndarray:
-        """All in an array."""
+    def load(self, pool: ThreadPoolExecutor) -> np.ndarray:
+        """Dequantize everything into one array."""
         out = np.empty(self.shape, np.float32)
         by_matrix = out.reshape((-1, *self.shape[-2:]))
 
@@ -74,28 +74,28 @@ class MatrixRows(NamedTuple):
             n, first, end = place
             by_matrix[n, first:end] = self.of(n, first, end)
 
-        list(pool.map(put, self.places()))
+        list(pool.map(put, self.row_ranges()))
         return out
 
 
 class Inputs:
-    """What a matrix meets, or each of a stack.
+    """The inputs of a matrix, or of each of a stack.
 
-    of(n): float32 [rows, columns], for matrix n, in pieces, one per text.
+    of(n): float32 [rows, columns], for matrix n, one array per text.
     """
 
     def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
-        """shared: the activation, if all of it meets all matrices that it is given to."""
+        """Keep the inputs; shared: the activation, if all of it is the input of every matrix that it is passed to."""
         self.of, self.shared = of, shared
 
 
 @dataclass
 class RecordedActivations:
-    """What verbs have made of texts, for those who read them again with other matrices in some places.
+    """Results of verbs that are kept for later runs over the same texts with some other matrices.
 
     Attributes:
-        wanted: numbers of the verbs whose results are kept.  made: those.
-        first: number of the first verb that is computed; what ones before it have made is taken from `made`.
+        wanted: numbers of the verbs whose results are kept.  made: the results.
+        first: number of the first verb that is computed; results of earlier ones are taken from `made`.
     """
 
     wanted: Container[int] = ()
@@ -103,24 +103,24 @@ class RecordedActivations:
     first: int = 0
 
 
-def pasts(
+def plan_reuse(
     last: LastReads, shared: Container[Any], groups: Sequence[Collection[str]]
 ) -> tuple[RecordedActivations, list[RecordedActivations]]:
-    """One that a reading fills, and one for each group of matrices that change, by names, with what that has left.
+    """Prepare a run that keeps results, and one run per group of replaced matrices (by name) that reuses them.
 
-    Where verbs read keys and values that others have kept, all of them are computed again.
+    Everything is computed again where verbs read keys and values that earlier verbs stored.
     """
     is_alone = not shared and "keep" not in last.verbs
-    starts = [last.first_with(names) if is_alone else 0 for names in groups]
+    starts = [last.first_verb_with(names) if is_alone else 0 for names in groups]
     filled = RecordedActivations(set[int]().union(*map(last.read_from, starts)))
     return filled, [RecordedActivations((), filled.made, start) for start in starts]
 
 
 class StreamingKvStore(Remembered):
-    """Keeps of a sequence what a layer needs while it is computed, and keys and values that other layers share."""
+    """A sequence's keys and values of the current layer, and those that several layers share."""
 
     def __init__(self, shared: Container[Any]):
-        """shared: the states of those."""
+        """Store the keys and values of the states in `shared` until the end."""
         super().__init__(KEPT_AS)
         self._shared = shared
 
@@ -129,11 +129,11 @@ class StreamingKvStore(Remembered):
         return super().keep(state, position, *new)
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """Nobody reads on."""
+        """Discard the state: no text is continued."""
 
 
-class Sequential:
-    """The builder."""
+class LayerwiseRunner:
+    """A builder that runs verbs for all texts."""
 
     reveals = False
 
@@ -146,14 +146,14 @@ class Sequential:
         last: LastReads | None = None,
         past: RecordedActivations | None = None,
     ):
-        """texts: token ids, int [tokens]; shared: states whose keys and values several layers read.
+        """Prepare texts, int [tokens] each; shared: states whose keys and values several layers read.
 
-        last: of the same verbs; what nobody reads after them is given up. None: everything is kept. past: of the same
-        texts.
+        last: the same verbs' last reads, after which activations are freed; None keeps everything. past: results of the
+        same texts.
         """
         context = max(map(len, texts))
         self._matrices, self._known = matrices, dict[tuple[str, int], np.ndarray]()
-        self._last, self._places = last, last.places() if last else []
+        self._last, self._places = last, last.last_read_arguments() if last else []
         self._past, self._number = past or RecordedActivations(), 0
         self._pool = ThreadPoolExecutor(threads)
         spans = [Span(StreamingKvStore(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
@@ -164,10 +164,10 @@ class Sequential:
         )
 
     def __getattr__(self, verb: str) -> Callable[..., BatchedActivations]:
-        return partial(self._say, verb)
+        return partial(self._run_verb, verb)
 
-    def _say(self, verb: str, *given: Any, **named: Any) -> BatchedActivations:
-        """A verb for every text, if it need not be what it was."""
+    def _run_verb(self, verb: str, *given: Any, **named: Any) -> BatchedActivations:
+        """Run a verb for every text, unless its result is reused or not needed."""
         number = self._number
         self._number += 1
         if number < self._past.first:
@@ -180,11 +180,11 @@ class Sequential:
         return made
 
     def _each(self, ended: Sequence[BatchedActivations], verb: str, *given: Any, **named: Any) -> BatchedActivations:
-        """A verb for one text after the other; ended: what nobody reads after it."""
+        """Run a verb text by text; ended: arguments that are freed afterwards."""
 
         def one(n: int) -> Any:
-            mine = [part_of(x, n) for x in given]
-            made = getattr(self._references[n], verb)(*mine, **{name: part_of(x, n) for name, x in named.items()})
+            mine = [text_part(x, n) for x in given]
+            made = getattr(self._references[n], verb)(*mine, **{name: text_part(x, n) for name, x in named.items()})
             for parts in ended:
                 parts[n] = None
             return made
@@ -194,7 +194,7 @@ class Sequential:
     def _read_last(
         self, number: int, verb: str, given: Sequence[Any], named: Mapping[str, Any]
     ) -> list[BatchedActivations]:
-        """What is given to a verb and nobody reads after it."""
+        """Return the arguments that this verb is the last to read."""
         if self._last is None:
             return []
         said, places = self._last.verbs[number], self._places[number]
@@ -202,7 +202,7 @@ class Sequential:
         return [x for place, x in (*enumerate(given), *named.items()) if place in places]
 
     def begin(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
-        """Texts have no images."""
+        """Embed the texts, which have no images."""
         return embedded()
 
     def deepen(self, x: BatchedActivations, part: int) -> BatchedActivations:
@@ -212,7 +212,7 @@ class Sequential:
         return x
 
     def ignore(self, *weights: Weight | None) -> None:
-        """These stand in the file, but nothing needs them."""
+        """Accept weights that are in the file but not needed."""
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return self._references[0].by_context(short, long, original)
@@ -223,8 +223,8 @@ class Sequential:
         return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
-        """Some rows of the matrix meet all texts before the next ones."""
-        met = self._matrices.met(weight, Inputs(lambda n: iter(x), x))
+        """Multiply some rows of the matrix with all texts before the next rows."""
+        met = self._matrices.resolve(weight, Inputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
         parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x
         made = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
@@ -235,7 +235,7 @@ class Sequential:
             for part, y in zip(parts, made, strict=True):
                 y[:, first:end] = part @ rows.T
 
-        list(self._pool.map(multiply, met.places()))
+        list(self._pool.map(multiply, met.row_ranges()))
         for each in ended:
             each[:] = [None] * len(lengths)
         whole = [with_bias(y, weight) for y in made]
@@ -261,7 +261,7 @@ class Sequential:
         self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *given: Any
     ) -> BatchedActivations:
         key = weight.name, weight.first_row
-        self._known[key] = self._matrices.met(weight, inputs).whole(self._pool)
+        self._known[key] = self._matrices.resolve(weight, inputs).load(self._pool)
         try:
             return self._each(ended, verb, *given)
         finally:
@@ -272,9 +272,9 @@ class Sequential:
         self._pool.shutdown()
 
 
-def part_of(x: Any, n: int) -> Any:
-    """What text n has of something."""
+def text_part(x: Any, n: int) -> Any:
+    """Select text n's part of an argument."""
     if isinstance(x, BatchedActivations):
         return x[n]
-    chosen = getattr(x, "chosen", None)  # of Scores
+    chosen = getattr(x, "chosen", None)  # the selected keys of Scores
     return replace(x, chosen=chosen[n]) if isinstance(chosen, BatchedActivations) else x

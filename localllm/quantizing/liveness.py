@@ -1,4 +1,4 @@
-"""After which verbs of a model nobody reads an activation any more: what lets memory hold few of them."""
+"""Liveness analysis of activations: after which verb of a model each one can be freed."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -7,23 +7,24 @@ from typing import Any
 from localllm.arch.weights import Weight
 from localllm.engine.operations.activation import Activation
 
-WITHOUT = ("begin", "deepen", "enter", "ignore", "by_context")  # verbs that make nothing new
+WITHOUT = ("begin", "deepen", "enter", "ignore", "by_context")  # verbs that make no new activation
 
 
 class LastReads:
-    """A builder (localllm.arch.verbs) that passes verbs on to one that records them, and counts them.
+    """A builder (localllm.arch.verbs) that counts verbs and forwards them to a recorder.
 
     Attributes:
-        verbs: the names of those that make something new, in the order in which they were said.
+        verbs: names of the verbs that make an activation, in order.
     """
 
     def __init__(self) -> None:
         self.verbs = list[str]()
-        self._last = dict[Activation, tuple[int, Any]]()  # the number of what reads it last, and its place there
-        self._made, self._met = dict[Activation, list[int]](), dict[str, int]()  # by which verbs; weights, by the first
+        self._last = dict[Activation, tuple[int, Any]]()  # number of the last verb that reads it, and the argument
+        self._made = dict[Activation, list[int]]()  # numbers of the verbs that return it
+        self._met = dict[str, int]()  # number of the first verb per weight
 
-    def watching(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
-        """An architecture's `forward` that is seen from here."""
+    def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
+        """Wrap an architecture's `forward` so that its verbs are counted."""
 
         def watched(recorder: Any, *given: Any) -> Activation:
             self._recorder = recorder
@@ -33,11 +34,11 @@ class LastReads:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._recorder, name)
-        return partial(self._say, name, found) if callable(found) and name not in WITHOUT else found
+        return partial(self._record_verb, name, found) if callable(found) and name not in WITHOUT else found
 
-    def _say(self, name: str, verb: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _record_verb(self, name: str, verb: Callable[..., Any], *given: Any, **named: Any) -> Any:
         for place, x in (*enumerate(given), *named.items()):
-            for read in (x, getattr(x, "chosen", None)):  # of Scores
+            for read in (x, getattr(x, "chosen", None)):  # the selected keys of Scores
                 if isinstance(read, Activation):
                     self._last[read] = len(self.verbs), place if read is x else None
             if isinstance(x, Weight):
@@ -45,21 +46,21 @@ class LastReads:
         self.verbs.append(name)
         made = verb(*given, **named)
         if isinstance(made, Activation):
-            self._made.setdefault(made, []).append(len(self.verbs) - 1)  # some give back what they are given
+            self._made.setdefault(made, []).append(len(self.verbs) - 1)  # some verbs return their argument
         return made
 
-    def places(self) -> list[set[Any]]:
-        """Of each verb, the places (numbers or names) of what it reads and nobody afterwards."""
+    def last_read_arguments(self) -> list[set[Any]]:
+        """Return per verb the arguments (numbers or names) that it is the last to read."""
         found: list[set[Any]] = [set() for _ in self.verbs]
         for number, place in self._last.values():
             found[number].add(place)
         return found
 
-    def first_with(self, names: Iterable[str]) -> int:
-        """The number of the first verb that one of these weights is given to."""
+    def first_verb_with(self, names: Iterable[str]) -> int:
+        """Return the number of the first verb that is given one of these weights."""
         return min(self._met[name] for name in names)
 
     def read_from(self, number: int) -> set[int]:
-        """The verbs before one whose activations are read there or afterwards."""
+        """Return the verbs before `number` whose results it or a later verb reads."""
         read = [activation for activation, (last, _) in self._last.items() if last >= number]
         return {verb for activation in read for verb in self._made.get(activation, ()) if verb < number}

@@ -1,4 +1,4 @@
-"""A model's matrices as texts meet them (localllm.quantizing.layerwise_runner): as they stand in the source."""
+"""A model's matrices as they are in the source (see localllm.quantizing.layerwise_runner)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,45 +14,43 @@ from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
 from localllm.quantizing.plan import TensorJob
 from localllm.services.finite_check import dequantize_finite
 
-AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, and as much for errors and for targets
+AT_ONCE = 1 << 24  # weights of a matrix that are encoded together: 64 MB, as much again for errors and for targets
 
 
-class Originals:
-    """Matrices as they are."""
+class OriginalWeights:
+    """Matrices as in the source."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener):
         self.jobs, self._widener = jobs, widener
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """As of Matrices."""
         unique, places = np.unique(ids, return_inverse=True)
         tensor = self.jobs[weight.name].tensor
         return np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in unique + weight.first_row])[
             places
         ]
 
-    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        """As of Matrices."""
-        return self.taken(weight, partial(self.read, self.jobs[weight.name].tensor))
+    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+        return self.matrix_rows(weight, partial(self.read, self.jobs[weight.name].tensor))
 
-    def taken(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
-        """A weight by the rows of its tensor."""
+    def matrix_rows(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
+        """Address a weight's matrices within the rows of its tensor."""
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
             raise UnsupportedError(f"tensor {printable(tensor.name)}: experts in a tensor each cannot be calibrated")
         every, first = (1, *tensor.shape)[-2], weight.first_row
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
-    def sampled(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
-        """Rows of matrix n of a tensor, evenly spread: float32 [at most `most`, columns]."""
+    def sample_rows(self, tensor: SourceTensor, n: int, most: int) -> np.ndarray:
+        """Read evenly spaced rows of matrix n of a tensor: float32 [at most `most`, columns]."""
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(int)) + n * rows
         some = np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in places])
         tensor.release_rows(n * rows, (n + 1) * rows)
         return some
 
-    def in_pieces(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
-        """All rows of matrix n, float32 [rows, columns], some at a time."""
+    def iterate_rows(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
+        """Yield all rows of matrix n, float32 [rows, columns], up to AT_ONCE weights at a time."""
         rows, columns = (1, *tensor.shape)[-2:]
         for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
             end = min(first + step, (n + 1) * rows)
@@ -60,7 +58,7 @@ class Originals:
             tensor.release_rows(first, end)
 
     def read(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
-        """Rows, float32, good until this thread's next ones; the file's pages count as this process's no longer."""
+        """Read rows, float32, valid until this thread's next call, and release the file's pages."""
         rows = dequantize_finite(self._widener, tensor, first, end)
         tensor.release_rows(first, end)
         return rows

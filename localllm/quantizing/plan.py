@@ -41,14 +41,14 @@ SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @frozen
 class QuantizeRequest:
-    """What the user asks for."""
+    """The user's choices."""
 
     recipe: Recipe
     options: Options = field(default_factory=Options)
-    imatrix: str | None = None  # a file
-    include: Sequence[str] = ()  # parts of the names of tensors that use the importance matrix; none: all
-    exclude: Sequence[str] = ()  # of those that do not
-    overrides: Sequence[tuple[str, Any]] = ()  # metadata
+    imatrix: str | None = None  # path of an importance matrix
+    include: Sequence[str] = ()  # substrings of names of tensors that use the importance matrix; none: all
+    exclude: Sequence[str] = ()  # substrings of names of tensors that do not use it
+    overrides: Sequence[tuple[str, Any]] = ()  # metadata keys and values
     keep_split: bool = False
     allow_requantize: bool = False
     strict: bool = False
@@ -59,13 +59,13 @@ class QuantizeRequest:
 
 @dataclass(frozen=True, eq=False)
 class TensorJob:
-    """What happens to one tensor."""
+    """The conversion of one tensor."""
 
     tensor: SourceTensor
     format: Format  # of the new tensor
-    wanted: str  # the format's name that the recipe gives; another if the rows do not fit it
+    wanted: str  # the recipe's format; `format` differs if the rows do not fit it
     importance: np.ndarray | None = None  # float32 [matrices, columns]
-    makes_logits: bool = False  # and is to be searched
+    makes_logits: bool = False  # and its scales are searched by importance
 
     @property
     def is_copied(self) -> bool:
@@ -80,7 +80,7 @@ class TensorJob:
         return OutputTensor(self.tensor.name, self.format, self.tensor.shape)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The chunks: first and last row + 1, each within one matrix of a stack."""
+        """Divide the rows into chunks (first, end), each within one matrix of a stack."""
         matrix = self.tensor.shape[-2] if len(self.tensor.shape) > 1 else 1
         step = min(matrix, max(1, CHUNK // self.tensor.shape[-1]))
         return [
@@ -92,7 +92,7 @@ class TensorJob:
 
 @dataclass(frozen=True, eq=False)
 class QuantizePlan:
-    """What will be written: per file its metadata and its tensors."""
+    """The files to write, each with its metadata and its tensors."""
 
     source: Source
     files: Sequence[tuple[Mapping[str, Any], Sequence[TensorJob]]]
@@ -108,7 +108,7 @@ class QuantizePlan:
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """Size of all files in bytes, with headers and padding."""
         return sum(
             len(build_header(metadata, [job.output for job in jobs], alignment(metadata)))
             + sum(-(-job.output.nbytes // alignment(metadata)) * alignment(metadata) for job in jobs)
@@ -117,7 +117,7 @@ class QuantizePlan:
 
     @property
     def nbytes_before(self) -> int:
-        """Of the source's tensors."""
+        """Size of the source's tensors in bytes."""
         return sum(row_count(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs)
 
     @property
@@ -129,7 +129,7 @@ class QuantizePlan:
         return 8 * self.nbytes_before / self.weights
 
     def paths(self, path: str) -> list[str]:
-        """The files for an output of that name."""
+        """Name the files for an output path: split ones are numbered."""
         if len(self.files) == 1:
             return [path]
         match = SPLIT_NAME.fullmatch(path)
@@ -139,7 +139,7 @@ class QuantizePlan:
 
 def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     """Decide what every tensor becomes. Raises ModelError, UsageError."""
-    imatrix = wanted_importance(request)
+    imatrix = load_importance(request)
     overridden = ChainMap(dict(request.overrides), source.metadata)  # type: ignore[arg-type]
     facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
@@ -163,10 +163,10 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
 
 
 def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
-    """Tell which options that choose tensors by name choose none."""
+    """Report the options that choose tensors by name and match none."""
     tensors = [job.tensor for job in jobs]
     names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
-    is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # where patterns count nowhere
+    is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # types that ignore patterns
     lines = [
         f"--tensor-type {printable(pattern.pattern)}={format} matches no tensor that is quantized"
         for pattern, format in request.options.patterns
@@ -184,8 +184,8 @@ def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeR
 def job_for(
     tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
-    """What becomes of a tensor."""
-    is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # which stays as it is
+    """Decide what a tensor becomes. Raises ModelError, UsageError."""
+    is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # it is copied
     try:
         choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
     except ValueError as error:
@@ -214,8 +214,8 @@ def job_for(
     return TensorJob(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
 
 
-def wanted_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
-    """The importance matrix without what the user leaves out."""
+def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
+    """Load the importance matrix, filtered by --include-weights and --exclude-weights. Raises UsageError."""
     if request.imatrix and request.texts is not None:
         raise UsageError("--calibrate finds out which columns matter itself: leave out --imatrix")
     if request.imatrix is None:
@@ -237,14 +237,14 @@ def wanted_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
 
 
 def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.ndarray | None:
-    """Per column, float32 [matrices, columns], if it is known."""
+    """Look up a tensor's importance per column, float32 [matrices, columns]. Raises ModelError if the shape differs."""
     if imatrix is None or tensor.name not in imatrix.squares:
         return None
     mean = imatrix.squares[tensor.name].mean()
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if role_of(tensor.name) == "embedding":  # its rows are picked, not multiplied: an entry is an accident
+    if role_of(tensor.name) == "embedding":  # its rows are looked up, not multiplied, so an entry means nothing
         return None
     raise ModelError(
         f"tensor {printable(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, "
@@ -253,7 +253,7 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
 
 
 def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
-    """One sentence per replacement."""
+    """Describe each replaced format in one sentence."""
     found: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
         if job.is_fallback:
@@ -266,7 +266,7 @@ def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
 
 
 def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
-    """What the user should know of a plan."""
+    """List the warnings of a plan."""
     lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
     poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
@@ -282,13 +282,13 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 
 
 def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, Any]:
-    """The source's, and what llama-quantize adds, in its order."""
+    """Build the metadata: the source's, and what llama-quantize adds, in its order."""
     left_out = {*SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
     additions: list[tuple[str, Any]] = [("general.quantization_version", QUANTIZATION_VERSION)]
     additions += [("general.file_type", kind)] if kind is not None else []
-    additions += [(key, like(source.packed.get(key), value)) for key, value in request.overrides]
+    additions += [(key, match_type(source.packed.get(key), value)) for key, value in request.overrides]
     if imatrix:
         additions.append(("quantize.imatrix.file", request.imatrix))
         additions += [("quantize.imatrix.dataset", imatrix.datasets[0])] if imatrix.datasets else []
@@ -300,8 +300,8 @@ def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMa
     return metadata
 
 
-def like(before: Any, value: Any) -> Any:
-    """A number in the type of the value that it replaces, if it fits; readers insist on types."""
+def match_type(before: Any, value: Any) -> Any:
+    """Pack a number in the type of the value that it replaces, if it fits, for readers insist on types."""
     if not isinstance(before, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     kind = int.from_bytes(before[:4], "little")
@@ -315,7 +315,7 @@ def like(before: Any, value: Any) -> Any:
 
 
 def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]) -> list[dict[str, Any]]:
-    """Per file: the first has everything, all tell which one they are."""
+    """Divide the metadata among files: the first has everything, all have their number."""
     if len(jobs) == 1:
         return [metadata]
     tensors = np.int32(sum(map(len, jobs)))
@@ -327,6 +327,6 @@ def split_metadata(metadata: dict[str, Any], jobs: Sequence[Sequence[TensorJob]]
 
 
 def alignment(metadata: Mapping[str, Any]) -> int:
-    """Of the tensors in the file."""
+    """Return the alignment of tensors in the file, in bytes."""
     value = metadata.get("general.alignment")
     return 32 if value is None else int.from_bytes(pack_value(value)[4:8], "little")

@@ -1,7 +1,7 @@
-"""Makes a small model file from a big one: the service behind `localllm quantize`.
+"""Quantize a model: the service behind `localllm quantize`.
 
-First a plan (quantize_plan.py). Then rows are read, converted and searched in chunks on all threads while this one
-writes what is done, in order. Memory holds a few chunks, however large the model.
+plan.py decides what every tensor becomes. Then rows are read, converted and encoded in chunks on all threads while this
+one writes the results, in order. Memory holds a few chunks, however large the model.
 """
 
 import math
@@ -42,14 +42,14 @@ from localllm.system.memory import address_room
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
 
-COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of addresses that the searches' first compiling takes, and a thread
-SAMPLES, SAMPLE_ROWS = 256, 16  # places and rows of each that tell the sizes of a matrix's columns
+COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space that compiling the searches takes, and each thread
+SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix, and rows of each, that column sizes are measured on
 
 
 def open_source(path: str, projector: bool = False) -> Source:
-    """A GGUF file, or the folder of a Hugging Face checkpoint. Raises ModelError.
+    """Open a GGUF file or the folder of a Hugging Face checkpoint. Raises ModelError.
 
-    projector: not the language model of the folder, but what it sees with. Raises UsageError for a file then.
+    projector: open the folder's vision projector instead of its language model. Raises UsageError for a file then.
     """
     if os.path.isdir(path):
         from localllm.convert import is_pair_folder, open_folder, open_pair, open_projector
@@ -62,8 +62,8 @@ def open_source(path: str, projector: bool = False) -> Source:
     return GGUFSource(GGUFFile.open(path))
 
 
-def require_sense(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
-    """Raise ModelError for a GGUF file that is not valid, as it will be with `overrides` in its metadata."""
+def require_valid_source(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Raise ModelError for a GGUF file that is invalid with `overrides` in its metadata."""
     if isinstance(source, GGUFSource):
         whole = copy(source.file)
         whole.metadata = source.file.metadata | dict(overrides)
@@ -71,7 +71,7 @@ def require_sense(source: Source, overrides: Sequence[tuple[str, Any]]) -> None:
 
 
 def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
-    """The input's name with the type, in the input's folder; for a folder, beside it; a projector's is marked."""
+    """Derive the output path: the input's name and the type, beside the input, with mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT_NAME.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
@@ -79,14 +79,14 @@ def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
     return os.path.join(folder, f"{'mmproj-' * projector}{TYPE_IN_NAME.sub('', stem)}-{suffix}.gguf")
 
 
-def require_new(paths: Sequence[str]) -> None:
-    """Raises UsageError if one of the files is there. For names that nobody has given."""
+def require_absent(paths: Sequence[str]) -> None:
+    """Raise UsageError if one of the files exists. For output names that the user has not given."""
     for path in filter(os.path.lexists, paths):
         raise UsageError(f"{path}: this file exists; --force replaces it, OUT gives another name")
 
 
-def type_named(text: str) -> Recipe | None:
-    """The recipe with this name, in any case, or number; None if there is none."""
+def find_type(text: str) -> Recipe | None:
+    """Find the recipe by its name, in any case, or number; None if there is none."""
     if text.upper() == COPY.name:
         return COPY
     try:
@@ -96,16 +96,16 @@ def type_named(text: str) -> Recipe | None:
 
 
 def parse_format(text: str) -> str:
-    """A format's name, given in any case. Raises UsageError."""
+    """Parse the name of a tensor format, in any case. Raises UsageError."""
     if text.upper() not in BY_NAME:
         raise UsageError(f"{printable(text)} is no format of a tensor; expected one as Q8_0 or Q6_K")
     return text.upper()
 
 
 def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """REGEX=FORMAT, or several with commas between; names are in lower case, so the pattern is. Raises UsageError."""
+    """Parse REGEX=FORMAT, or several separated by commas; REGEX ignores case. Raises UsageError."""
     patterns = []
-    for text in (one for given in texts for one in listed_patterns(given)):
+    for text in (one for given in texts for one in split_patterns(given)):
         pattern, separator, format = text.rpartition("=")
         if not separator or not pattern:
             raise UsageError(f"--tensor-type {printable(text)}: expected REGEX=FORMAT")
@@ -116,22 +116,22 @@ def parse_patterns(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], .
     return tuple(patterns)
 
 
-def listed_patterns(text: str) -> list[str]:
-    """The parts between commas, where each has a format; otherwise the commas are the expression's."""
+def split_patterns(text: str) -> list[str]:
+    """Split at commas if each part has a format; otherwise the commas belong to the regular expression."""
     parts = text.split(",")
     has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
     return parts if has_formats else [text]
 
 
 def require_parts(source: Source, keep_split: bool) -> None:
-    """Raise UsageError if there will be one file of several, though as many are wanted."""
+    """Raise UsageError if --keep-split is given for a checkpoint that makes one file of several."""
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
     if keep_split and len(source.parts) < len(weights):
         raise UsageError(f"{source.path}: --keep-split: of {len(weights)} files of weights one file is made here")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """KEY=TYPE:VALUE, as llama-quantize has it; types are int, float, bool, str. Raises UsageError."""
+    """Parse KEY=TYPE:VALUE as llama-quantize does; TYPE is int, float, bool or str. Raises UsageError."""
     match = re.fullmatch(r"([^=]+)=(int|float|bool|str):(.*)", text, re.DOTALL)
     try:
         if match:
@@ -144,7 +144,7 @@ def parse_override(text: str) -> tuple[str, Any]:
                 "bool": bools.__getitem__,
             }
             made = convert[kind](value)
-            pack_value(made)  # whether a file can hold it
+            pack_value(made)  # raises if no file can hold it
             require_override(key, made)
             return key, made
     except (KeyError, ValueError, OverflowError):
@@ -153,7 +153,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def require_override(key: str, value: Any) -> None:
-    """Raise UsageError for metadata that would make a file that nobody can read."""
+    """Raise UsageError for metadata that would make an unreadable file."""
     if not key.isprintable() or len(key) > MAX_KEY_BYTES:
         raise UsageError(f"--override-kv {printable(key)}: no name for metadata")
     if key in SPLIT_KEYS:
@@ -165,9 +165,9 @@ def require_override(key: str, value: Any) -> None:
 
 
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
-    """Where the files will be. Raises UsageError if they must not be written there, LocalllmError if the disk is full.
+    """Resolve the output paths. Raises UsageError if they must not be written, LocalllmError if the disk is full.
 
-    One file replaces an older one in one step. Several cannot, so they never replace any.
+    One file replaces an older one atomically. Several cannot, so they never replace any.
     """
     inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
     paths = plan.paths(path)
@@ -190,10 +190,10 @@ def run(
     compiling: Progress | None = None,
     warnings: list[str] | None = None,
 ) -> list[str]:
-    """Write the files; their paths. They appear when all is done, or not at all.
+    """Write the files and return their paths. They appear when all are complete, or not at all.
 
-    threads: that search, beside this one, which writes.  warnings: gets lines that the user should see. Raises
-    ModelError for a weight that is no finite number, UsageError, LocalllmError.
+    threads: encoding threads, besides this one, which writes.  warnings: gets lines for the user. Raises ModelError for
+    a weight that is not finite, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
@@ -203,15 +203,15 @@ def run(
             if request.texts is None:
                 trouble = write(plan, targets, threads, on_progress, compiling)
             else:
-                trouble = calibrated(plan, targets, request, threads, on_progress, compiling)
+                trouble = write_calibrated(plan, targets, request, threads, on_progress, compiling)
         except ModelError as error:
-            raise prefixed(error, plan.source.path) from None
+            raise with_path(error, plan.source.path) from None
     if warnings is not None and trouble:
         warnings.append(trouble)
     return targets
 
 
-def calibrated(
+def write_calibrated(
     plan: QuantizePlan,
     targets: Sequence[str],
     request: QuantizeRequest,
@@ -219,28 +219,28 @@ def calibrated(
     on_progress: OnProgress,
     compiling: Progress | None,
 ) -> str | None:
-    """The same, after the model has read texts with which its matrices are encoded."""
+    """Calibrate on the request's texts, then write as `write` does."""
     from localllm.quantizing.calibrate import SUFFIX, Calibration
-    from localllm.quantizing.scale_folding import folded
+    from localllm.quantizing.scale_folding import fold_scales
 
     calibration = Calibration(plan, request.texts or ())
     with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as done:
-        source = folded(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
+        source = fold_scales(plan.source, request, threads, lambda _, of, name: on_progress(0, name), compiling, done)
         plan = calibration.with_metadata(make_plan(source, request))
-        calibration.planned(plan).run(done, widener_of(plan, compiling), threads, on_progress)
+        calibration.for_plan(plan).run(done, widener_of(plan, compiling), threads, on_progress)
         trouble = write(plan, targets, threads, on_progress, compiling, done)
     done.remove()
     return trouble
 
 
 def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
-    """For the tensors of a plan, as they are and as they will be, and may be: formats that are named."""
+    """Compile the dequantizers for a plan's tensors, before and after, and for the named formats."""
     said = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
     return Widener({job.tensor.format for job in plan.jobs} | said, compiling)
 
 
-def prefixed(error: ModelError, path: str) -> ModelError:
-    """The error with the path in front."""
+def with_path(error: ModelError, path: str) -> ModelError:
+    """Prefix the error with the path."""
     return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
 
 
@@ -252,8 +252,11 @@ def write(
     compiling: Progress | None,
     done: ArrayLog | None = None,
 ) -> str | None:
-    """The work of `run`; why compiled code could not be kept, if so. done: has tensors that are encoded already."""
-    if address_room() < COMPILING + threads * THREAD:  # LLVM ends the process where it gets no more
+    """Encode and write all files; returns why compiled code could not be cached, if so.
+
+    done: has the tensors that are encoded already.
+    """
+    if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
         raise MemoryLimitError("not enough memory to compile what quantize searches with")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
@@ -267,7 +270,7 @@ def write(
 
 
 def finish(files: Sequence[SafeFile]) -> None:
-    """Give all files their names, or none: those of a split model did not exist before."""
+    """Give all files their final names, or none: files of a split model did not exist before."""
     finished: list[str] = []
     try:
         for file in files:
@@ -281,10 +284,10 @@ def finish(files: Sequence[SafeFile]) -> None:
 
 
 class SearchAhead:
-    """Searches ahead of the writer, on several threads, over the borders of tensors."""
+    """Encodes chunks ahead of the writer, on several threads, across tensors."""
 
     def __init__(self, jobs: Sequence[TensorJob], widener: Widener, threads: int, known: ArrayLog | None = None):
-        """known: has tensors that are encoded already."""
+        """Start the threads; known: has the tensors that are encoded already."""
         self._known: Container[str] = known or ()
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
@@ -295,13 +298,13 @@ class SearchAhead:
     def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
         importance, known = job.importance, self._known
         if isinstance(known, ArrayLog) and job.tensor.name in known:
-            return (partial(known_rows, known, job, *rows) for rows in job.ranges())
+            return (partial(stored_rows, known, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
             importance = mean_squares(widener, job.tensor)
         return (partial(new_rows, widener, job, importance, *rows) for rows in job.ranges())
 
     def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
-        """The bytes of a tensor; of all tensors in order."""
+        """Yield the bytes of a tensor; to be called for all tensors in order."""
         for first, last in job.ranges():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
             yield self._queue.popleft().result()
@@ -316,14 +319,17 @@ class SearchAhead:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def known_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
-    """Rows of a tensor that is encoded already, as bytes."""
+def stored_rows(known: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
+    """Read rows of a tensor that is encoded already, uint8."""
     width = job.format.row_bytes(job.tensor.shape[-1])
     return known.read(job.tensor.name, first * width, last * width)
 
 
 def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, first: int, last: int) -> np.ndarray:
-    """Rows of the new tensor, as bytes; importance: float32 [matrices, columns]. Raises ModelError, see `widened`."""
+    """Encode rows of the new tensor, uint8; importance: float32 [matrices, columns].
+
+    Raises ModelError for a weight that is not finite.
+    """
     tensor = job.tensor
     if job.is_copied and not can_widen(tensor.format):
         return tensor.rows(first, last)
@@ -334,7 +340,7 @@ def new_rows(widener: Widener, job: TensorJob, importance: np.ndarray | None, fi
 
 
 def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
-    """Of a matrix's columns, float32 [1, columns]: an importance of columns where nobody has measured it.
+    """Compute a matrix's column importance from its own weights, float32 [1, columns], where none was measured.
 
     For the matrix that makes the logits, since large weights meet large hidden states: SmolLM2 with its embedding in
     IQ4_NL loses half as much (KL divergence 0.052 for 0.102); with its other matrices it loses more. Some rows suffice.

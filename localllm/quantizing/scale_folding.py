@@ -1,14 +1,14 @@
-"""Scales that are folded away: measured for a model whose matrices will be encoded (engine.trace.scale_folding).
+"""Choose the scales that are folded into a model before its matrices are encoded (engine.trace.scale_folding).
 
-What matrices read is divided by a number for each column, and their columns are multiplied with it. The model stays the
-same, but it is not as wrong when its matrices are encoded: columns that meet much get weights that are larger than
-others of their block and so are rounded less (AWQ, Lin et al. 2023, arXiv 2306.00978), and what meets them has no
-columns that stand out (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438), for other programs round that to 8 bits, with
-one scale for 256 numbers where weights are in super-blocks: what meets SmolLM2's queries, keys and values loses half as
-much by that as their weights by Q4_K.
+The inputs of matrices are divided by a scale per column, and the matrices' columns are multiplied by it. The model
+computes the same, but encoding does less harm: columns with large inputs get weights that are larger than the others of
+their block and are rounded less (AWQ, Lin et al. 2023, arXiv 2306.00978), and the inputs have no outlier columns
+(SmoothQuant, Xiao et al. 2022, arXiv 2211.10438). The latter matters because other programs round inputs to 8 bits,
+with one scale for 256 numbers where weights are in super-blocks: the inputs of SmolLM2's queries, keys and values lose
+half as much by that as their weights by Q4_K.
 
-The numbers are powers of what columns meet and of what they weigh. Both errors count, in what matrices make of texts
-other than those that said what they meet.
+The scales are powers of the columns' mean squares in inputs and in weights. Both errors count, measured on other texts
+than those that the mean squares are of.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,28 +35,28 @@ from localllm.quant.hessian import limit_outliers
 from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
 from localllm.quantizing.folded_source import FoldedSource
 from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibrationError
-from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 
-READ, TOKENS = 12, 256  # chunks, and tokens of each
-SAMPLE = 64  # rows of a matrix that tell
-EXPERTS = 3  # of a stack, that tell
-INPUTS = 512  # rows of what it meets
-MET, WEIGHED = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # powers that are tried
-WIDEST = 64.0  # scales are at most so many times the usual one, and at least so many parts of it
-GAIN = 0.99  # of the error, at most, for scales to be taken
+READ, TOKENS = 12, 256  # chunks that are read, and tokens of each
+SAMPLE = 64  # rows of a matrix that errors are measured on
+EXPERTS = 3  # matrices of a stack that errors are measured on
+INPUTS = 512  # input rows that errors are measured on
+MET, WEIGHED = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # exponents of inputs' and of weights' mean squares
+WIDEST = 64.0  # scales are from 1 / WIDEST to WIDEST
+GAIN = 0.99  # largest fraction of the unscaled error at which scales are used
 
-RECORD = "scales folded away"  # no name of a tensor
+RECORD = "scales folded away"  # a key in the log that no tensor has
 
-OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
+OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
 
 class FoldReader(NamedTuple):
-    """A matrix, or one of a stack, and what it meets.
+    """A matrix that reads scaled columns, or one of a stack, and its inputs.
 
     Attributes:
-        format: that it will have.  weights: rows of it, float32 [rows, columns].  squares: means of what its columns
-            meet, float32 [columns].  inputs: other ones, float32 [tokens, columns].
+        format: that it will have.  weights: sampled rows, float32 [rows, columns].  squares: mean squares of its
+            inputs, float32 [columns].  inputs: others than those, float32 [tokens, columns].
     """
 
     format: str
@@ -65,20 +65,20 @@ class FoldReader(NamedTuple):
     inputs: np.ndarray
 
     def error(self, scales: np.ndarray) -> float:
-        """What is wrong in what it makes, relative to that, if its columns (and what meets them) are scaled."""
+        """Compute the relative squared output error with scales on the columns, float32 [columns]."""
         made = self.inputs @ self.weights.T
         blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
         found = round_activations(self.inputs / scales, BY_NAME[self.format].block) @ dequantize(self.format, blocks).T
         return float(((found - made) ** 2).sum(dtype=np.float64) / (made**2).sum(dtype=np.float64))
 
 
-def scales_for(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
-    """The best of those that are tried, float32 [width]; None if none are better than ones."""
+def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
+    """Search the best scales, float32 [width]; None if none beat ones."""
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
     ones = np.ones(fold.width, np.float32)
-    tried = [usual(met, weighed, *powers) for powers in product(MET, WEIGHED)]
+    tried = [power_scales(met, weighed, *powers) for powers in product(MET, WEIGHED)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
             lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *tried]
@@ -87,8 +87,8 @@ def scales_for(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1)
     return tried[best] if errors[best] < GAIN * alone else None
 
 
-def usual(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
-    """Scales of columns, float32, 1 in the geometric mean, by mean squares of what they meet and of their weights."""
+def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
+    """Compute scales of columns, float32, of geometric mean 1, from the mean squares of inputs and of weights."""
     is_used = (met > 0) & (weighed > 0)
     logarithms = np.zeros(len(met))
     logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
@@ -97,11 +97,11 @@ def usual(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.nd
     return np.exp(np.clip(logarithms, -most, most)).astype(np.float32)
 
 
-class FoldMeasurer(Originals):
-    """Measures folds as their matrices are met.
+class FoldMeasurer(OriginalWeights):
+    """Measures folds once all their matrices have had inputs.
 
     Attributes:
-        scales: of those that gain, float32 [width].
+        scales: of the folds that gain, float32 [width].
     """
 
     def __init__(
@@ -118,8 +118,7 @@ class FoldMeasurer(Originals):
         self._readers, self._met = dict[ScaleFold, list[FoldReader]](), set[str]()
         self._on_fold = on_fold
 
-    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        """As of Matrices."""
+    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         name, fold = weight.name, self._folds.get(weight.name)
         if fold and name not in self._met:
             self._met.add(name)
@@ -128,17 +127,17 @@ class FoldMeasurer(Originals):
                 self._measure(fold, name)
         if name in LOGITS:
             raise StopCalibrationError
-        return super().met(weight, inputs)
+        return super().resolve(weight, inputs)
 
     def _measure(self, fold: ScaleFold, name: str) -> None:
         readers = self._readers.pop(fold)
-        scales = scales_for(fold, readers, self._threads) if readers else None
+        scales = search_scales(fold, readers, self._threads) if readers else None
         if scales is not None:
             self.scales[fold] = scales
         self._on_fold(len(self._met), name)
 
     def _read(self, job: TensorJob, inputs: Inputs) -> list[FoldReader]:
-        """What a matrix, or some of a stack, make of texts of which every second one tells what they meet."""
+        """Sample a matrix, or some of a stack; every second text gives the mean squares, the others the inputs."""
         if not is_calibrated(job):
             return []
         shape = job.tensor.shape
@@ -149,13 +148,13 @@ class FoldMeasurer(Originals):
             seen, other = (np.concatenate(pieces[half::2]) for half in (0, 1))
             if len(seen) and len(other):
                 some, squares = other[:: -(-len(other) // INPUTS)], mean_squares(seen, job.tensor.name)
-                reader = FoldReader(job.format.name, self.sampled(job.tensor, n, SAMPLE), squares, some)
+                reader = FoldReader(job.format.name, self.sample_rows(job.tensor, n, SAMPLE), squares, some)
                 readers += [reader] if (some @ reader.weights.T).any() else []
         return readers
 
 
 def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
-    """Of columns that meet the tensor of that name, float32 [columns]. Raises ModelError for what is no number."""
+    """Compute mean squares of a tensor's inputs, float32 [columns]. Raises ModelError if they are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = (x**2).mean(axis=0)
     if not np.isfinite(found).all():
@@ -163,7 +162,7 @@ def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
     return found
 
 
-def folded(
+def fold_scales(
     source: Source,
     request: QuantizeRequest,
     threads: int,
@@ -171,20 +170,20 @@ def folded(
     compiling: Progress | None = None,
     done: ArrayLog | None = None,
 ) -> FoldedSource:
-    """The source with scales that gain with the formats of the request's type, whatever formats are chosen afterwards.
+    """Fold scales that gain with the formats of the request's type, whatever formats are chosen later.
 
-    done: has them if they were found before, or gets them. Raises ModelError.
+    done: has the scales of an earlier run, or stores these. Raises ModelError.
     """
     if isinstance(source, FoldedSource):
         return source
     plan = make_plan(source, replace(request, options=request.options._replace(formats={})))
     calibration = Calibration(plan, request.texts or ())
     widener = Widener({job.tensor.format for job in plan.jobs if can_widen(job.tensor.format)}, compiling)
-    folds = possible(calibration)
+    folds = foldable(calibration)
     if done is not None and RECORD in done:
         scales = done.read(RECORD, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
     else:
-        scales = measured(calibration, folds, widener, threads, on_matrix)
+        scales = measure_scales(calibration, folds, widener, threads, on_matrix)
         if done is not None:
             done.add(RECORD, scales)
     ends = np.cumsum([fold.width for fold in folds])
@@ -194,8 +193,8 @@ def folded(
     )
 
 
-def possible(calibration: Calibration) -> list[ScaleFold]:
-    """What can be folded, of matrices that will be encoded."""
+def foldable(calibration: Calibration) -> list[ScaleFold]:
+    """Find the folds whose tensors can be scaled and of which a matrix will be encoded."""
     jobs = calibration.jobs
     return [
         fold
@@ -205,13 +204,13 @@ def possible(calibration: Calibration) -> list[ScaleFold]:
     ]
 
 
-def measured(
+def measure_scales(
     calibration: Calibration, folds: Sequence[ScaleFold], widener: Widener, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
-    """The scales of all folds, one behind the other, float32; ones where nothing gains. Raises ModelError."""
+    """Measure the scales of all folds, concatenated, float32; ones where nothing gains. Raises ModelError."""
     total = sum(len(fold.multiplied) for fold in folds)
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:
-        calibration.forward(watched, calibration.some(READ, TOKENS), threads)
+        calibration.forward(watched, calibration.select_chunks(READ, TOKENS), threads)
     found = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]
     return np.concatenate([np.zeros(0, np.float32), *found])

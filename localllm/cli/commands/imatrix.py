@@ -81,7 +81,7 @@ def imatrix(
         read(collector, line)
         found = collector.result()
         write_imatrix(output, merged.plus(found) if merged else found)
-        collector.forget()
+        collector.remove_part()
     dim(f"{len(found.squares)} matrices, {found.chunks} chunks of {found.chunk_size} tokens")
 
 

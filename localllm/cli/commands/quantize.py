@@ -166,7 +166,7 @@ def quantize(
         texts,
     )
     source = service.open_source(path, mmproj)
-    service.require_sense(source, overrides)
+    service.require_valid_source(source, overrides)
     service.require_parts(source, keep_split)
     is_by_need, is_named = file_size is not None or bits is not None, target is not None or force
     target = service.default_output(path, recipe, mmproj) if target is None else target
@@ -202,7 +202,7 @@ def require_consent(
     from localllm.quantizing import quantize as service
 
     if not is_named:
-        service.require_new(plan.paths(target))
+        service.require_absent(plan.paths(target))
     if before is not None and nbytes > ADDED * before and not force:
         sizes = f"{size(nbytes)}, from {size(before)}"
         raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
@@ -210,16 +210,16 @@ def require_consent(
 
 def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
     """How large the file may be, in bytes, for the type's plan. Raises UsageError."""
-    from localllm.quantizing.mixed_precision.plan import bits_of, size_of
+    from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:
         raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
     if size is not None and bits is not None:
         raise UsageError("--size and --bpw say the same: give one")
     if size is not None:
-        return size_of(size)
+        return parse_size(size)
     assert bits is not None
-    return bits_of(bits)
+    return parse_bits(bits)
 
 
 def needed(
@@ -235,8 +235,8 @@ def needed(
     They are for the model as it is scaled inside, which is the source then.
     """
     from localllm.files.safe_file import resolve_target
-    from localllm.quantizing.mixed_precision.plan import by_need, require_possible, with_formats, write_formats
-    from localllm.quantizing.scale_folding import folded
+    from localllm.quantizing.mixed_precision.plan import choose_formats, require_possible, with_formats, write_formats
+    from localllm.quantizing.scale_folding import fold_scales
     from localllm.system.cpu import usable_cores
 
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
@@ -248,9 +248,9 @@ def needed(
         line.show(f"{doing}: {100 * done // max(total, 1)} %, {one_line(name)}")
 
     try:
-        source = folded(source, request, count, show, opening.compiling(line))
+        source = fold_scales(source, request, count, show, opening.compiling(line))
         check = partial(show, doing="checking")
-        chosen = by_need(source, request, size, count, show, check, opening.compiling(line))
+        chosen = choose_formats(source, request, size, count, show, check, opening.compiling(line))
     finally:
         line.clear()
     said = f"{chosen.predicted:.4f}, {chosen.usual:.4f} with the formats of {request.recipe.name}"
@@ -262,10 +262,10 @@ def needed(
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
     """IN, OUT, TYPE and threads, in llama-quantize's order: IN [OUT] TYPE [THREADS]. Raises UsageError."""
-    from localllm.quantizing.quantize import type_named
+    from localllm.quantizing.quantize import find_type
 
     for place in (1, 2):
-        recipe = type_named(arguments[place]) if place < len(arguments) else None
+        recipe = find_type(arguments[place]) if place < len(arguments) else None
         rest = arguments[place + 1 :]
         if recipe and (not rest or (len(rest) == 1 and rest[0].isdecimal())):
             threads = int(rest[0]) if rest else None
@@ -278,9 +278,9 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
 
 def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What stands before the texts, and they: what follows TYPE, which is the third or the second word."""
-    from localllm.quantizing.quantize import type_named
+    from localllm.quantizing.quantize import find_type
 
-    ends = [place + 1 for place in (1, 2) if place < len(arguments) and type_named(arguments[place])]
+    ends = [place + 1 for place in (1, 2) if place < len(arguments) and find_type(arguments[place])]
     end = ends[0] if ends else len(arguments)
     return arguments[:end], arguments[end:]
 

@@ -1,4 +1,4 @@
-"""Measures what sensitivity.py decides by: errors of each matrix in each format, and the harm that they do."""
+"""Measure what sensitivity.py decides by: each matrix's error in each format, and the harm of an error."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,26 +17,26 @@ from localllm.quant.gptq import Feedback, cost
 from localllm.quant.hessian import add_own_errors, limit_outliers, mean_moments
 from localllm.quantizing.calibrate import EMBEDDING, LOGITS, Calibration
 from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, MatrixRows, StopCalibrationError
-from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, group_of
-from localllm.quantizing.original_weights import Originals
+from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, group_of
+from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import TensorJob
 from localllm.services.scores import divergence as of_token
 from localllm.services.scores import log_sum_exp
 
-SAMPLE = 96  # rows of a matrix that tell what its formats cost
-EXPERTS = 3  # of a stack, that stand for all
-COARSE = ("Q3_K", "Q4_0")  # the first one that fits: what a matrix becomes when its harm is measured
-DAMPING = 0.3  # of the error feedback
-INPUTS = 512  # rows of what a matrix meets that tell what rounding them costs
-READ, TOKENS = 12, 128  # chunks whose inputs are taken; tokens of each of those that tell the harm
+SAMPLE = 96  # rows of a matrix whose errors are measured
+EXPERTS = 3  # matrices of a stack that are measured
+COARSE = ("Q3_K", "Q4_0")  # formats for measuring harm; the first one that fits the rows is used
+DAMPING = 0.3  # of the Hessian, see localllm.quant.gptq.shrink
+INPUTS = 512  # input rows that the rounding error is measured on
+READ, TOKENS = 12, 128  # chunks whose inputs are collected; tokens of each chunk that harm is measured on
 PROBES = 4
 
 T = TypeVar("T")
-OnMatrix = Callable[[int, int, str], None]  # (done, of how many, name)
+OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
 
 class MatrixBlocks(NamedTuple):
-    """A matrix, or a stack of them, encoded.
+    """An encoded matrix, or a stack of them.
 
     Attributes:
         format: its name.  rows: uint8 [rows, bytes].
@@ -46,35 +46,34 @@ class MatrixBlocks(NamedTuple):
     rows: np.ndarray
 
 
-class ActivationCollector(Originals):
-    """Looks at matrices with what they meet where all are as they are.
+class ActivationCollector(OriginalWeights):
+    """Collects the inputs of matrices in the unchanged model.
 
     Attributes:
-        seen: names of those that need not be looked at any more.
+        processed: names of the matrices that are done.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener)
-        self._threads, self._on_matrix, self.seen = threads, on_matrix, set[str]()
+        self._threads, self._on_matrix, self.processed = threads, on_matrix, set[str]()
         self._shared: Any = None
 
-    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        """As of Matrices."""
+    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         job = self.jobs[weight.name]
-        if weight.name not in self.seen and is_free(job):
-            self.seen.add(weight.name)
-            self.look(job, inputs)
+        if weight.name not in self.processed and is_adjustable(job):
+            self.processed.add(weight.name)
+            self.process(job, inputs)
             self._on_matrix(weight.name)
         if weight.name in LOGITS:
             raise StopCalibrationError
-        return super().met(weight, inputs)
+        return super().resolve(weight, inputs)
 
-    def look(self, job: TensorJob, inputs: Inputs) -> None:
-        """At the matrix, or the stack of them, of a tensor."""
+    def process(self, job: TensorJob, inputs: Inputs) -> None:
+        """Process a tensor's matrix or stack with its inputs."""
         raise NotImplementedError
 
-    def known(self, inputs: Inputs, n: int, name: str) -> Feedback:
-        """By what matrix n meets in every second chunk."""
+    def feedback_for(self, inputs: Inputs, n: int, name: str) -> Feedback:
+        """Build the error feedback of matrix n from its inputs in every second chunk."""
         if inputs.shared is None or inputs.shared is not self._shared:
             self._feedback = Feedback(self._moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
             self._shared = inputs.shared
@@ -86,60 +85,58 @@ class ActivationCollector(Originals):
             add_own_errors(moments)
         return moments
 
-    def each(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
-        """What is made of each, on several threads."""
+    def map_threads(self, of: Callable[[T], Any], several: Iterable[T]) -> list[Any]:
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(of, several))
 
-    def encoded(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
-        """All rows of a tensor."""
+    def encode_matrix(self, job: TensorJob, inputs: Inputs, format: str) -> MatrixBlocks:
+        """Encode all rows of a tensor."""
         shape, pieces = job.tensor.shape, []
         for n in range(row_count(shape) // (1, *shape)[-2]):
-            feedback = self.known(inputs, n, job.tensor.name)
-            pieces += [feedback.encode(format, some) for some in self.in_pieces(job.tensor, n)]
+            feedback = self.feedback_for(inputs, n, job.tensor.name)
+            pieces += [feedback.encode(format, some) for some in self.iterate_rows(job.tensor, n)]
         return MatrixBlocks(format, np.concatenate(pieces))
 
 
 class SensitivityCollector(ActivationCollector):
-    """Takes down what matrices' formats cost with what they meet, and makes coarse ones.
+    """Measures the errors of each matrix in each format, and encodes it coarsely.
 
     Attributes:
-        needs: of each matrix, without harm.  coarse: of each, in the first format of COARSE that fits.
+        needs: per matrix, without harm.  coarse: each matrix in the first format of COARSE that fits.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: Callable[[str], None]):
         super().__init__(jobs, widener, threads, on_matrix)
-        self.needs, self.coarse = dict[str, Need](), dict[str, MatrixBlocks]()
+        self.needs, self.coarse = dict[str, Sensitivity](), dict[str, MatrixBlocks]()
         self._shared_others: Any = None
 
-    def look(self, job: TensorJob, inputs: Inputs) -> None:
-        """As of ActivationCollector."""
+    def process(self, job: TensorJob, inputs: Inputs) -> None:
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
         count, names = row_count(tensor.shape) // rows, candidates(columns)
         some = np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int))
         found, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), blocks_of(names)
         _, *costs = (found / (found[0] or 1.0)).tolist()
-        self.needs[tensor.name] = Need(
+        self.needs[tensor.name] = Sensitivity(
             tensor.name,
             prod(tensor.shape),
             dict(zip(names, costs[: len(names)], strict=True)),
             dict(zip(blocks, costs[len(names) :], strict=True)),
         )
-        self.coarse[tensor.name] = self.encoded(job, inputs, next(name for name in COARSE if name in names))
+        self.coarse[tensor.name] = self.encode_matrix(job, inputs, next(name for name in COARSE if name in names))
 
     def costs(self, tensor: SourceTensor, n: int, inputs: Inputs) -> list[float]:
-        """Of matrix n: what it would cost to leave it out, then in each format, then by the rounding of its inputs."""
-        feedback, (moments, met) = self.known(inputs, n, tensor.name), self._others(inputs, n, tensor.name)
-        weights, names = self.sampled(tensor, n, SAMPLE), candidates(tensor.shape[-1])
+        """Compute the output error of matrix n: left out (the norm), in each format, then of rounding its inputs."""
+        feedback, (moments, met) = self.feedback_for(inputs, n, tensor.name), self._held_out(inputs, n, tensor.name)
+        weights, names = self.sample_rows(tensor, n, SAMPLE), candidates(tensor.shape[-1])
 
         def of(format: str) -> float:
             return cost(weights - dequantize(format, feedback.encode(format, weights)), moments)
 
-        rounding = self.each(lambda block: rounding_cost(weights, met, block), blocks_of(names))
-        return [cost(weights, moments), *self.each(of, names), *rounding]
+        rounding = self.map_threads(lambda block: rounding_cost(weights, met, block), blocks_of(names))
+        return [cost(weights, moments), *self.map_threads(of, names), *rounding]
 
-    def _others(self, inputs: Inputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Second moments of what matrix n meets in the chunks that `known` leaves out, and some of that."""
+    def _held_out(self, inputs: Inputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return second moments of matrix n's inputs in the other chunks than `feedback_for`, and a sample."""
         if inputs.shared is None or inputs.shared is not self._shared_others:
             pieces = list(inputs.of(n))[1::2]
             met = np.concatenate(list(limit_outliers(pieces)))
@@ -148,55 +145,55 @@ class SensitivityCollector(ActivationCollector):
         return self._last_others
 
 
-class CoarseWeights(Originals):
-    """Some matrices are coarse, all others as they are."""
+class CoarseWeights(OriginalWeights):
+    """The model's matrices, some of them replaced by coarse ones."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, coarse: Mapping[str, MatrixBlocks]):
-        """widener: for their formats, too."""
+        """Take matrices from `coarse` where it has them; widener: for their formats too."""
         super().__init__(jobs, widener)
         self._coarse = coarse
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """Of an embedding that makes the logits, too, coarse ones."""
         if weight.name not in self._coarse:
             return super().rows(weight, ids)
         format, blocks = self._coarse[weight.name]
         return self._widener.widen(BY_NAME[format], blocks[ids + weight.first_row], weight.shape[-1]).copy()
 
-    def met(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        """As of Matrices."""
+    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
         if weight.name not in self._coarse:
-            return super().met(weight, inputs)
+            return super().resolve(weight, inputs)
         format, blocks = self._coarse[weight.name]
         columns = weight.shape[-1]
-        return self.taken(weight, lambda first, end: self._widener.widen(BY_NAME[format], blocks[first:end], columns))
+        return self.matrix_rows(
+            weight, lambda first, end: self._widener.widen(BY_NAME[format], blocks[first:end], columns)
+        )
 
 
 def blocks_of(formats: Sequence[str]) -> list[int]:
-    """How many weights share a scale in these formats."""
+    """List how many weights share a scale in these formats."""
     return sorted({BY_NAME[name].block for name in formats})
 
 
-def is_free(job: TensorJob) -> bool:
-    """Whether a matrix may get another format than the recipe's."""
+def is_adjustable(job: TensorJob) -> bool:
+    """Tell whether a matrix may get another format than the recipe's."""
     return not job.is_copied and job.format.block > 1
 
 
-def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix) -> Iterator[Need]:
-    """What is known of the matrices that get a format by need."""
+def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix) -> Iterator[Sensitivity]:
+    """Measure the matrices that may get another format."""
     jobs = calibration.jobs
-    wanted = sum(map(is_free, jobs.values()))
+    wanted = sum(map(is_adjustable, jobs.values()))
     surveyed = SensitivityCollector(
         jobs, widener, threads, lambda name: on_matrix(len(surveyed.needs), 2 * wanted, name)
     )
-    chunks = calibration.some(READ)
+    chunks = calibration.select_chunks(READ)
     calibration.forward(surveyed, chunks, threads)
     probes = [chunk[:TOKENS] for chunk in chunks[:: max(1, len(chunks) // PROBES)]]
-    groups: dict[str, list[Need]] = {}
+    groups: dict[str, list[Sensitivity]] = {}
     for need in surveyed.needs.values():
         groups.setdefault(group_of(need.name), []).append(need)
-    filled, pasts = calibration.pasts(probes, [[need.name for need in group] for group in groups.values()])
-    base = calibration.logits(Originals(jobs, widener), probes, threads, filled)
+    filled, pasts = calibration.plan_reuse(probes, [[need.name for need in group] for group in groups.values()])
+    base = calibration.logits(OriginalWeights(jobs, widener), probes, threads, filled)
     for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
         found = calibration.logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
@@ -209,13 +206,13 @@ def survey(calibration: Calibration, widener: Widener, threads: int, on_matrix: 
 
 
 def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
-    """As localllm.quant.gptq.cost, of inputs [tokens, columns] that are rounded to 8 bits, a scale for so many."""
+    """Compute localllm.quant.gptq.cost of rounding inputs, [tokens, columns], to 8 bits, `block` of them per scale."""
     lost = (round_activations(met, block) - met) @ weights.T
     return float((lost**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
 def divergence(base: BatchedActivations, other: BatchedActivations, threads: int = 1) -> float:
-    """The mean Kullback-Leibler divergence of predictions, by logits float32 [tokens, vocab] of each text."""
+    """Compute the mean Kullback-Leibler divergence per token; logits float32 [tokens, vocab] of each text."""
 
     def of(one: np.ndarray, another: np.ndarray) -> float:
         total, (scratch, known) = 0.0, np.empty((2, one.shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""Formats by measured need for a whole plan, and the file that says them."""
+"""Choose the formats of a whole plan by measured sensitivity, and store them in a file."""
 
 import re
 import tomllib
@@ -15,18 +15,18 @@ from localllm.files.text_file import read_text
 from localllm.kernels.build.library import Progress
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing.calibrate import Calibration
-from localllm.quantizing.mixed_precision.measure import OnMatrix, is_free, survey
-from localllm.quantizing.mixed_precision.refine import corrected
-from localllm.quantizing.mixed_precision.sensitivity import Need, candidates, chosen, predicted, total
+from localllm.quantizing.mixed_precision.measure import OnMatrix, is_adjustable, survey
+from localllm.quantizing.mixed_precision.refine import refine
+from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
 from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, make_plan
 from localllm.quantizing.quantize import widener_of
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-OWN = "own"  # the size that the type has
+OWN = "own"  # stands for the size that the quantization type has
 
 
-def size_of(text: str) -> Callable[[QuantizePlan], int]:
-    """What --size means, in bytes, for the plan of the type: 3.5GB, 800M, a number, or "own". Raises UsageError."""
+def parse_size(text: str) -> Callable[[QuantizePlan], int]:
+    """Parse --size into bytes for a plan: 3.5GB, 800M, a number, or "own", the type's size. Raises UsageError."""
     if text.lower() == OWN:
         return lambda plan: plan.nbytes
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
@@ -36,33 +36,33 @@ def size_of(text: str) -> Callable[[QuantizePlan], int]:
     return lambda plan: number
 
 
-def bits_of(bits: float) -> Callable[[QuantizePlan], int]:
-    """What --bpw means. Raises UsageError."""
+def parse_bits(bits: float) -> Callable[[QuantizePlan], int]:
+    """Parse --bpw, bits per weight, into bytes for a plan. Raises UsageError."""
     if not 1 <= bits <= 32:
         raise UsageError(f"--bpw should be from 1 to 32 bits, not {bits}")
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 
-def offered(plan: QuantizePlan) -> set[str]:
-    """Names of the formats that its matrices may get."""
-    return {name for job in plan.jobs if is_free(job) for name in candidates(job.tensor.shape[-1])}
+def candidate_formats(plan: QuantizePlan) -> set[str]:
+    """List the formats that the plan's matrices may get."""
+    return {name for job in plan.jobs if is_adjustable(job) for name in candidates(job.tensor.shape[-1])}
 
 
 def require_possible(source: Source, request: QuantizeRequest, size: Callable[[QuantizePlan], int]) -> None:
-    """Raises UsageError, before anything is measured, if even the smallest formats take more."""
+    """Raise UsageError, before anything is measured, if even the smallest formats take more."""
     plan = make_plan(source, request)
-    smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_free(job)}
+    smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
     least = make_plan(source, with_formats(request, smallest)).nbytes
     if size(plan) < least:
         raise UsageError(f"no formats are so small: the file has {least} bytes at least, not {size(plan)}")
 
 
-class ByNeed(NamedTuple):
-    """What was chosen.
+class MixedPrecision(NamedTuple):
+    """The chosen formats and what they cost.
 
     Attributes:
-        formats: by tensor.  found: the divergence with them on texts held back, what meets matrices not rounded.
-        predicted: with that.  usual: predicted with the formats that the type has.
+        formats: by tensor.  found: measured divergence on held-out texts, inputs not rounded.
+        predicted: divergence with rounded inputs.  usual: the same prediction for the type's own formats.
     """
 
     formats: dict[str, str]
@@ -71,7 +71,7 @@ class ByNeed(NamedTuple):
     usual: float
 
 
-def by_need(
+def choose_formats(
     source: Source,
     request: QuantizeRequest,
     size: Callable[[QuantizePlan], int],
@@ -79,10 +79,10 @@ def by_need(
     on_matrix: OnMatrix,
     on_check: OnMatrix,
     compiling: Progress | None = None,
-) -> ByNeed:
-    """Formats for a file of that size. Raises ModelError, UsageError."""
+) -> MixedPrecision:
+    """Choose formats for a file of `size` bytes. Raises ModelError, UsageError."""
     plan = make_plan(source, request)
-    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling, offered(plan))
+    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling, candidate_formats(plan))
     needs = list(survey(calibration, widener, threads, on_matrix))
     if not needs:
         raise UsageError("there is no matrix whose format could be chosen")
@@ -92,35 +92,35 @@ def by_need(
     def size_with(formats: Mapping[str, str]) -> int:
         return calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes
 
-    choose = partial(fitting, most=size(plan), rest=rest, size_with=size_with)
-    formats, found = corrected(calibration, needs, choose, widener, threads, on_check)
-    return ByNeed(formats, found, predicted(needs, formats), predicted_of(needs, usual))
+    choose = partial(fit_to_size, most=size(plan), rest=rest, size_with=size_with)
+    formats, found = refine(calibration, needs, choose, widener, threads, on_check)
+    return MixedPrecision(formats, found, predict(needs, formats), predict_or_nan(needs, usual))
 
 
-def fitting(
-    needs: Sequence[Need], most: int, rest: int, size_with: Callable[[Mapping[str, str]], int]
+def fit_to_size(
+    needs: Sequence[Sensitivity], most: int, rest: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
-    """Formats for a file of at most `most` bytes, about `rest` of which are not the matrices'.
+    """Choose formats for a file of at most `most` bytes, about `rest` of which are not the matrices'.
 
-    size_with: of the file, to the byte: paddings come and go with formats. Raises UsageError.
+    size_with: exact size of a file with such formats, since paddings change with them. Raises UsageError.
     """
     budget = most - rest
-    while (over := size_with(formats := chosen(needs, budget)) - most) > 0:
+    while (over := size_with(formats := cheapest_within(needs, budget)) - most) > 0:
         budget -= over
     return formats
 
 
-def predicted_of(needs: list[Need], formats: Mapping[str, str]) -> float:
-    """As `predicted`, of formats that may not have been measured: those count by their bits."""
+def predict_or_nan(needs: list[Sensitivity], formats: Mapping[str, str]) -> float:
+    """Predict the divergence; NaN if a matrix has a format that was not measured."""
     known = [need for need in needs if formats[need.name] in need.errors]
-    return predicted(known, formats) if len(known) == len(needs) else float("nan")
+    return predict(known, formats) if len(known) == len(needs) else float("nan")
 
 
 # ---- files
 
 
 def write_formats(path: str, formats: Mapping[str, str]) -> None:
-    """A line for each tensor. Raises LocalllmError."""
+    """Write one line per tensor. Raises LocalllmError."""
     lines = ["# Formats of tensors, for localllm quantize --plan. They may be changed.\n"]
     lines += [f'"{name}" = "{format}"\n' for name, format in formats.items()]
     with SafeFile(path) as file:
@@ -128,7 +128,7 @@ def write_formats(path: str, formats: Mapping[str, str]) -> None:
 
 
 def read_formats(path: str, source: Source) -> dict[str, str]:
-    """What such a file says. Raises UsageError for one that does not fit the source."""
+    """Read such a file. Raises UsageError if it does not fit the source."""
     name, text = printable(path, 4096), read_text(path)
     try:
         said = tomllib.loads(text)
@@ -144,5 +144,4 @@ def read_formats(path: str, source: Source) -> dict[str, str]:
 
 
 def with_formats(request: QuantizeRequest, formats: Mapping[str, str]) -> QuantizeRequest:
-    """The request, with these."""
     return replace(request, options=request.options._replace(formats=formats))

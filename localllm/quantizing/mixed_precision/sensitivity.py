@@ -1,11 +1,11 @@
-"""Which matrix needs how many bits: formats by measured need, for a file of a given size.
+"""Choose a format for each matrix by its measured sensitivity, for a file of a given size.
 
-Of each matrix it is measured what its formats cost: the mean square of what is wrong in its output, relative to that
-output, through the second moments of what it meets, and because other programs round that to 8 bits (with a scale for
-256 numbers where weights are in super-blocks, else for 32); and how much the model's predictions suffer from such an
-error: the divergence when that matrix alone is coarse. To first order what all matrices do adds up, so that the least
-sum for a size is found by a price of a byte (Lagrange's multiplier): every matrix takes the format whose divergence and
-bytes cost least together.
+Per matrix two things are measured: the mean squared output error in each format, relative to the output, through the
+second moments of its inputs, plus that of rounding the inputs to 8 bits as other programs do (one scale for 256 numbers
+where weights are in super-blocks, else for 32); and the harm of such an error: the divergence of the model's
+predictions when that matrix alone is coarse. To first order the divergences of all matrices add up, so the least sum
+for a size is found with a price per byte (Lagrange's multiplier): every matrix takes the format whose divergence and
+bytes cost least.
 """
 
 import re
@@ -18,16 +18,16 @@ from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
 
 # Formats with codebooks decode more slowly, so none are offered.
 OF_SUPER_BLOCKS = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
-OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows of any 32
-TOGETHER = {KEY: QUERY, UP: GATE}  # whose errors are measured together
+OF_BLOCKS = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows of any multiple of 32
+TOGETHER = {KEY: QUERY, UP: GATE}  # whose harm is measured together
 
 
 @dataclass
-class Need:
-    """What is known of a matrix, or of a stack of them.
+class Sensitivity:
+    """The measured sensitivity of a matrix, or of a stack of them.
 
-    weights: how many.  errors: by format, what is wrong in its output because of its weights, relative to it.
-    rounding: because of what it meets, by the numbers that share a scale.  harm: divergence for such an error of 1.
+    weights: their number.  errors: by format, relative output error of the encoded weights.
+    rounding: relative output error of rounded inputs, by numbers per scale.  harm: divergence per relative error of 1.
     """
 
     name: str
@@ -40,36 +40,36 @@ class Need:
         return self.weights // BY_NAME[format].block * BY_NAME[format].bytes
 
     def cost(self, format: str) -> float:
-        """The divergence that a format makes, to first order."""
+        """Predict the divergence that a format causes, to first order."""
         return self.harm * (self.errors[format] + self.rounding.get(BY_NAME[format].block, 0.0))
 
 
 def candidates(columns: int) -> Sequence[str]:
-    """The formats that are offered to rows of so many weights, the smallest first."""
+    """List the formats that fit rows of `columns` weights, the smallest first."""
     names = (*OF_SUPER_BLOCKS, *OF_BLOCKS)
     return [name for name in names if columns % BY_NAME[name].block == 0]
 
 
 def group_of(name: str) -> str:
-    """Matrices of one name are measured together: those of two layers."""
-    layer, kind = layer_of(name), kind_of(name)
+    """Name the group that a matrix's harm is measured with: matrices of one role in two neighbouring layers."""
+    layer, kind = layer_of(name), role_group(name)
     return name if layer is None or kind == OTHER else f"blk.{layer // 2 * 2}.{kind}"
 
 
 def layer_of(name: str) -> int | None:
-    """The number of a tensor's layer."""
+    """Parse the layer number of a tensor."""
     layer = re.match(r"blk\.(\d+)\.", name)
     return int(layer[1]) if layer else None
 
 
-def kind_of(name: str) -> str:
-    """The role of a tensor, or of that with which it is measured."""
+def role_group(name: str) -> str:
+    """Return the role of a tensor, or the one that it is measured with."""
     role = role_of(name)
     return TOGETHER.get(role, role)
 
 
-def chosen(needs: Sequence[Need], budget: int) -> dict[str, str]:
-    """The formats of least divergence that take at most `budget` bytes together.
+def cheapest_within(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]:
+    """Choose the formats of least divergence that take at most `budget` bytes together.
 
     Raises UsageError if even the smallest ones take more.
     """
@@ -85,21 +85,21 @@ def chosen(needs: Sequence[Need], budget: int) -> dict[str, str]:
             low = price
         else:
             high = price
-    return filled(needs, cheapest(needs, high), budget)
+    return spend_rest(needs, cheapest(needs, high), budget)
 
 
-def cheapest(needs: Sequence[Need], price: float) -> dict[str, str]:
-    """Of each the format of least divergence and bytes at a price, per byte, in units of the largest divergence."""
+def cheapest(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
+    """Choose per matrix the format with the least divergence + price * bytes, in units of the largest divergence."""
     scale = max(max(map(need.cost, need.errors)) for need in needs) / max(need.weights for need in needs) or 1.0
 
-    def cost(need: Need, name: str) -> tuple[float, int]:
+    def cost(need: Sensitivity, name: str) -> tuple[float, int]:
         return need.cost(name) + price * scale * need.bytes(name), need.bytes(name)
 
     return {need.name: min(need.errors, key=lambda name: cost(need, name)) for need in needs}
 
 
-def filled(needs: Sequence[Need], formats: dict[str, str], budget: int) -> dict[str, str]:
-    """The same, and what is left of the budget spent where it helps most per byte."""
+def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: int) -> dict[str, str]:
+    """Spend what is left of the budget where it lowers the divergence most per byte; changes `formats`."""
     room = budget - total(needs, formats)
     while True:
         steps = [
@@ -115,11 +115,11 @@ def filled(needs: Sequence[Need], formats: dict[str, str], budget: int) -> dict[
         formats[name], room = format, room - more
 
 
-def total(needs: Sequence[Need], formats: Mapping[str, str]) -> int:
-    """Bytes."""
+def total(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
+    """Sum the bytes."""
     return sum(need.bytes(formats[need.name]) for need in needs)
 
 
-def predicted(needs: Sequence[Need], formats: Mapping[str, str]) -> float:
-    """The divergence of all together, to first order."""
+def predict(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> float:
+    """Predict the divergence of all matrices together, to first order."""
     return sum(need.cost(formats[need.name]) for need in needs)
