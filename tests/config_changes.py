@@ -38,7 +38,7 @@ def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
-        return dict(family.read(config.of_text(family.defaults)).metadata)
+        return dict(family.read(config.text_config(family.defaults)).metadata)
     except ModelError as error:
         return str(error).removeprefix("config.json: ")
 

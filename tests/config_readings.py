@@ -44,7 +44,7 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
-        h = family.read(config := config.of_text(family.defaults))
+        h = family.read(config := config.text_config(family.defaults))
     except ModelError as error:
         return str(error).removeprefix("config.json: ")
     found = {**h.metadata, **{f"sizes.{name}": size for name, size in h.sizes.items()}}

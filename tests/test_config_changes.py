@@ -14,8 +14,8 @@ from localllm.convert import open_folder
 from localllm.convert.config import Config
 from localllm.convert.families import family_of
 from localllm.convert.families.bert import labels
+from localllm.convert.families.diffusion import masked, of_mask
 from localllm.convert.families.gemma3n import deviations
-from localllm.convert.families.masked import masked, of_mask
 from localllm.convert.families.qwen_next import in_turn
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.modules import left_out

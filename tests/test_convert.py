@@ -28,12 +28,12 @@ from tiny_model import CHATML, vocabulary
 import localllm
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.description import is_plain
-from localllm.convert.files import understood
-from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, cut_by, pretokenizer_name, probe
+from localllm.convert.files import report_as_model_error
+from localllm.convert.pretokenizer_name import USUAL_NAMES, candidates, pretokenizer_name, probe, split_words
 from localllm.convert.sentencepiece import message, read_sentencepiece, varint
 from localllm.convert.token_table import Tokens
 from localllm.convert.tokens import cuts_nothing, groups_of_merges, merge_pairs, prepends_space, refuse_normalizer
-from localllm.convert.vocabulary import VocabularySettings, switches, vocabulary_metadata
+from localllm.convert.vocabulary import VocabularySettings, token_flags, vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.text.pretokenizers import PRETOKENIZERS
@@ -297,7 +297,7 @@ def test_the_probe_tells_all_pretokenizers_apart():
         same = [
             (cuts[cut], name)
             for name, known in candidates(ignore_merges).items()
-            if cuts.setdefault(cut := tuple(cut_by(known, probe())), name) != name
+            if cuts.setdefault(cut := tuple(split_words(known, probe())), name) != name
         ]
         assert same in ([], [("qwen2", "bailingmoe")])  # two spellings of one thing
     assert all(PRETOKENIZERS[name] == PRETOKENIZERS[usual] for name, usual in USUAL_NAMES.items())
@@ -822,7 +822,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
     ("error", "told"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
 )
 def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
-    with pytest.raises(ModelError, match=f"^x.json: not as expected: {told}$"), understood(Path("x.json")):
+    with pytest.raises(ModelError, match=f"^x.json: not as expected: {told}$"), report_as_model_error(Path("x.json")):
         raise error
 
 
@@ -971,11 +971,11 @@ def test_what_is_put_around_texts(tmp_path: Path, model: str, processor: Any, sa
     tokens.put(0, "<s>", 3)
     tokens.put(1, "</s>", 3)
     known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=said)
-    found = switches(tokens, known, ids)
+    found = token_flags(tokens, known, ids)
     assert {name.removeprefix("tokenizer.ggml."): value for name, value in found.items()} == expected
     for adds in (True, False):
         tokens.adds_space = adds
-        told = switches(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
+        told = token_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
         assert told == (
             None if model == "bert" else said["add_prefix_space"] if said.get("add_prefix_space") is False else adds
         )

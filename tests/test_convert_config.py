@@ -14,7 +14,7 @@ from localllm.convert.arrangement import CheckpointTensor
 from localllm.convert.config import Config
 from localllm.convert.families.dense import windows_of
 from localllm.convert.families.layer_norms import of_heads
-from localllm.convert.families.seeing import of_text
+from localllm.convert.families.vision import select_text_family
 from localllm.convert.families.windowed import windows_behind
 from localllm.convert.pair_folder import words
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
@@ -91,11 +91,11 @@ def test_sections_and_defaults():
 
 
 def test_the_part_for_the_language_model():
-    both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).of_text(
+    both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).text_config(
         {"a": 9, "b": 8}
     )
     assert (both.count("a"), both.count("b"), both.flag("tie_word_embeddings")) == (2, 8, False)
-    inner = config(text_config={"tie_word_embeddings": True}).of_text({})
+    inner = config(text_config={"tie_word_embeddings": True}).text_config({})
     assert inner.flag("tie_word_embeddings")
 
 
@@ -355,7 +355,7 @@ def test_what_belongs_to_a_checkpoint(tmp_path: Path):
     for name in ("b.json", "a.safetensors", "x.gguf", "c"):
         (tmp_path / name).touch()
     (tmp_path / "folder.json").mkdir()
-    assert folder.own_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
+    assert folder.checkpoint_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
 
 
 def tensor(format: str, *shape: int) -> CheckpointTensor:
@@ -435,9 +435,9 @@ def test_numbers_of_protobuf():
 def test_who_reads_for_a_model_that_sees():
     """As transformers takes what text_config does not say; the end of a line belongs to the projector."""
     for kind, hidden in ({}, 11008), ({"model_type": "mistral"}, 14336):
-        family = of_text(config(text_config=kind))
+        family = select_text_family(config(text_config=kind))
         assert family.sees and family.defaults["intermediate_size"] == hidden and family.unread
         ends = ("image_newline", "model.image_newline", "image_newlines", "model.norm.weight")
         assert [bool(family.unread.fullmatch(name)) for name in ends] == [True, True, False, False]
     with pytest.raises(ModelError, match="text_config: model_type x is not supported"):
-        of_text(config(text_config={"model_type": "x"}))
+        select_text_family(config(text_config={"model_type": "x"}))

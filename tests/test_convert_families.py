@@ -278,7 +278,7 @@ def understood(variant: str, **said: Any) -> CheckpointFacts | str:
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
-        return family.read(config.of_text(family.defaults))
+        return family.read(config.text_config(family.defaults))
     except ModelError as error:
         return str(error)
 
@@ -548,7 +548,7 @@ def test_heads_that_smolvlm2_does_not_say(tmp_path: Path):
     content = facts("smolvlm")["config"]
     said = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
     config = Config(said | {"text_config": {"head_dim": 2}, "architectures": content["architectures"]}, tmp_path)
-    assert family_of(config).read(config.of_text(family_of(config).defaults)).sizes["heads"] == 32
+    assert family_of(config).read(config.text_config(family_of(config).defaults)).sizes["heads"] == 32
 
 
 @pytest.mark.parametrize("sections", [None, [2, 3], [2, 3, 4], [2, 3, True], "2 3 3"])

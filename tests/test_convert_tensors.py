@@ -9,23 +9,23 @@ import pytest
 from localllm.convert.projectors.parts import slice_of
 from localllm.convert.tensors import (
     BYTES,
-    Made,
+    DerivedSource,
     as_float32,
     column,
-    computed,
     every_second,
     flat,
-    in_float32,
-    in_pairs,
     kept,
+    map_values,
     mxfp4,
-    of_columns,
-    reshaped,
+    pad_rows,
+    permute_columns,
+    reshape,
     scaled,
-    spread,
-    stacked,
-    transposed,
-    with_rows,
+    stack,
+    take_strided,
+    to_float32,
+    to_pairs,
+    transpose,
 )
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
@@ -36,7 +36,7 @@ def numbers(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return (np.arange(prod(shape)) + 1).reshape(shape).astype(dtype)
 
 
-def source(array: np.ndarray) -> Made:
+def source(array: np.ndarray) -> DerivedSource:
     name = next(name for name, dtype in DTYPES.items() if array.dtype == dtype)
     data = array.reshape(prod(array.shape[:-1]), -1)
 
@@ -44,10 +44,10 @@ def source(array: np.ndarray) -> Made:
         assert 0 <= first < last <= len(data), "asked for rows that are not there"
         return data[first:last].view(np.uint8)
 
-    return Made(name, array.shape, rows)
+    return DerivedSource(name, array.shape, rows)
 
 
-def check(made: Made, expected: np.ndarray) -> None:
+def check(made: DerivedSource, expected: np.ndarray) -> None:
     """Any rows are those of the whole, as bytes of one row each."""
     assert made.shape == expected.shape
     count = prod(expected.shape[:-1])
@@ -64,31 +64,31 @@ def check(made: Made, expected: np.ndarray) -> None:
 ])  # fmt: skip
 def test_heads_in_pairs(turned: int, order: list[int]):
     array = numbers(16, 3)
-    check(in_pairs(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
+    check(to_pairs(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
 
 
 def test_some_rows_of_each_period():
     array = numbers(12, 3)
-    check(spread(source(array), (6, 3), period=12, start=1, step=2), array[1::2])
-    check(spread(source(array), (2, 2, 3), period=6, start=3), array.reshape(2, 6, 3)[:, 3:5])
-    check(spread(source(array), (2, 3, 3), period=6, start=0, step=2), array.reshape(2, 6, 3)[:, ::2])
+    check(take_strided(source(array), (6, 3), period=12, start=1, step=2), array[1::2])
+    check(take_strided(source(array), (2, 2, 3), period=6, start=3), array.reshape(2, 6, 3)[:, 3:5])
+    check(take_strided(source(array), (2, 3, 3), period=6, start=0, step=2), array.reshape(2, 6, 3)[:, ::2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 def test_matrices_on_matrices(dtype: type):
     array = numbers(3, 2, 4, dtype=dtype)
-    check(stacked([source(matrix) for matrix in array]), array)
-    check(transposed(source(array)), array.swapaxes(-1, -2))
-    check(transposed(source(array[0])), array[0].T)
-    check(reshaped(source(array), (6, 4)), array.reshape(6, 4))
-    check(of_columns(source(array), np.array([2, 0, 3, 1])), array[..., [2, 0, 3, 1]])
+    check(stack([source(matrix) for matrix in array]), array)
+    check(transpose(source(array)), array.swapaxes(-1, -2))
+    check(transpose(source(array[0])), array[0].T)
+    check(reshape(source(array), (6, 4)), array.reshape(6, 4))
+    check(permute_columns(source(array), np.array([2, 0, 3, 1])), array[..., [2, 0, 3, 1]])
 
 
 def test_rows_of_zeros_below():
     array = numbers(3, 4)
     given = source(array)
-    assert with_rows(given, 3) is given
-    check(with_rows(given, 6), np.concatenate([array, np.zeros((3, 4), np.float32)]))  # type: ignore[arg-type]
+    assert pad_rows(given, 3) is given
+    check(pad_rows(given, 6), np.concatenate([array, np.zeros((3, 4), np.float32)]))  # type: ignore[arg-type]
 
 
 def test_columns_and_vectors():
@@ -103,14 +103,14 @@ def test_columns_and_vectors():
 
 def test_functions_of_numbers():
     array = numbers(4, 3, dtype=np.float16)
-    check(computed(source(array), np.negative), -array.astype(np.float32))
-    check(in_float32(source(array)), array.astype(np.float32))  # type: ignore[arg-type]
+    check(map_values(source(array), np.negative), -array.astype(np.float32))
+    check(to_float32(source(array)), array.astype(np.float32))  # type: ignore[arg-type]
     given = source(numbers(2, 2))
-    assert in_float32(given) is given
+    assert to_float32(given) is given
     rows, one = np.array([1, 2, 3, 4], np.float32), np.array([10], np.float32)
     check(scaled(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)  # type: ignore[arg-type]
     assert scaled(given, []) is given
-    assert computed(source(array), np.negative).dtype == "F32" and kept(np.ones(3)).shape == (3,)
+    assert map_values(source(array), np.negative).dtype == "F32" and kept(np.ones(3)).shape == (3,)
 
 
 def test_slices():
@@ -133,9 +133,9 @@ def test_mxfp4_of_a_checkpoint():
     scale = random.integers(0, 256, (2, 3, 2), np.uint8)
     pairs = (codes[..., ::2] | codes[..., 1::2] << 4).reshape(2, 3, 2, 16)
 
-    def of(array: np.ndarray) -> Made:
+    def of(array: np.ndarray) -> DerivedSource:
         data = array.reshape(-1, array.shape[-1])
-        return Made("U8", array.shape, lambda first, last: data[first:last])
+        return DerivedSource("U8", array.shape, lambda first, last: data[first:last])
 
     made = mxfp4(of(pairs), of(scale))
     assert (made.dtype, made.shape) == ("MXFP4", (2, 3, 64))
@@ -148,12 +148,14 @@ def test_mxfp4_of_a_checkpoint():
 
 
 @pytest.mark.parametrize("function", [
-    lambda made: in_pairs(made, 4), transposed, lambda made: computed(made, np.exp), lambda made: slice_of(made, 0, 4),
+    lambda made: to_pairs(made, 4), transpose, lambda made: map_values(made, np.exp), lambda made: slice_of(made, 0, 4),
 ])  # fmt: skip
-def test_no_more_is_read_than_asked_for(function: Callable[[Made], Made]):
+def test_no_more_is_read_than_asked_for(function: Callable[[DerivedSource], DerivedSource]):
     """Of a head's rows one is in the other half; a matrix is turned round as a whole."""
     asked = list[tuple[int, int]]()
     inner = source(numbers(2, 4, 4))
-    watched = Made("F32", inner.shape, lambda first, last: (asked.append((first, last)), inner.rows(first, last))[1])
+    watched = DerivedSource(
+        "F32", inner.shape, lambda first, last: (asked.append((first, last)), inner.rows(first, last))[1]
+    )
     function(watched).rows(0, 1)
     assert asked and max(last for _, last in asked) <= 4

@@ -9,7 +9,7 @@ import pytest
 from checkpoint import write_checkpoint, write_json
 from tiny_model import write_tiny_model
 
-from localllm.convert.folder import parted
+from localllm.convert.folder import split_names
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
@@ -126,12 +126,12 @@ def test_a_checkpoint_of_several_files_stays_so(tmp_path: Path, cli, files: int)
 
 
 def test_parts_of_about_the_same_size():
-    assert parted({"a": 1, "b": 1, "c": 1, "d": 1}, 2) == [["a", "b"], ["c", "d"]]
-    assert parted({"a": 100, "b": 1, "c": 1}, 3) == [["a"], ["b"], ["c"]]
-    assert parted({"a": 1, "b": 1, "c": 100}, 3) == [["a"], ["b"], ["c"]]
-    assert parted({"a": 1}, 4) == [["a"]]
+    assert split_names({"a": 1, "b": 1, "c": 1, "d": 1}, 2) == [["a", "b"], ["c", "d"]]
+    assert split_names({"a": 100, "b": 1, "c": 1}, 3) == [["a"], ["b"], ["c"]]
+    assert split_names({"a": 1, "b": 1, "c": 100}, 3) == [["a"], ["b"], ["c"]]
+    assert split_names({"a": 1}, 4) == [["a"]]
     for count in range(1, 12):
-        parts = parted({f"blk.{number}.x": 1 + number % 7 for number in range(11)}, count)
+        parts = split_names({f"blk.{number}.x": 1 + number % 7 for number in range(11)}, count)
         assert len(parts) == count and all(parts) and sum(map(len, parts)) == 11
 
 

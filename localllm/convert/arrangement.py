@@ -11,7 +11,7 @@ import numpy as np
 from localllm.convert.family import Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.places import TensorPlace, places
-from localllm.convert.tensors import Shape, TensorSource, as_float32, in_float32, kept, scaled, stacked
+from localllm.convert.tensors import Shape, TensorSource, as_float32, kept, scaled, stack, to_float32
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -53,11 +53,11 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     base = name.removesuffix(".weight")
     last = base.rpartition(".")[2]
     if source.dtype == "F64" or base == name or last in FULL_NUMBERS or last.endswith("_norm"):
-        source = in_float32(source)
+        source = to_float32(source)
     return CheckpointTensor(name, BY_NAME[source.dtype], source.shape, source)
 
 
-def with_guessing_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
+def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
     """The layers that guess the token behind the next one are among the others if they are there: a checkpoint may have
     left them out."""
     layers, guessing = h.sizes["layers"], h.sizes.get("guessing", 0)
@@ -70,12 +70,12 @@ def with_guessing_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> Ch
     return h.plus({"layers": total}, block_count=total, nextn_predict_layers=guessing)
 
 
-def arranged(
+def arrange_tensors(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
     """All tensors under their GGUF names, in the order of the layers. Raises ModelError for one too many or too few."""
     wanted = places(family, h.sizes, h.tied)
-    found = by_place(stored, family, h, wanted, warnings)
+    found = match_tensors(stored, family, h, wanted, warnings)
     for name, place in wanted.items():
         if all(part in found for part in place.of):
             sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
@@ -85,7 +85,7 @@ def arranged(
             raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
 
 
-def by_place(
+def match_tensors(
     stored: Mapping[str, Stored],
     family: Family,
     h: CheckpointFacts,
@@ -163,13 +163,13 @@ class Names:
 def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlace) -> TensorSource:
     """A tensor of this shape, which may be stored by experts. Raises ModelError."""
     if -1 in found and len(found) == 1:
-        return checked(found[-1], shape, place.dtypes)
+        return check_tensor(found[-1], shape, place.dtypes)
     if len(shape) != 3 or set(found) != set(range(shape[0])):
         raise ModelError(f"{folder}: there are {len(found)} tensors for the experts of {name}; expected {shape[0]}")
-    return stacked([checked(found[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
+    return stack([check_tensor(found[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 
-def checked(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
+def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
     """The tensor. Raises ModelError if it is not of this shape, or of none of these types."""
     if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")

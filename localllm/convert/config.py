@@ -43,18 +43,18 @@ class Config:
         first = names[0] if isinstance(names, list) and names else None
         return first if isinstance(first, str) else ""
 
-    def of_text(self, defaults: Mapping[str, Any]) -> "Config":
+    def text_config(self, defaults: Mapping[str, Any]) -> "Config":
         """What it says of the language model: beside others, in models that see too. With what it need not say."""
         content = {**defaults, **self.content, **self.section("text_config").content}
         if "tie_word_embeddings" in self.content:  # of which the outer one counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
-        return self.replaced(content)
+        return self.with_content(content)
 
     def plus(self, **more: Any) -> "Config":
         """The same, as if it said these things, too."""
-        return self.replaced({**self.content, **more})
+        return self.with_content({**self.content, **more})
 
-    def replaced(self, content: Mapping[str, Any]) -> "Config":
+    def with_content(self, content: Mapping[str, Any]) -> "Config":
         """The same object with this in it."""
         return Config(content, self.path, self.warnings, self.asked, self.prefix)
 

@@ -17,7 +17,7 @@ NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # types that tensors ma
 
 
 @frozen
-class MadeOf:
+class DerivedTensor:
     """A tensor that a checkpoint has in another shape, or as several."""
 
     dimensions: Dimensions
@@ -27,7 +27,7 @@ class MadeOf:
     needed: bool = True
 
 
-Layer = Mapping[str, Dimensions | MadeOf]  # by names without "blk.N." and ".weight"
+Layer = Mapping[str, Dimensions | DerivedTensor]  # by names without "blk.N." and ".weight"
 
 
 @frozen

@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def understood(path: Path) -> Iterator[None]:
+def report_as_model_error(path: Path) -> Iterator[None]:
     """Whatever trips over the contents of a file raises a ModelError that names it."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, arranged, gguf_tensor, with_guessing_layers
+from localllm.convert.arrangement import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.families import family_of
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def parts(self) -> list[list[str]]:
-        return parted({tensor.name: nbytes(tensor) for tensor in self.tensors}, self.count)
+        return split_names({tensor.name: nbytes(tensor) for tensor in self.tensors}, self.count)
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
@@ -59,14 +59,14 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     refuse_adapter(folder)
     config = Config.of(folder)
     family = family_of(config)
-    config = config.of_text(family.defaults)
+    config = config.text_config(family.defaults)
     stored = open_weights(folder)
     h = family.read(config)
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
-    h = with_guessing_layers(h, stored)
+    h = with_mtp_layers(h, stored)
     h = h.plus({"packed": packed(stored, h.sizes["width"])})
-    tensors = [*arranged(folder, stored, family, h, config.warnings)]
+    tensors = [*arrange_tensors(folder, stored, family, h, config.warnings)]
     tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
         tensors.append(gguf_tensor(f"{name}.weight", matrix))
@@ -86,7 +86,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     refuse_lone_surrogates(folder, metadata)
     warnings = [*config.warnings, *unused_of_config(config), *more, *warnings, *left_out(folder)]
     warnings += invalid_templates(metadata)
-    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
+    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -119,7 +119,7 @@ def nbytes(tensor: CheckpointTensor) -> int:
     return row_count(tensor.shape) * tensor.format.row_bytes(tensor.shape[-1])
 
 
-def parted(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Names in the order in which files have them, in so many parts of about the same size; none is empty."""
     names, total = llama_order(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
@@ -139,7 +139,7 @@ def packed(stored: Mapping[str, Stored], width: int) -> int:
     return 0 if not found else TURNED if found[0][-1:] == (width,) else PACKED
 
 
-def own_files(folder: Path) -> list[str]:
+def checkpoint_files(folder: Path) -> list[str]:
     """What belongs to a checkpoint."""
     return sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
 

@@ -45,7 +45,7 @@ def decoder(
     refuse_other_activations(config, activations)
     sizes = attention_sizes(config)
     context = config.count("max_position_embeddings", 2048)
-    dims = rotated_numbers(config, sizes["head_dim"])
+    dims = rotary_dims(config, sizes["head_dim"])
     if whole_heads and dims != sizes["head_dim"]:
         raise config.refusal("partial_rotary_factor is not supported")
     rope = read_rope(config, dims, context, scalings)
@@ -84,7 +84,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
     }
 
 
-def rotated_numbers(config: Config, head_dim: int) -> int:
+def rotary_dims(config: Config, head_dim: int) -> int:
     """How many of a head's numbers are rotated."""
     share = rope_parameters(config).number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)

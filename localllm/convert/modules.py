@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.weights import Stored, read_header
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -27,7 +27,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
     text = read_text(path)
     if text is None:
         return []
-    with understood(path):
+    with report_as_model_error(path):
         found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
     for _, place in found:
         if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
@@ -83,7 +83,7 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
 def prompts(folder: Path) -> dict[str, Any]:
     """What stands before queries and documents, as keys of a GGUF file."""
     path = folder / "config_sentence_transformers.json"
-    with understood(path):
+    with report_as_model_error(path):
         found = (read_json(path) or {}).get("prompts") or {}
         texts = {role: found[name] for role, names in ROLES.items() for name in names if found.get(name)}
     return {f"{PROMPT}{role}": text for role, text in texts.items() if isinstance(text, str)}

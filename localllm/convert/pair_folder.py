@@ -6,15 +6,15 @@ from typing import Any
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, checked, gguf_tensor
+from localllm.convert.arrangement import CheckpointTensor, check_tensor, gguf_tensor
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
-from localllm.convert.folder import Checkpoint, file_type, own_files, refuse_lone_surrogates
+from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
 from localllm.convert.projector_folder import CONVOLUTION, preparation
 from localllm.convert.projectors.parts import Part, plain, with_bias
-from localllm.convert.tensors import in_float32
+from localllm.convert.tensors import to_float32
 from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -66,7 +66,7 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
     about |= {"clip.has_text_encoder": True, "clip.has_vision_encoder": True, "clip.use_gelu": ACTIVATIONS[kind]}
     metadata = about | metadata | words(folder) | {"general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
-    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, [])
+    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, [])
 
 
 def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> dict[str, Part]:
@@ -115,8 +115,8 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
     for name, part in parts.items():
         if part.theirs not in stored:
             raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
-        made = checked(stored[part.theirs], part.shape, NUMBERS)
-        found.append(gguf_tensor(name, in_float32(made) if len(made.shape) == CONVOLUTION else made))
+        made = check_tensor(stored[part.theirs], part.shape, NUMBERS)
+        found.append(gguf_tensor(name, to_float32(made) if len(made.shape) == CONVOLUTION else made))
     return found
 
 

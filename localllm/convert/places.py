@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from localllm.convert.family import NUMBERS, Dimensions, Family, MadeOf, Sizes
-from localllm.convert.tensors import Shape, TensorSource, column, computed, flat, in_halves, in_pairs, transposed
+from localllm.convert.family import NUMBERS, DerivedTensor, Dimensions, Family, Sizes
+from localllm.convert.tensors import Shape, TensorSource, column, flat, map_values, to_halves, to_pairs, transpose
 from localllm.frozen import frozen
 
 BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
@@ -44,10 +44,12 @@ class CheckpointModel:
     family: Family
     sizes: Sizes
 
-    def places_of(self, prefix: str, name: str, dimensions: Dimensions | MadeOf) -> Iterator[tuple[str, TensorPlace]]:
+    def places_of(
+        self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
+    ) -> Iterator[tuple[str, TensorPlace]]:
         """The places of a tensor and, if it may have one, of its bias; prefix: the layer."""
         whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
-        if isinstance(dimensions, MadeOf):
+        if isinstance(dimensions, DerivedTensor):
             yield whole_name, self._made(prefix, dimensions)
             return
         shape, bias = self._shape(dimensions), f"{prefix}{name}.bias"
@@ -55,7 +57,7 @@ class CheckpointModel:
         if (prefix and len(shape) == 2) or name in self.family.biased:
             yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
-    def _made(self, prefix: str, its: MadeOf) -> TensorPlace:
+    def _made(self, prefix: str, its: DerivedTensor) -> TensorPlace:
         """Of a tensor that is stored in its own way."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
         return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes, its.needed)
@@ -67,14 +69,14 @@ class CheckpointModel:
     def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
         """What a family does with its tensors; name: with ".bias" for those."""
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
-            order = in_pairs if self.family.rotated else in_halves
+            order = to_pairs if self.family.rotated else to_halves
             matrix = source if len(source.shape) > 1 else column(source)
             turned = order(matrix, self.sizes["head_dim"], self.sizes.get("turned", 0))
             return turned if len(source.shape) > 1 else flat(turned)
         if name in self.family.transposed:
-            return transposed(source)
+            return transpose(source)
         if self.family.offset_norms and name.endswith("norm"):
-            return computed(source, lambda numbers: numbers + 1)
+            return map_values(source, lambda numbers: numbers + 1)
         return source
 
     def _shape(self, dimensions: Dimensions) -> Shape:

@@ -120,7 +120,7 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
     known = candidates(ignore_merges)
     for text in (probe()[-300:], probe()):  # most differ at once
         words = [span for _, span in cut.pre_tokenize_str(text)]
-        known = {name: family for name, family in known.items() if cut_by(family, text) == words}
+        known = {name: family for name, family in known.items() if split_words(family, text) == words}
     if not known:
         raise ModelError("the pre-tokenizer cuts text like none that localllm and llama.cpp know")
     name = next(iter(known))
@@ -143,6 +143,6 @@ def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
     return {name: known for known, name in families.items()}
 
 
-def cut_by(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
+def split_words(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
     """Where a known pre-tokenizer's words begin and end."""
     return list(pairwise(accumulate(map(len, make_splitter(known.patterns)(text)), initial=0)))

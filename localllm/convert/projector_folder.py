@@ -7,15 +7,15 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.arrangement import CheckpointTensor, checked, gguf_tensor
+from localllm.convert.arrangement import CheckpointTensor, check_tensor, gguf_tensor
 from localllm.convert.config import Config
 from localllm.convert.description import description
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
-from localllm.convert.folder import Checkpoint, file_type, own_files, refuse_lone_surrogates
+from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
 from localllm.convert.projectors import projector_of
 from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
-from localllm.convert.tensors import in_float32
+from localllm.convert.tensors import to_float32
 from localllm.convert.weights import Stored, open_weights
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -48,13 +48,13 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {f"clip.{name}": value for name, value in facts.metadata.items() if value is not None}
     metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
     refuse_lone_surrogates(folder, metadata)
-    return Checkpoint(os.fspath(path), own_files(folder), metadata, tensors, [])
+    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, [])
 
 
 def text_width(config: Config) -> int:
     """Numbers of an embedding of the language model. Raises ModelError."""
     kind = config.section("text_config").get("model_type")
-    return config.of_text({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count("hidden_size")
+    return config.text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count("hidden_size")
 
 
 def preparation(folder: Path) -> Config:
@@ -79,5 +79,5 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
     for name, part in facts.parts.items():
         if part.theirs not in found:
             raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
-        made = part.made(checked(found[part.theirs], part.shape, NUMBERS))
-        yield gguf_tensor(name, in_float32(made) if len(made.shape) == CONVOLUTION else made)
+        made = part.made(check_tensor(found[part.theirs], part.shape, NUMBERS))
+        yield gguf_tensor(name, to_float32(made) if len(made.shape) == CONVOLUTION else made)

@@ -30,7 +30,7 @@ def rope_parameters(config: Config) -> Config:
     if "full_attention" in section.content:
         section = section.section("full_attention")
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    return section.replaced({**{name: config.get(name) for name in names}, **section.content})
+    return section.with_content({**{name: config.get(name) for name in names}, **section.content})
 
 
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:

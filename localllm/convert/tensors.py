@@ -31,7 +31,7 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class DerivedSource:
     """A source that is made of others."""
 
     dtype: str
@@ -39,7 +39,7 @@ class Made:
     rows: Rows
 
 
-def picked(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> Made:
+def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
     """Some rows of a source, in another order; where: int [rows], numbers of the new rows -> those of the source."""
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -47,10 +47,10 @@ def picked(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.
         start = int(wanted.min())
         return source.rows(start, int(wanted.max()) + 1)[wanted - start]
 
-    return Made(source.dtype, shape, rows)
+    return DerivedSource(source.dtype, shape, rows)
 
 
-def in_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> Made:
+def to_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> DerivedSource:
     """Rows in the order that GGUF's llama expects.
 
     A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama number 2 i with number 2 i + 1, of
@@ -62,10 +62,10 @@ def in_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> Made:
         head, within = np.divmod(rows, head_dim)
         return head * head_dim + np.where(within < turned, within % 2 * (turned // 2) + within // 2, within)
 
-    return picked(source, source.shape, where)
+    return pick_rows(source, source.shape, where)
 
 
-def in_halves(source: TensorSource, head_dim: int, turned: int) -> Made:
+def to_halves(source: TensorSource, head_dim: int, turned: int) -> DerivedSource:
     """The way back: rows of which a checkpoint rotates number 2 i of a head with number 2 i + 1, `turned` of them."""
 
     def where(rows: np.ndarray) -> np.ndarray:
@@ -73,20 +73,20 @@ def in_halves(source: TensorSource, head_dim: int, turned: int) -> Made:
         half = turned // 2
         return head * head_dim + np.where(within < turned, within % half * 2 + within // half, within)
 
-    return picked(source, source.shape, where)
+    return pick_rows(source, source.shape, where)
 
 
-def spread(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> Made:
+def take_strided(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> DerivedSource:
     """Of every `period` rows of a source as many as a matrix of `shape` has: from `start` on, one of `step`."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         matrix, within = np.divmod(rows, shape[-2])
         return matrix * period + start + within * step
 
-    return picked(source, shape, where)
+    return pick_rows(source, shape, where)
 
 
-def stacked(sources: Sequence[TensorSource]) -> Made:
+def stack(sources: Sequence[TensorSource]) -> DerivedSource:
     """Matrices of one shape, one behind the other."""
     height = sources[0].shape[-2]
 
@@ -98,10 +98,10 @@ def stacked(sources: Sequence[TensorSource]) -> Made:
             ]
         )
 
-    return Made(sources[0].dtype, (len(sources), *sources[0].shape), rows)
+    return DerivedSource(sources[0].dtype, (len(sources), *sources[0].shape), rows)
 
 
-def with_rows(source: TensorSource, height: int) -> TensorSource:
+def pad_rows(source: TensorSource, height: int) -> TensorSource:
     """A matrix with rows of zeros below, up to a height."""
     known, width = source.shape
 
@@ -111,10 +111,10 @@ def with_rows(source: TensorSource, height: int) -> TensorSource:
             found[: known - first] = source.rows(first, min(last, known))
         return found
 
-    return source if known == height else Made(source.dtype, (height, width), rows)
+    return source if known == height else DerivedSource(source.dtype, (height, width), rows)
 
 
-def transposed(source: TensorSource) -> Made:
+def transpose(source: TensorSource) -> DerivedSource:
     """Every matrix of a source turned round: a new row is a column."""
     *stack, height, width = source.shape
     item = BYTES[source.dtype]
@@ -127,15 +127,15 @@ def transposed(source: TensorSource) -> Made:
             found.append(columns.transpose(1, 0, 2).reshape(-1, height * item))
         return np.concatenate(found)
 
-    return Made(source.dtype, (*stack, width, height), rows)
+    return DerivedSource(source.dtype, (*stack, width, height), rows)
 
 
-def reshaped(source: TensorSource, shape: Shape) -> Made:
+def reshape(source: TensorSource, shape: Shape) -> DerivedSource:
     """The same rows as matrices of other shapes."""
-    return Made(source.dtype, shape, source.rows)
+    return DerivedSource(source.dtype, shape, source.rows)
 
 
-def of_columns(source: TensorSource, order: np.ndarray) -> Made:
+def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
     """The columns of a source in another order; order: int [columns], their numbers."""
     item = BYTES[source.dtype]
 
@@ -143,32 +143,32 @@ def of_columns(source: TensorSource, order: np.ndarray) -> Made:
         whole = source.rows(first, last).reshape(last - first, source.shape[-1], item)
         return np.ascontiguousarray(whole[:, order]).reshape(last - first, -1)
 
-    return Made(source.dtype, source.shape, rows)
+    return DerivedSource(source.dtype, source.shape, rows)
 
 
-def column(vector: TensorSource) -> Made:
+def column(vector: TensorSource) -> DerivedSource:
     """A vector as a matrix of one column."""
     return kept(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
 
 
-def flat(matrix: TensorSource) -> Made:
+def flat(matrix: TensorSource) -> DerivedSource:
     """A matrix of one column as a vector."""
     return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
 
 
-def every_second(matrix: TensorSource, start: int) -> Made:
+def every_second(matrix: TensorSource, start: int) -> DerivedSource:
     """Columns start, start + 2, ... of a small matrix."""
     return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
 
 
-def computed(source: TensorSource, function: Callable[[np.ndarray], np.ndarray]) -> Made:
+def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
     """A function of every number, in float32."""
 
     def rows(first: int, last: int) -> np.ndarray:
         numbers = as_float32(source.rows(first, last), source.dtype)
         return np.ascontiguousarray(function(numbers), np.float32).view(np.uint8)
 
-    return Made("F32", source.shape, rows)
+    return DerivedSource("F32", source.shape, rows)
 
 
 def scaled(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
@@ -182,18 +182,18 @@ def scaled(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
             numbers = numbers * (factor if len(factor) == 1 else factor[first:last, None])
         return np.ascontiguousarray(numbers, np.float32).view(np.uint8)
 
-    return Made("F32", source.shape, rows)
+    return DerivedSource("F32", source.shape, rows)
 
 
-def in_float32(source: TensorSource) -> TensorSource:
+def to_float32(source: TensorSource) -> TensorSource:
     """The same numbers in float32."""
-    return source if source.dtype == "F32" else computed(source, lambda numbers: numbers)
+    return source if source.dtype == "F32" else map_values(source, lambda numbers: numbers)
 
 
-def kept(values: np.ndarray) -> Made:
+def kept(values: np.ndarray) -> DerivedSource:
     """Numbers in memory."""
     data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(prod(values.shape[:-1]), -1)
-    return Made("F32", values.shape, lambda first, last: data[first:last])
+    return DerivedSource("F32", values.shape, lambda first, last: data[first:last])
 
 
 def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -203,7 +203,7 @@ def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
-def mxfp4(blocks: TensorSource, scales: TensorSource) -> Made:
+def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
     """MXFP4 weights in GGUF's blocks of 32: the scale, then 16 bytes whose low halves are the first 16 weights.
 
     blocks: uint8 [..., blocks of a row, 16], in whose bytes neighbours are together, the first in the low half; scales:
@@ -217,4 +217,4 @@ def mxfp4(blocks: TensorSource, scales: TensorSource) -> Made:
         scale = scales.rows(first, last).reshape(-1, 1)
         return np.concatenate([scale, codes[:, :16] | codes[:, 16:] << 4], axis=1).reshape(last - first, count * 17)
 
-    return Made("MXFP4", (*outer, count * 32), rows)
+    return DerivedSource("MXFP4", (*outer, count * 32), rows)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.files import read_bytes, read_json, understood
+from localllm.convert.files import read_bytes, read_json, report_as_model_error
 from localllm.convert.other_tokens import from_unigram, from_wordpiece
 from localllm.convert.pretokenizer_name import WIDELY_KNOWN, parts, pretokenizer_name
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
@@ -33,7 +33,7 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemm
         tokens = from_sentencepiece(sentencepiece, size)
         add_slow_tokens(folder, tokens)
         return tokens
-    with understood(path):
+    with report_as_model_error(path):
         model = content["model"]
         kind = model.get("type", "BPE")
         if kind not in ("BPE", "WordPiece", "Unigram"):
@@ -232,10 +232,10 @@ def prepends_space(content: dict[str, Any]) -> bool:
 def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
     """The added tokens of a checkpoint without tokenizer.json, which are in two other files."""
     path = folder / "added_tokens.json"
-    with understood(path):
+    with report_as_model_error(path):
         for text, token in (read_json(path) or {}).items():
             tokens.add(token, text, special=False)
     path = folder / "tokenizer_config.json"
-    with understood(path):
+    with report_as_model_error(path):
         for number, added in ((read_json(path) or {}).get("added_tokens_decoder") or {}).items():
             tokens.add(int(number), added["content"], added.get("special") is True)

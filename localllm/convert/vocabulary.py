@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.tokens import Tokens, read_tokens
 from localllm.convert.unused_keys import OF_TOKENIZER, unused_of
 from localllm.errors import ModelError
@@ -77,20 +77,20 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
     settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
     metadata = token_lists(tokens)
-    with understood(folder / "tokenizer.json"):
+    with report_as_model_error(folder / "tokenizer.json"):
         ids = special_ids(tokens, settings)
-        metadata |= ids | switches(tokens, settings, ids)
+        metadata |= ids | token_flags(tokens, settings, ids)
     metadata |= chat_templates(settings)
     try:
-        metadata |= more_ends(metadata, settings)
+        metadata |= extra_end_tokens(metadata, settings)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    metadata |= what_gguf_has_no_key_for(tokens, settings)
+    metadata |= own_keys(tokens, settings)
     warnings = [*tokens.warnings, *odd_settings(settings), *unknown_ends(tokens, settings)]
     warnings += unused_of("tokenizer_config.json", settings.config, (), OF_TOKENIZER)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
-        ends = ", ".join(map(printable, ends_left_out(tokens, settings)))
+        ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))
         among = f"; among them {ends}, which ends answers" if ends else ""
         warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}{among}")
     return metadata, warnings
@@ -162,7 +162,7 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
     return metadata
 
 
-def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
+def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
     """What is put around texts."""
     metadata: dict[str, bool] = {}
     if tokens.model == "bert":  # whose readers put tokens around all texts
@@ -181,7 +181,7 @@ def switches(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int
     return metadata
 
 
-def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, Any]:
+def extra_end_tokens(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, Any]:
     """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
     GGUF has places for two. Where there are more, all ends are listed as well, in Ollama's way: llama.cpp knows two.
@@ -198,16 +198,16 @@ def more_ends(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict
     return found | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(more) > len(found) else {})
 
 
-def ends_left_out(tokens: Tokens, settings: VocabularySettings) -> list[str]:
+def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:
     """The texts of tokens that end an answer, and that the model has no row for."""
     texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
     named = settings.text("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
-def what_gguf_has_no_key_for(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
+def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
     """Keys of our own: ends that are no tokens, and whether texts are composed, where its name does not tell."""
-    texts = ends_left_out(tokens, settings)
+    texts = dropped_end_tokens(tokens, settings)
     metadata: dict[str, Any] = {TEXTS: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
         tokens.pre, str(settings.model.get("model_type")).replace("_", "")

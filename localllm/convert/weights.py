@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from localllm.convert.files import read_json, understood
+from localllm.convert.files import read_json, report_as_model_error
 from localllm.convert.tensors import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -117,7 +117,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise ModelError(f"{path}: not a valid safetensors file: {printable(str(error))}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    with understood(path):
+    with report_as_model_error(path):
         return {name: stored(path, name, header[name], 8 + length) for name in sorted(names)}
 
 

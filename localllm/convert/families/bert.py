@@ -10,9 +10,9 @@ import numpy as np
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
-from localllm.convert.tensors import Shape, TensorSource, picked
+from localllm.convert.tensors import Shape, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's number for scores
 CLASSIFIERS = {"mean": 1, "cls": 2}  # its numbers for what is scored
@@ -81,7 +81,7 @@ def ranking(read: Any) -> Any:
 def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """The last rows of a table, as many as there are positions of tokens."""
     first = sizes["positions"] - sizes["context"]
-    return picked(sources[0], shape, lambda rows: np.asarray(rows) + first)
+    return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
 def nomic_facts(config: Config) -> CheckpointFacts:
@@ -155,7 +155,7 @@ BERT = Family(
     prefixes=("bert.", "roberta.", "distilbert."),
     unread=UNREAD,
 )
-TABLE = MadeOf(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
+TABLE = DerivedTensor(("context", "width"), {"position_embd.weight": ("positions", "width")}, behind_padding)
 TABLES_BEHIND: Layer = {**EMBEDDINGS, "position_embd": TABLE}
 ROBERTA = replace(BERT, read=roberta, whole=TABLES_BEHIND)
 DISTILBERT = replace(

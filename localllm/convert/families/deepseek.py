@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, guessing_layer
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, mtp_layer
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import rope_parameters
-from localllm.convert.tensors import Shape, TensorSource, spread, transposed
+from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
 
 SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of what makes scores of a router's results
 
@@ -96,12 +96,12 @@ def leading_dense(config: Config) -> int:
 def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Of each head's rows the first ones, turned round."""
     heads, latent, key_dim = shape
-    return transposed(spread(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
+    return transpose(take_strided(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
 
 
 def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Of each head's rows the last ones."""
-    return spread(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
+    return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
 
 def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
@@ -117,11 +117,11 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
         **queries,
         "attn_kv_a_mqa": ("latent_and_key", "width"),
         "attn_kv_a_norm": ("latent",),
-        "attn_k_b": MadeOf(("heads", "latent", "key_dim"), both, keys_of_latents),
-        "attn_v_b": MadeOf(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
         "attn_output": ("width", "values"),
         **(GATED if number < sizes["leading_dense"] else experts),
-        **guessing_layer(sizes, number),
+        **mtp_layer(sizes, number),
     }
 
 
@@ -151,8 +151,10 @@ def deepseek32(config: Config) -> CheckpointFacts:
     )
 
 
-def of_indexer(name: str, *dimensions: str) -> MadeOf:
-    return MadeOf(dimensions, {f"self_attn.indexer.{name}": dimensions}, lambda sources, shape, sizes: sources[0])
+def of_indexer(name: str, *dimensions: str) -> DerivedTensor:
+    return DerivedTensor(
+        dimensions, {f"self_attn.indexer.{name}": dimensions}, lambda sources, shape, sizes: sources[0]
+    )
 
 
 INDEXER: Layer = {

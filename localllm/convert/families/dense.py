@@ -17,11 +17,11 @@ from localllm.convert.families.layers import (
     NORMS_BEHIND,
     ROTATED,
     SHARED_EXPERT,
-    guessing_layer,
+    mtp_layer,
 )
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 from localllm.convert.rope_scaling import SECTIONS, rope_parameters
 from localllm.convert.tensors import as_float32
 from localllm.convert.weights import Stored
@@ -66,7 +66,7 @@ def glm4(config: Config) -> CheckpointFacts:
     """The beginning of each head is rotated; one matrix for gates and the others."""
     h = decoder(config, whole_heads=False)
     return h.plus(
-        {"both_hidden": 2 * h.sizes["hidden"]}, rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"])
+        {"both_hidden": 2 * h.sizes["hidden"]}, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"])
     )
 
 
@@ -82,7 +82,7 @@ def glm4v(config: Config) -> CheckpointFacts:
     """The same with positions in images, by which in GGUF pairs half of a head apart turn. GLM-OCR has a layer that
     guesses, which is counted, also where it is left out."""
     h = decoder(config, whole_heads=False, scalings=(SECTIONS,))
-    turned, guessing = rotated_numbers(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
+    turned, guessing = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
     sizes = {"both_hidden": 2 * h.sizes["hidden"], "turned": turned}
     return h.plus(
         sizes | {"guessing": guessing, "both_inputs": 2 * h.sizes["width"]},
@@ -93,7 +93,7 @@ def glm4v(config: Config) -> CheckpointFacts:
 
 
 def glm4v_layer(sizes: Sizes, number: int) -> Layer:
-    return {**OF_GLM4, **guessing_layer(sizes, number)}
+    return {**OF_GLM4, **mtp_layer(sizes, number)}
 
 
 FUSED_FEED_FORWARD: Layer = {"ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}

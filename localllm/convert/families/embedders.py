@@ -23,10 +23,10 @@ from localllm.convert.families.bert import (
 from localllm.convert.families.gemma import GEMMA3, refuse_other_scale
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
 from localllm.convert.families.qwen import QWEN3, qwen
-from localllm.convert.family import Family, MadeOf, Sizes
-from localllm.convert.files import read_json, read_text, understood
+from localllm.convert.family import DerivedTensor, Family, Sizes
+from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, picked, reshaped, transposed
+from localllm.convert.tensors import Shape, TensorSource, pick_rows, reshape, transpose
 
 # What stands around a query and a document, as llama.cpp's converter writes it.
 RERANK = """<|im_start|>system
@@ -117,7 +117,7 @@ def is_ranker(config: Config) -> bool:
 def qwen_ranking(config: Config) -> CheckpointFacts:
     """The rows of two tokens in the matrix that makes logits."""
     path = config.path.parent / "tokenizer.json"
-    with understood(path):
+    with report_as_model_error(path):
         vocabulary = (read_json(path) or {})["model"]["vocab"]
         answers = {name: int(vocabulary[name]) for name in ANSWERS}
     h = qwen(config)
@@ -135,17 +135,17 @@ def qwen_classes(config: Config) -> CheckpointFacts:
 
 def rows_of_answers(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
     """Of yes, then of no."""
-    return picked(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
+    return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
 
 def of_each(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
     """A stack that is stored as one matrix, the experts' one below the other."""
-    return reshaped(sources[0], shape)
+    return reshape(sources[0], shape)
 
 
 def of_each_transposed(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
     """The same, of matrices whose rows are the columns of GGUF's."""
-    return transposed(reshaped(sources[0], (shape[0], shape[2], shape[1])))
+    return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
 
 
 def nomic_experts(sizes: Sizes, number: int) -> dict[str, Any]:
@@ -154,8 +154,10 @@ def nomic_experts(sizes: Sizes, number: int) -> dict[str, Any]:
         return {**QKV, **FEED_FORWARD, **BEHIND}
     return {
         **QKV, **BEHIND, "ffn_gate_inp": ("experts", "width"),
-        "ffn_up_exps": MadeOf(("experts", "hidden", "width"), {"mlp.experts.mlp.w1": STACKED}, of_each),
-        "ffn_down_exps": MadeOf(("experts", "width", "hidden"), {"mlp.experts.mlp.w2": STACKED}, of_each_transposed),
+        "ffn_up_exps": DerivedTensor(("experts", "hidden", "width"), {"mlp.experts.mlp.w1": STACKED}, of_each),
+        "ffn_down_exps": DerivedTensor(
+            ("experts", "width", "hidden"), {"mlp.experts.mlp.w2": STACKED}, of_each_transposed
+        ),
     }  # fmt: skip
 
 
@@ -179,7 +181,7 @@ EUROBERT = Family(
     "eurobert", {**ATTENTION, **GATED, **NORMS_BEFORE}, eurobert, decodes=False, whole={"output_norm": ("width",)},
     prefixes=("model.",), unread=UNREAD, defaults={"rms_norm_eps": 1e-5, "rope_theta": 250000.0},
 )  # fmt: skip
-HEAD = MadeOf(("labels", "width"), {"token_embd.weight": ("vocab", "width")}, rows_of_answers)
+HEAD = DerivedTensor(("labels", "width"), {"token_embd.weight": ("vocab", "width")}, rows_of_answers)
 QWEN3_RANK_TIED = replace(
     QWEN3, read=qwen_ranking, decodes=False, whole={"output_norm": ("width",), "cls.output.weight": HEAD},
     more={"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
@@ -194,12 +196,12 @@ QWEN3_CLASSES = replace(
 )  # fmt: skip
 
 
-def of_nomic(config: Config) -> Family:
+def select_nomic(config: Config) -> Family:
     """With experts, or without."""
     return NOMIC_MOE if config.get("moe_every_n_layers") else NOMIC_PLAIN
 
 
-def of_qwen3(config: Config) -> Family:
+def select_qwen3(config: Config) -> Family:
     """A chat model, or a reranker."""
     if not is_ranker(config):
         return QWEN3

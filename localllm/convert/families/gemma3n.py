@@ -11,9 +11,9 @@ import numpy as np
 from localllm.convert.config import Config
 from localllm.convert.families.gemma import TIED
 from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, NORMS_BEFORE, NORMS_BEHIND, as_it_is
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, stacked, with_rows
+from localllm.convert.tensors import Shape, TensorSource, pad_rows, stack
 
 STREAMS = 4
 
@@ -86,21 +86,21 @@ def deviations(config: Config, layers: int) -> list[float] | None:
     return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
 
 
-def of_streams(name: str) -> MadeOf:
+def of_streams(name: str) -> DerivedTensor:
     """Matrices for all streams but the first."""
     stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
-    return MadeOf(("others", "width", "width"), stored, lambda sources, shape, sizes: stacked(sources))
+    return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
 
 
 def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Tokens of images and sounds have no embeddings by layer."""
-    return with_rows(sources[0], shape[0])
+    return pad_rows(sources[0], shape[0])
 
 
 WHOLE: Layer = {
     "altup_proj": of_streams("altup_projections"),
     "altup_unembd_proj": of_streams("altup_unembed_projections"),
-    "per_layer_token_embd": MadeOf(
+    "per_layer_token_embd": DerivedTensor(
         ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
     ),
     "per_layer_model_proj": ("all_narrow", "width"),
@@ -126,7 +126,7 @@ LAYER: Layer = {
 }
 # What layers may have that read those of others: in published checkpoints, where nobody reads it.
 UNREAD_KEYS: Layer = {
-    name: MadeOf(
+    name: DerivedTensor(
         dimensions, {f"self_attn.{its}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=False
     )
     for name, its, dimensions in (

@@ -7,9 +7,9 @@ from functools import partial
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION
-from localllm.convert.family import BYTES, Family, Layer, MadeOf, Sizes
+from localllm.convert.family import BYTES, DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, spread, transposed
+from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, take_strided, transpose
 
 
 def gpt_oss(config: Config) -> CheckpointFacts:
@@ -28,12 +28,12 @@ def gpt_oss(config: Config) -> CheckpointFacts:
 
 def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Every second row of MXFP4 matrices: gates and what they let through take turns."""
-    return spread(mxfp4(*sources), shape, 2 * shape[-2], start, 2)
+    return take_strided(mxfp4(*sources), shape, 2 * shape[-2], start, 2)
 
 
 def half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Every second column of matrices that are turned round."""
-    return spread(transposed(sources[0]), shape, 2 * shape[-2], start, 2)
+    return take_strided(transpose(sources[0]), shape, 2 * shape[-2], start, 2)
 
 
 def half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -60,20 +60,20 @@ GPT_OSS_LAYER: Layer = {
     "attn_sinks": ("heads",),
     "post_attention_norm": ("width",),
     "ffn_gate_inp": ("experts", "width"),
-    "ffn_gate_exps.bias": MadeOf(("experts", "expert_hidden"), BOTH_BIASES, partial(half_of_biases, 0)),
-    "ffn_up_exps.bias": MadeOf(("experts", "expert_hidden"), BOTH_BIASES, partial(half_of_biases, 1)),
-    "ffn_down_exps.bias": MadeOf(("experts", "width"), DOWN_BIAS, lambda sources, shape, sizes: sources[0]),
+    "ffn_gate_exps.bias": DerivedTensor(("experts", "expert_hidden"), BOTH_BIASES, partial(half_of_biases, 0)),
+    "ffn_up_exps.bias": DerivedTensor(("experts", "expert_hidden"), BOTH_BIASES, partial(half_of_biases, 1)),
+    "ffn_down_exps.bias": DerivedTensor(("experts", "width"), DOWN_BIAS, lambda sources, shape, sizes: sources[0]),
 }
 GPT_OSS = Family(
     "gpt-oss",
     {
         **GPT_OSS_LAYER,
-        "ffn_gate_exps": MadeOf(ONE_HALF, BOTH_TURNED, partial(half_of_columns, 0)),
-        "ffn_up_exps": MadeOf(ONE_HALF, BOTH_TURNED, partial(half_of_columns, 1)),
-        "ffn_down_exps": MadeOf(
+        "ffn_gate_exps": DerivedTensor(ONE_HALF, BOTH_TURNED, partial(half_of_columns, 0)),
+        "ffn_up_exps": DerivedTensor(ONE_HALF, BOTH_TURNED, partial(half_of_columns, 1)),
+        "ffn_down_exps": DerivedTensor(
             DOWN,
             {f"{EXPERT}down_proj": ("experts", "expert_hidden", "width")},
-            lambda sources, shape, sizes: transposed(sources[0]),
+            lambda sources, shape, sizes: transpose(sources[0]),
         ),
     },
     gpt_oss,
@@ -84,8 +84,8 @@ GPT_OSS_MXFP4 = replace(
     GPT_OSS,
     layer={
         **GPT_OSS_LAYER,
-        "ffn_gate_exps": MadeOf(ONE_HALF, BOTH_BLOCKS, partial(half_of_blocks, 0), BYTES),
-        "ffn_up_exps": MadeOf(ONE_HALF, BOTH_BLOCKS, partial(half_of_blocks, 1), BYTES),
-        "ffn_down_exps": MadeOf(DOWN, DOWN_BLOCKS, lambda sources, shape, sizes: mxfp4(*sources), BYTES),
+        "ffn_gate_exps": DerivedTensor(ONE_HALF, BOTH_BLOCKS, partial(half_of_blocks, 0), BYTES),
+        "ffn_up_exps": DerivedTensor(ONE_HALF, BOTH_BLOCKS, partial(half_of_blocks, 1), BYTES),
+        "ffn_down_exps": DerivedTensor(DOWN, DOWN_BLOCKS, lambda sources, shape, sizes: mxfp4(*sources), BYTES),
     },
 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
 from localllm.convert.families.layers import as_it_is
-from localllm.convert.family import Family, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, spread
+from localllm.convert.tensors import Shape, TensorSource, take_strided
 
 LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
@@ -36,13 +36,13 @@ def hrm_text(config: Config) -> CheckpointFacts:
     )
 
 
-def part(name: str, both: str, number: int, *dimensions: str) -> MadeOf:
+def part(name: str, both: str, number: int, *dimensions: str) -> DerivedTensor:
     """One of several matrices that are stored below each other."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return spread(sources[0], shape, sizes[both], number * shape[0])
+        return take_strided(sources[0], shape, sizes[both], number * shape[0])
 
-    return MadeOf(dimensions, {f"{name}.weight": (both, "width")}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": (both, "width")}, made)
 
 
 def in_one_stack(name: str, layers: int) -> str:
@@ -61,7 +61,9 @@ HRM_TEXT = Family(
             f"attn_{name}": part("attn.gqkv_proj", "all_queries", number, *QUERIES)
             for number, name in enumerate(("gate", "q", "k", "v"))
         },
-        "attn_output": MadeOf(("width", "queries"), {"attn.o_proj.weight": ("width", "queries")}, lambda s, *_: s[0]),
+        "attn_output": DerivedTensor(
+            ("width", "queries"), {"attn.o_proj.weight": ("width", "queries")}, lambda s, *_: s[0]
+        ),
         "ffn_gate": part("mlp.gate_up_proj", "both_hidden", 0, "hidden", "width"),
         "ffn_up": part("mlp.gate_up_proj", "both_hidden", 1, "hidden", "width"),
         "ffn_down": ("width", "hidden"),

@@ -9,22 +9,22 @@ from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED, as_it_is
 from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, kept, spread
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, kept, take_strided
 
 MADE_OF_HALVES = {name: GRANITEMOE.layer[name] for name in ("ffn_gate_exps", "ffn_up_exps")}  # type: ignore[index]
 SHARED_HALVES = {"shared_mlp.input_linear.weight": ("both_shared", "width")}
 OUT = {"shared_mlp.output_linear.weight": ("width", "shared_hidden")}
 
 
-def half(number: int) -> MadeOf:
+def half(number: int) -> DerivedTensor:
     """The gate or the other matrix of the network that all tokens go through."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return spread(sources[0], shape, 2 * shape[0], number * shape[0])
+        return take_strided(sources[0], shape, 2 * shape[0], number * shape[0])
 
-    return MadeOf(("shared_hidden", "width"), SHARED_HALVES, made)
+    return DerivedTensor(("shared_hidden", "width"), SHARED_HALVES, made)
 
 
 def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -45,20 +45,22 @@ def mamba2_of(prefix: str) -> Layer:
     """A layer of Mamba 2, without its norm; prefix: of names in the checkpoint."""
     return {
         "ssm_in": ("into_state", "width"),
-        "ssm_conv1d": MadeOf(
+        "ssm_conv1d": DerivedTensor(
             ("convolved", "kernel"), {f"{prefix}.conv1d.weight": ("convolved", "one", "kernel")}, squeezed
         ),
         "ssm_conv1d.bias": ("convolved",),
-        "ssm_dt.bias": MadeOf(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, same),
-        "ssm_a": MadeOf(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
-        "ssm_d": MadeOf(("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: column(s[0])),
+        "ssm_dt.bias": DerivedTensor(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, same),
+        "ssm_a": DerivedTensor(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
+        "ssm_d": DerivedTensor(
+            ("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: column(s[0])
+        ),
         "ssm_out": ("width", "inner"),
     }
 
 
 def norm_of(prefix: str) -> Layer:
     """Its norm, which goes by groups."""
-    return {"ssm_norm": MadeOf(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
+    return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
 
 
 MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
@@ -125,9 +127,9 @@ def granitehybrid(config: Config) -> CheckpointFacts:
 def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
     mixer = ATTENTION if sizes[f"attends_{number}"] else {**MAMBA2, **NORM}
     if not sizes["experts"]:
-        network: Layer = {"ffn_gate": half(0), "ffn_up": half(1), "ffn_down": MadeOf(OUT_SHAPE, OUT, same)}
+        network: Layer = {"ffn_gate": half(0), "ffn_up": half(1), "ffn_down": DerivedTensor(OUT_SHAPE, OUT, same)}
         return {**NORMS_BEFORE, **mixer, **network}
-    shared = {"ffn_gate_shexp": half(0), "ffn_up_shexp": half(1), "ffn_down_shexp": MadeOf(OUT_SHAPE, OUT, same)}
+    shared = {"ffn_gate_shexp": half(0), "ffn_up_shexp": half(1), "ffn_down_shexp": DerivedTensor(OUT_SHAPE, OUT, same)}
     return {**NORMS_BEFORE, **mixer, **EXPERTS, **MADE_OF_HALVES, **shared}
 
 
@@ -144,7 +146,7 @@ def granitemoe_shared(config: Config) -> CheckpointFacts:
 
 
 def granitemoe_shared_layer(sizes: Sizes, number: int) -> Layer:
-    shared = {"ffn_gate_shexp": half(0), "ffn_up_shexp": half(1), "ffn_down_shexp": MadeOf(OUT_SHAPE, OUT, same)}
+    shared = {"ffn_gate_shexp": half(0), "ffn_up_shexp": half(1), "ffn_down_shexp": DerivedTensor(OUT_SHAPE, OUT, same)}
     experts = {**EXPERTS, **MADE_OF_HALVES}
     return {**ATTENTION, **NORMS_BEFORE, **experts, **(shared if sizes["shared_hidden"] else {})}
 
@@ -191,8 +193,8 @@ def jamba_layer(sizes: Sizes, number: int) -> Layer:
 
 MAMBA1: Layer = {
     **{name: MAMBA.layer[name] for name in ("ssm_in", "ssm_conv1d.bias", "ssm_x", "ssm_dt", "ssm_d", "ssm_out")},  # type: ignore[index]
-    "ssm_conv1d": MadeOf(("inner", "kernel"), {"mamba.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
-    "ssm_a": MadeOf(("inner", "state"), {"mamba.A_log": ("inner", "state")}, decay),
+    "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mamba.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
+    "ssm_a": DerivedTensor(("inner", "state"), {"mamba.A_log": ("inner", "state")}, decay),
     "ssm_dt_norm": ("rank",),
     "ssm_b_norm": ("state",),
     "ssm_c_norm": ("state",),
@@ -231,7 +233,7 @@ def lfm2_layer(sizes: Sizes, number: int) -> Layer:
 
 SHORT_CONVOLUTION: Layer = {
     "shortconv.in_proj.weight": ("into_gates", "width"),
-    "shortconv.conv.weight": MadeOf(("width", "taps"), {"conv.conv.weight": ("width", "one", "taps")}, squeezed),
+    "shortconv.conv.weight": DerivedTensor(("width", "taps"), {"conv.conv.weight": ("width", "one", "taps")}, squeezed),
     "shortconv.out_proj.weight": ("width", "width"),
 }
 LFM2 = Family(

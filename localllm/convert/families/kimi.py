@@ -9,9 +9,9 @@ from localllm.convert.config import Config
 from localllm.convert.families.deepseek import SIGMOID, SOFTMAX, keys_of_latents, leading_dense, values_of_latents
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, SHARED_EXPERT, as_stored
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, computed, reshaped
+from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
 
 def kimi_linear(config: Config) -> CheckpointFacts:
@@ -82,18 +82,18 @@ def attending(said: Config, layers: int) -> list[bool]:
     return attends
 
 
-def of_attention(name: str, made: Any, gguf: tuple[str, ...], *stored: str) -> MadeOf:
+def of_attention(name: str, made: Any, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
     """A tensor of the attention; gguf, stored: its shapes."""
-    return MadeOf(gguf, {f"self_attn.{name}": stored}, made)
+    return DerivedTensor(gguf, {f"self_attn.{name}": stored}, made)
 
 
-def reshape(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return reshaped(sources[0], shape)
+def as_declared(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return reshape(sources[0], shape)
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Of logarithms."""
-    return computed(sources[0], lambda logarithms: -np.exp(logarithms))
+    return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
 def matrices(sizes: Sizes) -> Layer:
@@ -102,7 +102,7 @@ def matrices(sizes: Sizes) -> Layer:
     return {
         **{f"attn_{name}": ("delta", "width") for name in "qkv"},
         **{
-            f"ssm_conv1d_{name}": of_attention(f"{name}_conv1d.weight", reshape, taps, "delta", "one", "taps")
+            f"ssm_conv1d_{name}": of_attention(f"{name}_conv1d.weight", as_declared, taps, "delta", "one", "taps")
             for name in "qkv"
         },
         "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
@@ -124,8 +124,8 @@ def latent(sizes: Sizes) -> Layer:
         "attn_q": ("queries", "width"),
         "attn_kv_a_mqa": ("latent_and_key", "width"),
         "attn_kv_a_norm": ("latent",),
-        "attn_k_b": MadeOf(("heads", "latent", "key_dim"), both, keys_of_latents),
-        "attn_v_b": MadeOf(("heads", "value_dim", "latent"), both, values_of_latents),
+        "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), both, keys_of_latents),
+        "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), both, values_of_latents),
         "attn_output": ("width", "values"),
     }
 

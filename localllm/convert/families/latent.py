@@ -16,9 +16,9 @@ from localllm.convert.families.deepseek import (
     leading_dense,
 )
 from localllm.convert.families.layers import GATED, NORMS_BEFORE, as_it_is, as_stored, experts_of
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, in_float32
+from localllm.convert.tensors import Shape, TensorSource, to_float32
 
 
 def minicpm3(config: Config) -> CheckpointFacts:
@@ -139,13 +139,13 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     return layer if number < sizes["leading_dense"] else {**layer, **experts_of(sizes, "mlp.experts")}
 
 
-def in_full(name: str, *dimensions: str) -> MadeOf:
+def in_full(name: str, *dimensions: str) -> DerivedTensor:
     """A matrix that is always F32."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return in_float32(sources[0])
+        return to_float32(sources[0])
 
-    return MadeOf(dimensions, {name: dimensions}, made)
+    return DerivedTensor(dimensions, {name: dimensions}, made)
 
 
 HEAD = "model.hc_head.hc_head"

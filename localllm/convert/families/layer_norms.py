@@ -7,9 +7,9 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, rotated_numbers
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, kept, picked
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, rotary_dims
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, kept, pick_rows
 
 NORMS = ("attn_norm", "ffn_norm", "output_norm")  # with biases
 
@@ -36,15 +36,15 @@ def by_kind(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     groups = np.arange(shape[0]).reshape(sizes["kv_heads"], -1, sizes["head_dim"])
     order = np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
     matrix = sources[0] if len(shape) > 1 else column(sources[0])
-    found = picked(matrix, matrix.shape, lambda rows: order[rows])
+    found = pick_rows(matrix, matrix.shape, lambda rows: order[rows])
     return found if len(shape) > 1 else flat(found)
 
 
 def of_groups(name: str, biased: bool = True) -> Layer:
     """One matrix for queries, keys and values, whose rows are in groups of heads; name: in the checkpoint."""
     weight, bias = ("fused_rows", "width"), ("fused_rows",)
-    fused: Layer = {"attn_qkv": MadeOf(weight, {f"{name}.weight": weight}, by_kind)}
-    return {**fused, "attn_qkv.bias": MadeOf(bias, {f"{name}.bias": bias}, by_kind)} if biased else fused
+    fused: Layer = {"attn_qkv": DerivedTensor(weight, {f"{name}.weight": weight}, by_kind)}
+    return {**fused, "attn_qkv.bias": DerivedTensor(bias, {f"{name}.bias": bias}, by_kind)} if biased else fused
 
 
 def phi2(config: Config) -> CheckpointFacts:
@@ -52,7 +52,7 @@ def phi2(config: Config) -> CheckpointFacts:
     config.only("qk_layernorm", False)
     config.only("tie_word_embeddings", False)
     h = decoder(config, activations=GELU, whole_heads=False)
-    return centered(config, h, rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]))
+    return centered(config, h, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]))
 
 
 PHI2 = Family(
@@ -75,7 +75,7 @@ def gptneox(config: Config) -> CheckpointFacts:
     return centered(
         config,
         h.plus({"fused_rows": 3 * h.sizes["queries"]}, attention__head_count_kv=None),
-        rope__dimension_count=rotated_numbers(said, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(said, h.sizes["head_dim"]),
         use_parallel_residual=config.flag("use_parallel_residual", True),
     )
 
@@ -181,19 +181,19 @@ def stablelm(config: Config) -> CheckpointFacts:
     return centered(
         config,
         h.plus(own),
-        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         use_parallel_residual=parallel,
     )
 
 
-def of_heads(kind: str, heads: int) -> MadeOf:
+def of_heads(kind: str, heads: int) -> DerivedTensor:
     """Norms of heads that are stored one by one; kind: of heads, in the checkpoint."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return kept(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
 
     stored = {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(heads)}
-    return MadeOf(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, made)
+    return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, made)
 
 
 def stablelm_layer(sizes: Sizes, number: int) -> Layer:
@@ -225,7 +225,7 @@ def nemotron(config: Config) -> CheckpointFacts:
         attention__layer_norm_rms_epsilon=epsilon,  # which nobody reads
         attention__layer_norm_epsilon=epsilon,
         vocab_size=h.sizes["vocab"],
-        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         rope__scaling__type=h.metadata.get("rope.scaling.type", "none"),
     )
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from localllm.convert.family import Layer, MadeOf, Sizes
-from localllm.convert.tensors import Shape, TensorSource, spread, transposed
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
 
 ATTENTION = {
     "attn_q": ("queries", "width"),
@@ -43,22 +43,22 @@ def experts_of(sizes: Sizes, prefix: str) -> Layer:
     turned, (both, down) = sizes["packed"] == TURNED, OF_PACKED[sizes["packed"]]
 
     def whole(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return transposed(sources[0]) if turned else sources[0]
+        return transpose(sources[0]) if turned else sources[0]
 
-    def half(number: int) -> MadeOf:
+    def half(number: int) -> DerivedTensor:
         def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-            return spread(whole(sources, shape, sizes), shape, 2 * shape[-2], number * shape[-2])
+            return take_strided(whole(sources, shape, sizes), shape, 2 * shape[-2], number * shape[-2])
 
-        return MadeOf(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, made)
+        return DerivedTensor(EXPERTS["ffn_up_exps"], {f"{prefix}.gate_up_proj": both}, made)
 
-    of_down = MadeOf(EXPERTS["ffn_down_exps"], {f"{prefix}.down_proj": down}, whole)
+    of_down = DerivedTensor(EXPERTS["ffn_down_exps"], {f"{prefix}.down_proj": down}, whole)
     return {**EXPERTS, "ffn_gate_exps": half(0), "ffn_up_exps": half(1), "ffn_down_exps": of_down}
 
 
 ROTATED = ("attn_q", "attn_k")  # by pairs of neighbours
 
 
-def guessing_layer(sizes: Sizes, number: int) -> Layer:
+def mtp_layer(sizes: Sizes, number: int) -> Layer:
     """What a layer behind the others has besides, which guesses the token behind the next one, in DeepSeek's names.
     Embeddings, norm and output matrix may be the model's."""
     if number < sizes["layers"] - sizes["guessing"]:
@@ -73,11 +73,13 @@ def guessing_layer(sizes: Sizes, number: int) -> Layer:
     }
 
 
-def as_stored(name: str, *dimensions: str, needed: bool = True) -> MadeOf:
+def as_stored(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
     """A tensor of a layer that has another name."""
-    return MadeOf(dimensions, {f"{name}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=needed)
+    return DerivedTensor(
+        dimensions, {f"{name}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=needed
+    )
 
 
-def as_it_is(name: str, *dimensions: str) -> MadeOf:
+def as_it_is(name: str, *dimensions: str) -> DerivedTensor:
     """A tensor of a layer with its whole name."""
-    return MadeOf(dimensions, {name: dimensions}, lambda sources, shape, sizes: sources[0])
+    return DerivedTensor(dimensions, {name: dimensions}, lambda sources, shape, sizes: sources[0])

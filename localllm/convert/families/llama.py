@@ -1,14 +1,15 @@
 """Llama and what is built like it: Mistral, Mixtral, Granite, SmolLM 3."""
 
 from dataclasses import replace
+from typing import Any
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, EXPERTS, GATED, NORMS_BEFORE, ROTATED
-from localllm.convert.family import Family, MadeOf
+from localllm.convert.families.layers import ATTENTION, EXPERTS, FEED_FORWARD, GATED, HEAD_NORMS, NORMS_BEFORE, ROTATED
+from localllm.convert.family import DerivedTensor, Family
 from localllm.convert.hyperparameters import PLAIN_SCALING, CheckpointFacts, decoder, warn_of_window
 from localllm.convert.rope_scaling import BEYOND, rope_parameters
-from localllm.convert.tensors import spread
+from localllm.convert.tensors import take_strided
 
 LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
 
@@ -89,8 +90,101 @@ GRANITEMOE = replace(
         **ATTENTION,
         **NORMS_BEFORE,
         **EXPERTS,
-        "ffn_gate_exps": MadeOf(ONE_HALF, BOTH_HALVES, lambda s, shape, _: spread(s[0], shape, 2 * shape[-2], 0)),
-        "ffn_up_exps": MadeOf(ONE_HALF, BOTH_HALVES, lambda s, shape, _: spread(s[0], shape, 2 * shape[-2], shape[-2])),
+        "ffn_gate_exps": DerivedTensor(
+            ONE_HALF, BOTH_HALVES, lambda s, shape, _: take_strided(s[0], shape, 2 * shape[-2], 0)
+        ),
+        "ffn_up_exps": DerivedTensor(
+            ONE_HALF, BOTH_HALVES, lambda s, shape, _: take_strided(s[0], shape, 2 * shape[-2], shape[-2])
+        ),
     },
     read=granitemoe,
 )
+
+
+QKV = ("attn_q", "attn_k", "attn_v")
+
+
+NORMS_AROUND = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
+
+
+def ernie(config: Config) -> CheckpointFacts:
+    config.only("use_bias", False)
+    return decoder(config, scalings=LLAMA_SCALING)
+
+
+ERNIE4_5 = Family(
+    "ernie4_5",
+    {**ATTENTION, **GATED, **NORMS_BEFORE},
+    ernie,
+    defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+)
+
+
+def seed_oss(config: Config) -> CheckpointFacts:
+    config.only("attention_bias", True)
+    config.only("attention_out_bias", False)
+    config.only("mlp_bias", False)
+    return decoder(config, scalings=LLAMA_SCALING)
+
+
+SEED_OSS = Family("seed_oss", {**ATTENTION, **GATED, **NORMS_AROUND}, seed_oss, biased=QKV)
+
+
+def arcee(config: Config) -> CheckpointFacts:
+    """Without gates, and with squares."""
+    h = decoder(config, activations=("relu2",), scalings=LLAMA_SCALING)
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
+
+
+ARCEE = replace(
+    LLAMA,
+    arch="arcee",
+    layer={**ATTENTION, **FEED_FORWARD, **NORMS_BEFORE},
+    read=arcee,
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+)
+
+
+def minicpm(config: Config) -> CheckpointFacts:
+    """Factors for embeddings, what is added, and logits; frequency factors for short and for long contexts."""
+    h = decoder(config, scalings=("longrope",))
+    magnitude = h.metadata.get("rope.scaling.attn_factor")
+    return h.plus(
+        embedding_scale=config.number("scale_emb"),
+        residual_scale=config.number("scale_depth") / h.sizes["layers"] ** 0.5,
+        logit_scale=h.sizes["width"] / config.number("dim_model_base"),
+        rope__scaling__type="longrope" if h.tensors else h.metadata.get("rope.scaling.type"),
+        rope__scaling__attn_factor=None if magnitude == 1 else magnitude,
+    )
+
+
+MINICPM = replace(LLAMA, arch="minicpm", read=minicpm, defaults={"tie_word_embeddings": True})
+
+
+def pangu(config: Config) -> CheckpointFacts:
+    """Biases."""
+    h = decoder(config)
+    lengths: dict[str, Any] = {f"attention__{side}_length": h.sizes["head_dim"] for side in ("key", "value")}
+    return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"], **lengths)
+
+
+PANGU = Family("pangu-embedded", {**ATTENTION, **GATED, **NORMS_BEFORE}, pangu, biased=tuple(ATTENTION))
+
+
+def maincoder(config: Config) -> CheckpointFacts:
+    """Norms of heads."""
+    h = decoder(config)
+    return h.plus(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
+
+
+MAINCODER = Family("maincoder", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE}, maincoder)
+
+
+def nanbeige(config: Config) -> CheckpointFacts:
+    """Layers may be gone through several times."""
+    return llama(config).plus(
+        num_loops=config.count("num_loops", 1), skip_loop_final_norm=config.flag("skip_loop_final_norm")
+    )
+
+
+NANBEIGE = replace(LLAMA, arch="nanbeige", read=nanbeige, named_as="llama")

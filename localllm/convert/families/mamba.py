@@ -7,9 +7,9 @@ import numpy as np
 
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Family, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, refuse_other_activations
-from localllm.convert.tensors import Shape, TensorSource, computed, reshaped
+from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
 CONTEXT = 1 << 20  # nothing limits it; GGUF's readers want a number
 
@@ -55,11 +55,11 @@ def mamba(config: Config) -> CheckpointFacts:
 
 def decay(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """A checkpoint has the logarithm of what GGUF has, without its sign."""
-    return computed(sources[0], lambda logarithms: -np.exp(logarithms))
+    return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
 def squeezed(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return reshaped(sources[0], shape)
+    return reshape(sources[0], shape)
 
 
 MAMBA = Family(
@@ -67,11 +67,11 @@ MAMBA = Family(
     {
         "attn_norm": ("width",),
         "ssm_in": ("both_inner", "width"),
-        "ssm_conv1d": MadeOf(("inner", "kernel"), {"mixer.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
+        "ssm_conv1d": DerivedTensor(("inner", "kernel"), {"mixer.conv1d.weight": ("inner", "one", "kernel")}, squeezed),
         "ssm_conv1d.bias": ("inner",),
         "ssm_x": ("rank_and_states", "inner"),
         "ssm_dt": ("inner", "rank"),
-        "ssm_a": MadeOf(("inner", "state"), {"mixer.A_log": ("inner", "state")}, decay),
+        "ssm_a": DerivedTensor(("inner", "state"), {"mixer.A_log": ("inner", "state")}, decay),
         "ssm_d": ("inner",),
         "ssm_out": ("width", "inner"),
     },

@@ -10,7 +10,7 @@ from localllm.convert.families.hybrids import MAMBA2, NORM, attending, mamba2_of
 from localllm.convert.families.layers import ATTENTION, GATED, NORMS_BEFORE, ROTATED
 from localllm.convert.families.mamba import CONTEXT
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations, rotated_numbers
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_other_activations, rotary_dims
 
 
 def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
@@ -135,7 +135,7 @@ def bamba(config: Config) -> CheckpointFacts:
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.refusal(f"attn_layer_indices should be a list of some of {layers} layers")
-    turned = rotated_numbers(said, h.sizes["head_dim"])
+    turned = rotary_dims(said, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(config, h.plus({"turned": turned}), [number in indices for number in range(layers)])
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=turned, rope__scaling__finetuned=True)

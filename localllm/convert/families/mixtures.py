@@ -19,13 +19,13 @@ from localllm.convert.families.layers import (
     SHARED_EXPERT,
     as_it_is,
     experts_of,
-    guessing_layer,
+    mtp_layer,
 )
 from localllm.convert.families.llama import LLAMA_SCALING
 from localllm.convert.families.qwen_next import with_mtp
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, reshaped, transposed
+from localllm.convert.tensors import Shape, TensorSource, reshape, transpose
 
 
 def ernie_moe(config: Config) -> CheckpointFacts:
@@ -194,7 +194,7 @@ def exaone_moe(config: Config) -> CheckpointFacts:
 def sparse_layer(bias: Layer) -> Callable[[Sizes, int], Layer]:
     def layer(sizes: Sizes, number: int) -> Layer:
         feeds: Layer = GATED if number < sizes["leading_dense"] else {**EXPERTS, **SHARED_EXPERT, **bias}
-        return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds, **guessing_layer(sizes, number)}
+        return {**ATTENTION, **HEAD_NORMS, **NORMS_BEFORE, **feeds, **mtp_layer(sizes, number)}
 
     return layer
 
@@ -238,14 +238,14 @@ def dbrx(config: Config) -> CheckpointFacts:
     )
 
 
-def of_all(name: str, place: str, turned: bool = False) -> MadeOf:
+def of_all(name: str, place: str, turned: bool = False) -> DerivedTensor:
     """Matrices of all experts, which are stored as one."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         whole = (sizes["experts"], sizes["expert_hidden"], sizes["width"])
-        return transposed(reshaped(sources[0], whole)) if turned else reshaped(sources[0], whole)
+        return transpose(reshape(sources[0], whole)) if turned else reshape(sources[0], whole)
 
-    return MadeOf(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, made)
+    return DerivedTensor(EXPERTS[place], {f"ffn.experts.mlp.{name}": ("all_hidden", "width")}, made)
 
 
 DBRX = Family(

@@ -10,9 +10,9 @@ from localllm.arch.families.muse_glimmer import BEHIND
 from localllm.convert.config import Config
 from localllm.convert.families.gemma3n import windows_of
 from localllm.convert.families.layers import ATTENTION, GATED, ROTATED, as_stored
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, computed, kept
+from localllm.convert.tensors import Shape, TensorSource, kept, map_values
 
 
 def muse_glimmer(config: Config) -> CheckpointFacts:
@@ -31,13 +31,13 @@ def muse_glimmer(config: Config) -> CheckpointFacts:
     )
 
 
-def with_offset(name: str) -> MadeOf:
+def with_offset(name: str) -> DerivedTensor:
     """A norm that multiplies by 1 more than is stored."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return computed(sources[0], lambda numbers: numbers + 1)
+        return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return MadeOf(("width",), {f"{name}.weight": ("width",)}, made)
+    return DerivedTensor(("width",), {f"{name}.weight": ("width",)}, made)
 
 
 def ones(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -46,8 +46,8 @@ def ones(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorS
 
 LAYER: Layer = {
     **ATTENTION,
-    "attn_q_norm": MadeOf(("head_dim",), {}, ones),
-    "attn_k_norm": MadeOf(("head_dim",), {}, ones),
+    "attn_q_norm": DerivedTensor(("head_dim",), {}, ones),
+    "attn_k_norm": DerivedTensor(("head_dim",), {}, ones),
     "attn_gate": as_stored("self_attn.gate_proj", "queries", "width"),
     **GATED,
     "attn_norm": with_offset("input_layernorm"),

@@ -124,5 +124,5 @@ NEMOTRON_H_MOE = replace(
 )
 
 
-def of_nemotron_h(config: Config) -> Family:
+def select_nemotron_h(config: Config) -> Family:
     return NEMOTRON_H_MOE if mixes(config) else NEMOTRON_H

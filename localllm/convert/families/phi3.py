@@ -4,7 +4,7 @@ from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
 from localllm.convert.families.layers import ATTENTION, EXPERTS, NORMS_BEFORE
 from localllm.convert.family import Family
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers, warn_of_window
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims, warn_of_window
 from localllm.convert.rope_scaling import rope_parameters
 
 
@@ -17,7 +17,7 @@ def phi3(config: Config) -> CheckpointFacts:
     return h.plus(
         {"fused_rows": queries + 2 * keys, "both_hidden": 2 * h.sizes["hidden"]},
         attention__sliding_window=config.count("sliding_window", 0),
-        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         rope__scaling__original_context_length=rope_parameters(config).count(
             "original_max_position_embeddings", context
         ),

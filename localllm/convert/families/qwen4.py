@@ -12,10 +12,10 @@ from localllm.convert.config import Config
 from localllm.convert.families.layers import as_stored
 from localllm.convert.families.mamba import squeezed
 from localllm.convert.families.qwen_next import ATTENDING, QWEN35MOE, RULE, mixed, mixture, qwen_next, with_sections
-from localllm.convert.family import Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.rope_scaling import SECTIONS
-from localllm.convert.tensors import Shape, TensorSource, computed, picked, reshaped, stacked
+from localllm.convert.tensors import Shape, TensorSource, map_values, pick_rows, reshape, stack
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 
@@ -104,23 +104,23 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any
     return found
 
 
-def offset(name: str, *dimensions: str) -> MadeOf:
+def offset(name: str, *dimensions: str) -> DerivedTensor:
     """A norm that multiplies by 1 more than is stored."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return computed(sources[0], lambda numbers: numbers + 1)
+        return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return MadeOf(dimensions, {f"{name}.weight": dimensions}, made)
+    return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, made)
 
 
-def of_index(rows: str, start: str = "") -> MadeOf:
+def of_index(rows: str, start: str = "") -> DerivedTensor:
     """The queries' rows of an indexer's matrix, or those of the key behind them."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return picked(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
+        return pick_rows(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
 
     stored = {"self_attn.indexer.index_qk_proj.weight": ("queries_and_key", "width")}
-    return MadeOf((rows, "width"), stored, made)
+    return DerivedTensor((rows, "width"), stored, made)
 
 
 def streams_of(name: str, stored: str) -> Layer:
@@ -151,7 +151,7 @@ SEQUENCES: Layer = {
     "ple_key": as_stored("ple.key_proj", "joined", "of_hashes"),
     "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
     **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "joined") for kind in ("key", "query", "conv")},
-    "ple_conv1d": MadeOf(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeezed),
+    "ple_conv1d": DerivedTensor(("joined", "near"), {"ple.conv1d.weight": ("joined", "one", "near")}, squeezed),
 }
 
 
@@ -167,11 +167,11 @@ def whole(sizes: Sizes) -> Layer:
         return found
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return reshaped(stacked(sources), shape)
+        return reshape(stack(sources), shape)
 
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
-    return {**found, "per_layer_token_embd": MadeOf(("rows", "of_hash"), parts, made)}
+    return {**found, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, made)}
 
 
 QWEN4EXP = replace(

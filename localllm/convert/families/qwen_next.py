@@ -9,12 +9,22 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.families.experts import with_experts
-from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, guessing_layer
+from localllm.convert.families.layers import ATTENTION, GATED, HEAD_NORMS, SHARED_EXPERT, experts_of, mtp_layer
 from localllm.convert.families.mamba import decay, squeezed
-from localllm.convert.family import Dimensions, Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.family import DerivedTensor, Dimensions, Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 from localllm.convert.rope_scaling import SECTIONS
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, computed, flat, kept, of_columns, picked
+from localllm.convert.tensors import (
+    Shape,
+    TensorSource,
+    as_float32,
+    column,
+    flat,
+    kept,
+    map_values,
+    permute_columns,
+    pick_rows,
+)
 
 KINDS = {"linear_attention": False, "full_attention": True}
 
@@ -52,7 +62,7 @@ def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) ->
         attention__value_length=h.sizes["head_dim"],
         attention__recurrent_layers=None if config.get("layer_types") is None else [not does for does in attends],
         full_attention_interval=interval,
-        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         ssm__conv_kernel=kernel,
         ssm__state_size=key_dim,
         ssm__group_count=keys,
@@ -103,16 +113,18 @@ def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     )
 
 
-def of_rule(name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()) -> MadeOf:
+def of_rule(
+    name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
+) -> DerivedTensor:
     """A tensor of the delta rule; order: numbers of its rows there. stored: its shape there, if it is another."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
         matrix = sources[0] if len(shape) > 1 else column(sources[0])
-        found = picked(matrix, shape, lambda rows: numbers[rows])
+        found = pick_rows(matrix, shape, lambda rows: numbers[rows])
         return found if len(shape) > 1 else flat(replace(found, shape=(*shape, 1)))
 
-    return MadeOf(dimensions, {f"linear_attn.{name}": stored or dimensions}, made)
+    return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, made)
 
 
 def in_turn(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
@@ -140,7 +152,7 @@ def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
 
 
 def columns_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return of_columns(sources[0], in_turn(sizes, sizes["value_dim"]))
+    return permute_columns(sources[0], in_turn(sizes, sizes["value_dim"]))
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -157,16 +169,16 @@ def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorS
 
 
 HEADS, TAPS = ("value_heads",), ("convolved", "one", "kernel")
-NORM: Layer = {"ssm_norm": MadeOf(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, same)}
+NORM: Layer = {"ssm_norm": DerivedTensor(("value_dim",), {"linear_attn.norm.weight": ("value_dim",)}, same)}
 WIDE = ("all_four", "width")
 RULE_OF_NEXT: Layer = {
     **NORM,
     "attn_qkv": of_rule("in_proj_qkvz.weight", "convolved", "width", order=of_groups(slice(0, 3)), stored=WIDE),
     "attn_gate": of_rule("in_proj_qkvz.weight", "rule_values", "width", order=of_groups(slice(3, 4)), stored=WIDE),
     "ssm_ba": ("both_strengths", "width"),
-    "ssm_conv1d": MadeOf(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeezed),
-    "ssm_dt.bias": MadeOf(HEADS, {"linear_attn.dt_bias": HEADS}, same),
-    "ssm_a": MadeOf(HEADS, {"linear_attn.A_log": HEADS}, rates),
+    "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, squeezed),
+    "ssm_dt.bias": DerivedTensor(HEADS, {"linear_attn.dt_bias": HEADS}, same),
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates),
     "ssm_out": ("width", "rule_values"),
 }
 BY_ONE = lambda sizes: in_turn(sizes, 1)  # noqa: E731
@@ -180,8 +192,8 @@ RULE: Layer = {
     "ssm_beta": of_rule("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
     "ssm_conv1d": of_rule("conv1d.weight", "convolved", "kernel", order=behind_keys, stored=TAPS),
     "ssm_dt.bias": of_rule("dt_bias", "value_heads", order=BY_ONE),
-    "ssm_a": MadeOf(HEADS, {"linear_attn.A_log": HEADS}, rates_in_turn),
-    "ssm_out": MadeOf(
+    "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, rates_in_turn),
+    "ssm_out": DerivedTensor(
         ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, columns_in_turn
     ),
 }
@@ -197,7 +209,7 @@ def mixture(sizes: Sizes) -> Layer:
 def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, int], Layer]:
     def layer(sizes: Sizes, number: int) -> Layer:
         mixer = ATTENDING if sizes[f"attends_{number}"] else rule
-        return {**NORMS, **mixer, **feeds(sizes), **with_offsets(guessing_layer(sizes, number))}
+        return {**NORMS, **mixer, **feeds(sizes), **with_offsets(mtp_layer(sizes, number))}
 
     return layer
 
@@ -206,7 +218,7 @@ def with_offsets(guessing: Layer) -> Layer:
     """The norms of a layer that guesses multiply by 1 more than is stored, too."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return computed(sources[0], lambda numbers: numbers + 1)
+        return map_values(sources[0], lambda numbers: numbers + 1)
 
     return {name: replace(its, made=made) if "norm" in name else its for name, its in guessing.items()}  # type: ignore[type-var]
 

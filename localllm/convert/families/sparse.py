@@ -20,9 +20,9 @@ from localllm.convert.families.layers import (
     as_stored,
 )
 from localllm.convert.families.windowed import flags
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
-from localllm.convert.tensors import Shape, TensorSource, computed
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
+from localllm.convert.tensors import Shape, TensorSource, map_values
 
 
 def minimax_m3(config: Config) -> CheckpointFacts:
@@ -34,7 +34,7 @@ def minimax_m3(config: Config) -> CheckpointFacts:
     config.only("qk_norm_type", "per_head")
     dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
     h = decoder(config.plus(intermediate_size=dense), activations=("silu", "swigluoai"), whole_heads=False)
-    if rotated_numbers(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
+    if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
         raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
     layers, chosen = h.sizes["layers"], config.section("sparse_attention_config")
@@ -61,13 +61,13 @@ def minimax_m3(config: Config) -> CheckpointFacts:
     )
 
 
-def with_offset(name: str) -> MadeOf:
+def with_offset(name: str) -> DerivedTensor:
     """A norm of an indexer, which multiplies by 1 more than is stored."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return computed(sources[0], lambda numbers: numbers + 1)
+        return map_values(sources[0], lambda numbers: numbers + 1)
 
-    return MadeOf(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, made)
+    return DerivedTensor(("index_dim",), {f"self_attn.{name}.weight": ("index_dim",)}, made)
 
 
 OF_BLOCKS: Layer = {
@@ -197,7 +197,7 @@ STREAMS: Layer = {
 
 
 def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
-    rate: Layer = {"ssm_a": MadeOf(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
+    rate: Layer = {"ssm_a": DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, rates)}
     mixer: Layer = {**matrices(sizes), **rate}
     if sizes[f"attends_{number}"]:
         queries: Layer = {"attn_q_a": ("narrow", "width"), "attn_q_a_norm": ("narrow",), "attn_q_b": QUERIES}

@@ -7,9 +7,9 @@ from dataclasses import replace
 from localllm.arch.families.t5 import REACH
 from localllm.arch.metadata import MOST_LAYERS
 from localllm.convert.config import Config
-from localllm.convert.family import Family, Layer, MadeOf, Sizes
+from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.tensors import Shape, TensorSource, computed
+from localllm.convert.tensors import Shape, TensorSource, map_values
 
 NETWORKS = {"relu": False, "gated-gelu": True}  # whether it has a gate
 HEADS = {"attn_q": ("queries", "width"), "attn_k": ("queries", "width"), "attn_v": ("queries", "width"),
@@ -62,17 +62,17 @@ def whole(sizes: Sizes) -> Layer:
     network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
     network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
     crossing = {f"cross_{name}": shape for name, shape in HEADS.items()} | {"cross_attn_norm": ("width",)}
-    found: dict[str, tuple[str, ...] | MadeOf] = {"enc.output_norm.weight": ("width",)}
+    found: dict[str, tuple[str, ...] | DerivedTensor] = {"enc.output_norm.weight": ("width",)}
     for part, count, more in (("enc", sizes["encoder"], {}), ("dec", sizes["decoder"], crossing)):
         for number in range(count):
             biases = {"attn_rel_b": ("buckets", "heads")} if sizes["own_biases"] or not number else {}
             layer = {**HEADS, **NORMS, **network, **more, **biases}
             found |= {f"{part}.blk.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return found | {LAST: MadeOf(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
+    return found | {LAST: DerivedTensor(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
 
 
 def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return computed(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
+    return map_values(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
 def encoder(config: Config) -> CheckpointFacts:

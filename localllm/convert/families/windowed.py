@@ -21,7 +21,7 @@ from localllm.convert.families.layers import (
 )
 from localllm.convert.families.llama import GRANITE, granite
 from localllm.convert.family import Family, Layer, Sizes
-from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotated_numbers
+from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_dims
 
 Sized = dict[str, int]
 
@@ -98,7 +98,7 @@ def laguna(config: Config) -> CheckpointFacts:
         expert_weights_scale=config.number("moe_routed_scaling_factor", 1.0),
         expert_gating_func=SIGMOID,
         leading_dense_block_count=sizes["leading_dense"],
-        rope__dimension_count=rotated_numbers(config, dim),
+        rope__dimension_count=rotary_dims(config, dim),
     )
     if not any(windows):
         return h
@@ -108,7 +108,7 @@ def laguna(config: Config) -> CheckpointFacts:
     return h.plus(
         attention__sliding_window=config.count("sliding_window"),
         rope__freq_base_swa=rope.number("rope_theta", 10000.0),
-        rope__dimension_count_swa=rotated_numbers(Config({"rope_parameters": rope.content}, config.path), dim),
+        rope__dimension_count_swa=rotary_dims(Config({"rope_parameters": rope.content}, config.path), dim),
     )
 
 
@@ -173,7 +173,7 @@ def mimo2(config: Config) -> CheckpointFacts:
         expert_gating_func=SIGMOID,
         expert_group_count=config.get(groups[0]) and config.count(groups[0]),
         expert_group_used_count=config.get(groups[1]) and config.count(groups[1]),
-        rope__dimension_count=rotated_numbers(config, h.sizes["head_dim"]),
+        rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
         rope__freq_base_swa=config.number("swa_rope_theta", 10000.0),
     )
 

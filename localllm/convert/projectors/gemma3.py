@@ -12,7 +12,7 @@ from localllm.convert.projectors.parts import (
     sizes_of,
     with_bias,
 )
-from localllm.convert.tensors import computed, in_float32
+from localllm.convert.tensors import map_values, to_float32
 
 USUAL_MERGE = 4  # that readers suppose where the file says nothing
 
@@ -31,9 +31,9 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
         "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": None if merge == USUAL_MERGE else merge,
     }
-    norm = Part("mm_soft_emb_norm.weight", (h.width,), lambda source: computed(source, lambda numbers: numbers + 1))
+    norm = Part("mm_soft_emb_norm.weight", (h.width,), lambda source: map_values(source, lambda numbers: numbers + 1))
     # It lies on its side, so that no format of blocks fits it. In F32 nothing of it is lost.
-    matrix = Part("mm_input_projection_weight", (h.width, h.out), in_float32)
+    matrix = Part("mm_input_projection_weight", (h.width, h.out), to_float32)
     return ProjectorFacts(
         h, metadata, {**siglip(h), "mm.soft_emb_norm.weight": norm, "mm.input_projection.weight": matrix}
     )

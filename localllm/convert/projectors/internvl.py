@@ -17,7 +17,7 @@ from localllm.convert.projectors.parts import (
     sizes_of,
     with_bias,
 )
-from localllm.convert.tensors import reshaped
+from localllm.convert.tensors import reshape
 
 EPSILON = 1e-6  # of the norms, where config.json says nothing
 LEAST_TILES, MOST_TILES = 1, 12  # where preprocessor_config.json says nothing
@@ -44,11 +44,11 @@ def internvl(c: SeeingConfig) -> ProjectorFacts:
     }
     together = merge**2 * h.width
     parts = {
-        "v.class_embd": Part("embeddings.cls_token", (1, 1, h.width), partial(reshaped, shape=(h.width,))),
+        "v.class_embd": Part("embeddings.cls_token", (1, 1, h.width), partial(reshape, shape=(h.width,))),
         "v.position_embd.weight": Part(
             "embeddings.position_embeddings",
             (1, h.patches + 1, h.width),
-            partial(reshaped, shape=(h.patches + 1, h.width)),
+            partial(reshape, shape=(h.patches + 1, h.width)),
         ),
         **with_bias("v.patch_embd", "embeddings.patch_embeddings.projection", *h.convolution),
         **in_layers(h.layers, "encoder.layer", layer(c, h)),

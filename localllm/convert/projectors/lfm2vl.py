@@ -5,7 +5,7 @@ from math import isqrt, prod
 
 from localllm.convert.projectors.gemma3 import siglip
 from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, plain, sizes_of, with_bias
-from localllm.convert.tensors import Made, Shape, TensorSource, as_float32, kept
+from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, kept
 
 EPSILON = 1e-6  # of the norms, where config.json says nothing
 PATCHES, MERGE, HIDDEN = 256, 2, 2560  # where config.json says nothing
@@ -42,7 +42,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
     return ProjectorFacts(h, metadata, parts)
 
 
-def convolution(source: TensorSource, shape: Shape) -> Made:
+def convolution(source: TensorSource, shape: Shape) -> DerivedSource:
     """The weights of a convolution [width, colours, patch, patch] of a matrix in whose rows a pixel's colours are
     together."""
     width, colours, patch, _ = shape

@@ -7,7 +7,7 @@ from typing import Any
 
 from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert.config import Config
-from localllm.convert.tensors import Made, Shape, TensorSource, as_float32, kept, picked
+from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, kept, pick_rows
 from localllm.frozen import frozen
 
 
@@ -137,9 +137,9 @@ def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
     }
 
 
-def slice_of(source: TensorSource, first: int, count: int) -> Made:
+def slice_of(source: TensorSource, first: int, count: int) -> DerivedSource:
     """Rows of a matrix, or numbers of a vector."""
     if len(source.shape) == 1:
         return kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])
     times = prod(source.shape[1:-1])
-    return picked(source, (count, *source.shape[1:]), lambda rows: rows + first * times)
+    return pick_rows(source, (count, *source.shape[1:]), lambda rows: rows + first * times)

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from localllm.convert.files import read_json, understood
+from localllm.convert.files import read_json, report_as_model_error
 from localllm.convert.projectors.parts import (
     Part,
     Parts,
@@ -15,7 +15,7 @@ from localllm.convert.projectors.parts import (
     with_bias,
     with_defaults,
 )
-from localllm.convert.tensors import Made, TensorSource, as_float32, in_pairs, kept
+from localllm.convert.tensors import DerivedSource, TensorSource, as_float32, kept, to_pairs
 
 EPSILON = 1e-5  # of the encoder's norms: no config.json says it
 BASE = 10000.0  # of the angles, as readers suppose
@@ -39,7 +39,7 @@ def pixtral(c: SeeingConfig) -> ProjectorFacts:
 def mistral3(c: SeeingConfig) -> ProjectorFacts:
     """Raises ModelError."""
     c.vision.only("model_type", "pixtral")
-    c.whole.of_text({}).only("rms_norm_eps", EPSILON)  # one number is for all norms
+    c.whole.text_config({}).only("rms_norm_eps", EPSILON)  # one number is for all norms
     return of_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
 
 
@@ -54,7 +54,7 @@ def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
         "vision.attention.layer_norm_epsilon": EPSILON,
         "vision.spatial_merge_size": merge if merge > 1 else None,
     }
-    turned, matrix = partial(in_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
+    turned, matrix = partial(to_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
     layer = {
         **plain("ln1", "attention_norm", h.width),
         **plain("ln2", "ffn_norm", h.width),
@@ -97,12 +97,12 @@ def merger(width: int, merge: int) -> Parts:
 
 def line_end(c: SeeingConfig) -> Part:
     """The embedding that stands behind each line of a picture."""
-    text = c.whole.of_text({})
+    text = c.whole.text_config({})
     vocab = text.count("vocab_size")
     return Part("embed_tokens.weight", (vocab, c.out), partial(one_row, number=break_token(c, vocab)))
 
 
-def one_row(source: TensorSource, number: int) -> Made:
+def one_row(source: TensorSource, number: int) -> DerivedSource:
     """A row of a matrix as a vector."""
     return kept(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
 
@@ -112,7 +112,7 @@ def break_token(c: SeeingConfig, vocab: int) -> int:
     folder = c.whole.path.parent
     for name in ("tokenizer_config.json", "tokenizer.json"):
         content = read_json(folder / name) or {}
-        with understood(folder / name):
+        with report_as_model_error(folder / name):
             told = {int(number): token for number, token in (content.get("added_tokens_decoder") or {}).items()}
             told |= {int(token["id"]): token for token in content.get("added_tokens") or ()}
             found = [number for number, token in told.items() if token["content"] == BREAK]

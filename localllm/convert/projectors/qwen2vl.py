@@ -15,7 +15,7 @@ from localllm.convert.projectors.parts import (
     slice_of,
     with_bias,
 )
-from localllm.convert.tensors import spread
+from localllm.convert.tensors import take_strided
 
 MERGE, FRAMES = 2, 2  # that readers suppose: patches on each side that become one row, and frames
 EPSILON = 1e-6  # of the norms, whatever the language model has: no config.json says it
@@ -84,7 +84,7 @@ def frames(h: EncoderSizes) -> Parts:
         f"v.patch_embd.weight{name}": Part(
             "patch_embed.proj.weight",
             (h.width, 3, FRAMES, h.patch, h.patch),
-            partial(spread, shape=h.convolution, period=FRAMES * h.patch, start=frame * h.patch),
+            partial(take_strided, shape=h.convolution, period=FRAMES * h.patch, start=frame * h.patch),
         )
         for frame, name in enumerate(("", ".1"))
     }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.families import dense, hybrids, llama, newer, qwen, qwen_next
+from localllm.convert.families import dense, hybrids, llama, qwen, qwen_next
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import SECTIONS
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {"llama": OF_LLAMA, "mistral": OF_MISTRAL}
 LINE_END = re.compile(r"(model\.)?image_newline")
 
 
-def of_text(config: Config) -> Family:
+def select_text_family(config: Config) -> Family:
     """The family of what reads, by text_config. Raises ModelError."""
     kind = config.section("text_config").get("model_type", "llama")
     family = READERS.get(kind) if isinstance(kind, str) else None
@@ -53,12 +53,12 @@ def paddleocr(config: Config) -> CheckpointFacts:
 
 
 PADDLEOCR = replace(
-    newer.ERNIE4_5,
+    llama.ERNIE4_5,
     arch="paddleocr",
     read=paddleocr,
     sees=True,
     unread=re.compile(r"(mlp_AR|model\.projector)\..*"),
-    defaults={**newer.ERNIE4_5.defaults, "head_dim": 128},
+    defaults={**llama.ERNIE4_5.defaults, "head_dim": 128},
 )
 SOUNDS = re.compile(r"(model\.)?audio_tower\..*")
 EXAONE4_5 = replace(dense.EXAONE4, sees=True)

@@ -1,0 +1,57 @@
+"""Checkpoints that store queries, keys and values in one matrix."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localllm.convert.families.layers import (
+    ATTENTION,
+)
+from localllm.convert.family import DerivedTensor, Layer, Sizes
+from localllm.convert.hyperparameters import CheckpointFacts
+from localllm.convert.tensors import Shape, TensorSource, pick_rows, to_pairs
+
+Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of fused rows -> those of one part
+
+
+def fused(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor:
+    """Some rows of the matrix that is queries, keys and values; turns: they are in the order of halves."""
+
+    def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+        numbers = rows(np.arange(sizes["fused_rows"]), sizes)
+        found = pick_rows(sources[0], shape, lambda wanted: numbers[wanted])
+        return to_pairs(found, sizes["head_dim"]) if turns else found
+
+    return DerivedTensor(dimensions, {f"{name}.weight": ("fused_rows", "width")}, made)
+
+
+def unpacked(name: str, parts: Sequence[Rows]) -> Layer:
+    """Queries, keys and values of one matrix."""
+    shapes = (ATTENTION["attn_q"], ATTENTION["attn_k"], ATTENTION["attn_v"])
+    kinds = zip("qkv", parts, shapes, strict=True)
+    return {f"attn_{kind}": fused(name, rows, kind != "v", *shape) for kind, rows, shape in kinds}
+
+
+def of_groups(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
+    return rows.reshape(sizes["kv_heads"], -1, sizes["head_dim"])
+
+
+IN_GROUPS = unpacked(
+    "attention.wqkv",
+    (
+        lambda rows, sizes: of_groups(rows, sizes)[:, :-2].ravel(),
+        lambda rows, sizes: of_groups(rows, sizes)[:, -2].ravel(),
+        lambda rows, sizes: of_groups(rows, sizes)[:, -1].ravel(),
+    ),
+)
+
+
+ONE_AFTER_OTHER: tuple[Rows, ...] = (
+    lambda rows, sizes: rows[: sizes["queries"]],
+    lambda rows, sizes: rows[sizes["queries"] : -sizes["keys"]],
+    lambda rows, sizes: rows[-sizes["keys"] :],
+)
+
+
+def with_fused_rows(h: CheckpointFacts) -> CheckpointFacts:
+    return h.plus({"fused_rows": h.sizes["queries"] + 2 * h.sizes["keys"]})

@@ -1,0 +1,25 @@
+"""InternLM 2."""
+
+from localllm.convert.config import Config
+from localllm.convert.families.fused_qkv import IN_GROUPS, with_fused_rows
+from localllm.convert.families.layers import (
+    ATTENTION,
+    GATED,
+    NORMS_BEFORE,
+)
+from localllm.convert.family import Family
+from localllm.convert.hyperparameters import CheckpointFacts, decoder
+
+
+def internlm2(config: Config) -> CheckpointFacts:
+    """Rows of a group of heads together: queries, a key and a value."""
+    config.only("bias", False)
+    return with_fused_rows(decoder(config.plus(head_dim=None)))
+
+
+INTERNLM2 = Family(
+    "internlm2",
+    {**IN_GROUPS, "attn_output": ATTENTION["attn_output"], **GATED, **NORMS_BEFORE},
+    internlm2,
+    defaults={"rms_norm_eps": 1e-6},
+)
