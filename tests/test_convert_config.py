@@ -19,7 +19,7 @@ from localllm.convert.families.windowed import windows_behind
 from localllm.convert.pair_folder import words
 from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
 from localllm.convert.sentencepiece import message, varint
-from localllm.convert.tensors import kept
+from localllm.convert.tensors import from_array
 from localllm.errors import ModelError
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import find_recipe
@@ -259,7 +259,7 @@ def test_norms_of_heads_that_are_stored_one_by_one(kind: str, shape: tuple[str, 
     norms = of_heads(kind, 3)
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
-    made = norms.made([kept(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
+    made = norms.made([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
     assert made.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
 
 

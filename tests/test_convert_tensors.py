@@ -14,13 +14,13 @@ from localllm.convert.tensors import (
     column,
     every_second,
     flat,
-    kept,
+    from_array,
     map_values,
     mxfp4,
     pad_rows,
     permute_columns,
     reshape,
-    scaled,
+    scale_rows,
     stack,
     take_strided,
     to_float32,
@@ -108,9 +108,9 @@ def test_functions_of_numbers():
     given = source(numbers(2, 2))
     assert to_float32(given) is given
     rows, one = np.array([1, 2, 3, 4], np.float32), np.array([10], np.float32)
-    check(scaled(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)  # type: ignore[arg-type]
-    assert scaled(given, []) is given
-    assert map_values(source(array), np.negative).dtype == "F32" and kept(np.ones(3)).shape == (3,)
+    check(scale_rows(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)  # type: ignore[arg-type]
+    assert scale_rows(given, []) is given
+    assert map_values(source(array), np.negative).dtype == "F32" and from_array(np.ones(3)).shape == (3,)
 
 
 def test_slices():

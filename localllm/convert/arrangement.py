@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, each in the place that GGUF has for it."""
+"""Map a checkpoint's tensors to their GGUF names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,45 +11,45 @@ import numpy as np
 from localllm.convert.family import Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.places import TensorPlace, places
-from localllm.convert.tensors import Shape, TensorSource, as_float32, kept, scaled, stack, to_float32
+from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array, scale_rows, stack, to_float32
 from localllm.convert.weights import Stored
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.quant.formats import BY_NAME, Format
 
-# What old checkpoints store and nobody reads.
+# Constants that old checkpoints store.
 LEFT_OUT = re.compile(r".*\.(inv_freq|cos_cached|sin_cached|masked_bias)|(transformer\.)?h\.[0-9]+\.attn\.bias")
 OF_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\..*")
 IN_LAYER = re.compile(r".*?\b(?:layers|h|blocks)\.([0-9]+)\.(.+)")
 OF_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 # Matrices that are always F32.
 FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
-PARTS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, as TensorFlow called them
+PARTS = {".gamma": ".weight", ".beta": ".bias"}  # suffixes of norms in TensorFlow
 
-Found = dict[int, Stored]  # tensors of one name, by expert; -1: of all
+Found = dict[int, Stored]  # tensors of one name, by expert; -1: one for all experts
 
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor:
-    """One tensor, as a GGUF file would have it; its rows are read when they are asked for, from any thread."""
+    """One tensor as a GGUF file would have it; rows are read on demand, from any thread."""
 
     name: str
     format: Format  # F32, F16, BF16, MXFP4
-    shape: Shape  # the length of a row last
+    shape: Shape  # the row length last
     source: TensorSource
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows first to last - 1 (a vector is one row): uint8 [last - first, bytes of a row]. Raises ModelError."""
+        """Read rows first to last - 1 (a vector is one row): uint8 [last - first, row bytes]. Raises ModelError."""
         return self.source.rows(first, last)
 
     def release_rows(self, first: int, last: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: no rows are cached."""
 
 
 def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
-    """A source in a format that GGUF's readers expect: vectors, which are kept in memory, and some matrices are F32."""
+    """Convert a source to the format that GGUF's readers expect: vectors, held in memory, and some matrices are F32."""
     if len(source.shape) == 1:
-        source = kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
+        source = from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
     base = name.removesuffix(".weight")
     last = base.rpartition(".")[2]
     if source.dtype == "F64" or base == name or last in FULL_NUMBERS or last.endswith("_norm"):
@@ -58,8 +58,7 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
 
 
 def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
-    """The layers that guess the token behind the next one are among the others if they are there: a checkpoint may have
-    left them out."""
+    """Append the multi-token prediction layers to the others, if the checkpoint has them."""
     layers, guessing = h.sizes["layers"], h.sizes.get("guessing", 0)
     numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
     if max(numbers, default=0) < layers or not guessing:
@@ -73,14 +72,14 @@ def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> Checkpo
 def arrange_tensors(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
-    """All tensors under their GGUF names, in the order of the layers. Raises ModelError for one too many or too few."""
+    """Yield all tensors under their GGUF names, in layer order. Raises ModelError for one too many or too few."""
     wanted = places(family, h.sizes, h.tied)
     found = match_tensors(stored, family, h, wanted, warnings)
     for name, place in wanted.items():
         if all(part in found for part in place.of):
             sources = [whole(folder, part, found[part], shape, place) for part, shape in place.of.items()]
             factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
-            yield gguf_tensor(name, scaled(place.made(sources), factors))
+            yield gguf_tensor(name, scale_rows(place.made(sources), factors))
         elif place.needed:
             raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}")
 
@@ -92,7 +91,7 @@ def match_tensors(
     wanted: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """The tensors by the names that places have for their parts. Raises ModelError for one without a place."""
+    """Match stored tensors with the parts that places need. Raises ModelError for a tensor without a place."""
     names = Names(family, h.sizes)
     parts = {part for place in wanted.values() for part in place.of}
     found: dict[str, Found] = {}
@@ -115,15 +114,15 @@ def match_tensors(
 
 
 class Names:
-    """What a family's tensors are called."""
+    """The names of a family's tensors in checkpoints."""
 
     def __init__(self, family: Family, sizes: Sizes):
         self._family, self._sizes = family, sizes
         self._map = gguf.get_tensor_name_map(arch_id(family), sizes["layers"])
-        self.images = 0  # how many were left out
+        self.images = 0  # number of ignored vision tensors
 
     def plain(self, theirs: str) -> str:
-        """A tensor's name without what only some checkpoints have in it."""
+        """Remove from a tensor's name what only some checkpoints have in it."""
         for prefix in self._family.prefixes:
             theirs = theirs.removeprefix(prefix)
         for old, new in PARTS.items() if not self._family.decodes else ():
@@ -131,7 +130,7 @@ class Names:
         return theirs
 
     def is_left_out(self, theirs: str) -> bool:
-        """Whether a tensor is for images or another task."""
+        """Tell whether a tensor is for images or another task."""
         if self._family.unread and self._family.unread.fullmatch(theirs):
             return True
         if self._family.sees and OF_IMAGES.fullmatch(theirs):
@@ -140,7 +139,7 @@ class Names:
         return False
 
     def place_of(self, theirs: str, parts: set[str]) -> tuple[str, int]:
-        """The part of a place, "" if there is none, and the expert, -1 for all."""
+        """Find the part that a name stands for, "" if there is none, and the expert, -1 for all."""
         plain = (
             theirs.replace("language_model.", "")
             .replace("text_model.", "")
@@ -161,7 +160,7 @@ class Names:
 
 
 def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlace) -> TensorSource:
-    """A tensor of this shape, which may be stored by experts. Raises ModelError."""
+    """Load a tensor of this shape, which may be stored as one per expert. Raises ModelError."""
     if -1 in found and len(found) == 1:
         return check_tensor(found[-1], shape, place.dtypes)
     if len(shape) != 3 or set(found) != set(range(shape[0])):
@@ -170,7 +169,7 @@ def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlac
 
 
 def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
-    """The tensor. Raises ModelError if it is not of this shape, or of none of these types."""
+    """Return the tensor. Raises ModelError if its shape or type is another."""
     if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
     if tensor.shape != shape:
@@ -180,5 +179,5 @@ def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Store
 
 
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
-    """The gguf package's number for an architecture."""
+    """Look up the gguf package's number for an architecture."""
     return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == (family.named_as or family.arch))

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: the general.* keys of a GGUF file."""
+"""Derive the general.* keys of a GGUF file from a checkpoint's model card and folder name."""
 
 import logging
 import re
@@ -9,11 +9,11 @@ from typing import Any
 
 import gguf
 
-SAMPLING = "general.sampling."  # which sampling.py reads
+SAMPLING = "general.sampling."  # sampling.py reads them
 
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Name, size, license, languages, ... out of the model card and the folder's name, by the gguf package's rules.
+    """Build name, size, license, languages, ... by the gguf package's rules.
 
     shapes: of the tensors, by name.
     """
@@ -29,14 +29,14 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
         card.set_gguf_meta_model(writer)
     except MemoryError:
         raise
-    except Exception:  # the card is free text, and the package trips over some of it
+    except Exception:  # the card is free text, and the package fails on some
         return named
     values = {key: value.value for key, value in writer.kv_data[0].items() if key != gguf.Keys.General.ARCHITECTURE}
     return named | {key: value for key, value in values.items() if is_plain(value) and not key.startswith(SAMPLING)}
 
 
 def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """As "1.5B"; with experts, their number and what one token's share is, as "8x7B"."""
+    """Format the number of parameters as "1.5B"; with experts, as "8x7B": their number and the size of one."""
     stacks = {name: shape for name, shape in shapes.items() if "_exps." in name and len(shape) == 3}
     experts = sum(prod(shape) // shape[0] for shape in stacks.values())
     others = sum(prod(shape) for name, shape in shapes.items() if name not in stacks)
@@ -44,12 +44,12 @@ def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """What a model card may say: a text, a number, or texts."""
+    """Tell whether a value from the model card is a string, a number, or a list of strings."""
     texts = value if isinstance(value, list) else [value]
     return isinstance(value, int) or (bool(texts) and all(isinstance(text, str) for text in texts))
 
 
 def cached_name(folder: Path) -> str | None:
-    """The model's name, if the folder is one of Hugging Face's cache, whose own name is a hash."""
+    """Derive the model's name from a folder of Hugging Face's cache, whose own name is a hash; None elsewhere."""
     match = re.fullmatch(r"models--(?:.+--)?(.+)", folder.parent.parent.name)
     return match[1] if match and folder.parent.name == "snapshots" else None

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint, which come from strangers."""
+"""Read a checkpoint's small files, which are untrusted."""
 
 import json
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from typing import Any
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-MOST_BYTES = 1 << 28  # the largest tokenizer.json known has 33 MB
+MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """What is in a file; None if there is none. Raises ModelError."""
+    """Read a file; None if there is none. Raises ModelError."""
     try:
         if not path.is_file():
             return None
@@ -25,7 +25,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def read_text(path: Path) -> str | None:
-    """A file's text; None if there is none. Raises ModelError."""
+    """Read a UTF-8 file; None if there is none. Raises ModelError."""
     data = read_bytes(path)
     try:
         return None if data is None else data.decode("utf-8")
@@ -34,7 +34,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if there is no file. Raises ModelError."""
+    """Read the object in a JSON file; None if there is no file. Raises ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def report_as_model_error(path: Path) -> Iterator[None]:
-    """Whatever trips over the contents of a file raises a ModelError that names it."""
+    """Turn exceptions from unexpected file contents into a ModelError that names the file."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Opens the folder of a checkpoint: all its parts together, checked against each other."""
+"""Open a checkpoint's folder: all its parts together, checked against each other."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from localllm.convert.families.layers import PACKED, TURNED
 from localllm.convert.files import read_json
 from localllm.convert.modules import left_out, pooling_type, projections, prompts
 from localllm.convert.sampling import sampling_metadata
-from localllm.convert.tensors import kept
+from localllm.convert.tensors import from_array
 from localllm.convert.unused_keys import unused_of_config
 from localllm.convert.vocabulary import vocabulary_metadata
 from localllm.convert.weights import Stored, open_weights, weight_files
@@ -30,14 +30,14 @@ from localllm.quant.recipes import find_recipe, llama_order
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A folder, opened: a source for localllm.quantizing.quantize."""
+    """An opened folder: a source for localllm.quantizing.quantize."""
 
     path: str
-    files: list[str]  # all that belongs to it
+    files: list[str]  # paths of all its files
     metadata: dict[str, Any]
     tensors: list[CheckpointTensor]
-    warnings: list[str]  # one line each, for the user
-    count: int = 1  # of the files that its language model lies in
+    warnings: list[str]  # lines for the user
+    count: int = 1  # number of the language model's weight files
 
     @property
     def packed(self) -> dict[str, Any]:
@@ -53,8 +53,7 @@ class Checkpoint:
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
-    """The model in the folder of a Hugging Face checkpoint. Raises ModelError for whatever is missing, inconsistent or
-    not supported."""
+    """Open the model in a checkpoint's folder. Raises ModelError for what is missing, inconsistent or not supported."""
     folder = Path(path)
     refuse_adapter(folder)
     config = Config.of(folder)
@@ -67,7 +66,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     h = with_mtp_layers(h, stored)
     h = h.plus({"packed": packed(stored, h.sizes["width"])})
     tensors = [*arrange_tensors(folder, stored, family, h, config.warnings)]
-    tensors += [gguf_tensor(name, kept(values)) for name, values in h.tensors.items()]
+    tensors += [gguf_tensor(name, from_array(values)) for name, values in h.tensors.items()]
     for name, matrix in projections(folder, family.projects).items():
         tensors.append(gguf_tensor(f"{name}.weight", matrix))
         sizes = zip(("out", "in"), matrix.shape, strict=True)
@@ -90,7 +89,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise ModelError for what was trained beside a model, and is none."""
+    """Raise ModelError for an adapter (LoRA, ...) instead of a model."""
     path = folder / "adapter_config.json"
     if (said := read_json(path)) is None or (folder / "config.json").is_file():
         return
@@ -101,8 +100,8 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def invalid_templates(metadata: Mapping[str, Any]) -> list[str]:
-    """Warnings of chat templates that no program can use as they are."""
-    from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
+    """Warn of chat templates that do not parse."""
+    from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
     found = []
     for key, text in metadata.items():
@@ -120,7 +119,7 @@ def nbytes(tensor: CheckpointTensor) -> int:
 
 
 def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Names in the order in which files have them, in so many parts of about the same size; none is empty."""
+    """Divide the names, in llama.cpp's order, into `count` files of about the same size, none empty."""
     names, total = llama_order(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
     parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
@@ -134,18 +133,18 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 def packed(stored: Mapping[str, Stored], width: int) -> int:
-    """How experts are stored: 0 as a tensor each, PACKED as one whose rows are those of matrices, TURNED by columns."""
+    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TURNED for one transposed."""
     found = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
     return 0 if not found else TURNED if found[0][-1:] == (width,) else PACKED
 
 
 def checkpoint_files(folder: Path) -> list[str]:
-    """What belongs to a checkpoint."""
+    """List the checkpoint's files."""
     return sorted(str(file) for file in folder.iterdir() if file.suffix != ".gguf" and file.is_file())
 
 
 def file_type(tensors: list[CheckpointTensor]) -> int:
-    """general.file_type: the format of most matrices, or the one that checkpoints are quantized in."""
+    """Return general.file_type: the format of most matrices, or MXFP4."""
     formats = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
     return find_recipe("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
 

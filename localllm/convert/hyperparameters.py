@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, as a GGUF file's metadata and as the sizes that its weights should have."""
+"""Translate config.json into GGUF metadata and into the sizes that the weights should have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -11,24 +11,24 @@ from localllm.convert.config import Config
 from localllm.convert.rope_scaling import read_rope, rope_parameters
 from localllm.frozen import frozen
 
-SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # GGUF's readers have this GELU only
-PLAIN_SCALING = ("linear", "yarn")  # of positions, by metadata alone
+SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # the only GELU of GGUF's readers
+PLAIN_SCALING = ("linear", "yarn")  # RoPE scalings that need metadata only
 
 
 @frozen
 class CheckpointFacts:
-    """What is known of a model before its weights are read, checked."""
+    """The checked facts of a model, before its weights are read."""
 
-    sizes: Mapping[str, int]  # names that shapes are made of: vocab, layers, width, heads, head_dim, ...
-    metadata: Mapping[str, Any]  # below the architecture's name
-    tensors: Mapping[str, np.ndarray]  # that GGUF has and the checkpoint has not: float32, by name
-    tied: bool  # the embedding is the output matrix too
-    # What matrices are multiplied with, one after the other, by their names in GGUF without layer and ".weight":
-    # numbers for all rows, float32 [rows] or [1].
+    sizes: Mapping[str, int]  # sizes that shapes are made of: vocab, layers, width, heads, head_dim, ...
+    metadata: Mapping[str, Any]  # keys after "ARCH."
+    tensors: Mapping[str, np.ndarray]  # tensors that only GGUF has, float32, by name
+    tied: bool  # the embedding is also the output matrix
+    # Factors that matrices are multiplied with in turn, by GGUF names without layer and ".weight":
+    # per row or one for all, float32 [rows] or [1].
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def plus(self, sizes: Mapping[str, int] = {}, **metadata: Any) -> "CheckpointFacts":
-        """With more of both; "__" stands for a point, and a value of None takes the key away."""
+        """Add sizes and metadata; "__" stands for a point, and None removes a key."""
         more = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **more}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
@@ -39,9 +39,9 @@ def decoder(
     *,
     activations: tuple[str, ...] = SILU,
     scalings: tuple[str, ...] = PLAIN_SCALING,
-    whole_heads: bool = True,  # are rotated; otherwise it may be their beginning
+    whole_heads: bool = True,  # all of a head is rotated; otherwise it may be its beginning
 ) -> CheckpointFacts:
-    """A transformer that rotates queries and keys and whose norms are of root mean squares. Raises ModelError."""
+    """Read a transformer with RoPE and RMS norms. Raises ModelError."""
     refuse_other_activations(config, activations)
     sizes = attention_sizes(config)
     context = config.count("max_position_embeddings", 2048)
@@ -65,7 +65,7 @@ def decoder(
 
 
 def attention_sizes(config: Config) -> dict[str, int]:
-    """What matrices of attention and of a feed-forward network are made of."""
+    """Read the sizes of attention and feed-forward matrices."""
     heads, width = config.count("num_attention_heads"), config.count("hidden_size")
     head_dim = config.count("head_dim", width // heads or 1)
     kv_heads = config.count("num_key_value_heads", heads)
@@ -85,7 +85,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
 
 
 def rotary_dims(config: Config, head_dim: int) -> int:
-    """How many of a head's numbers are rotated."""
+    """Return how many numbers of a head are rotated."""
     share = rope_parameters(config).number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)
     if not 0 < dims <= head_dim or dims % 2:
@@ -100,7 +100,7 @@ def refuse_other_activations(config: Config, allowed: tuple[str, ...]) -> None:
 
 
 def warn_of_window(config: Config) -> None:
-    """Warn of a sliding window that GGUF's readers do not have for the architecture."""
+    """Warn of a sliding window, which GGUF's readers ignore for the architecture."""
     window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
         config.warnings.append(f"the model's sliding window of {window} tokens is left out: attention sees all tokens")

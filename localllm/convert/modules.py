@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of a checkpoint: how rows become one, what follows, what stands before a text.
+"""Read sentence-transformers' files: pooling, projections and prompts of an embedding model.
 
 modules.json lists the modules and their folders; config_sentence_transformers.json has the prompts.
 Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html
@@ -15,14 +15,14 @@ from localllm.files.gguf.header import printable
 
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers
 FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
-PROMPT = "localllm.prompt."  # before a role: keys of GGUF files that localllm writes
+PROMPT = "localllm.prompt."  # localllm's GGUF keys, followed by a role
 ROLES = {"query": ("search_query", "query"), "document": ("search_document", "passage", "document")}
-READ = "Transformer", "Pooling", "Normalize", "Dense"  # kinds of modules
-DENSE = "dense_2", "dense_3"  # matrices in GGUF, by the usual places of their modules
+READ = "Transformer", "Pooling", "Normalize", "Dense"  # types of modules that are converted
+DENSE = "dense_2", "dense_3"  # GGUF names of the Dense modules, the usual folder's first
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Kinds and folders, in their order; none without modules.json. Raises ModelError."""
+    """List types and folders of modules in order; none without modules.json. Raises ModelError."""
     path = folder / "modules.json"
     text = read_text(path)
     if text is None:
@@ -36,14 +36,14 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def left_out(folder: Path) -> list[str]:
-    """Warnings of modules that nothing is made of."""
+    """Warn of modules that are not converted."""
     return [
         f"the module {printable(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ
     ]
 
 
 def pooling_type(folder: Path) -> int | None:
-    """The number of the pooling; None if no file tells. Raises ModelError for one that GGUF cannot tell."""
+    """Return the pooling's number; None if no file has one. Raises ModelError for one that GGUF cannot express."""
     place = dict(modules(folder)).get("Pooling")
     if place is None:
         return None
@@ -57,10 +57,10 @@ def pooling_type(folder: Path) -> int | None:
 
 
 def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
-    """Matrices that a row is multiplied with behind pooling, by their names in GGUF.
+    """Load the matrices after pooling, by their GGUF names.
 
-    are_known: to readers of the architecture. Raises ModelError for one with a bias or an activation, of which GGUF has
-    none, and for any that readers would not use.
+    are_known: readers of the architecture know them. Raises ModelError otherwise, and for one with a bias or an
+    activation, which GGUF cannot express.
     """
     found: dict[str, Stored] = {}
     for kind, place in modules(folder):
@@ -81,7 +81,7 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
 
 
 def prompts(folder: Path) -> dict[str, Any]:
-    """What stands before queries and documents, as keys of a GGUF file."""
+    """Read the prefixes of queries and documents, as GGUF keys."""
     path = folder / "config_sentence_transformers.json"
     with report_as_model_error(path):
         found = (read_json(path) or {}).get("prompts") or {}

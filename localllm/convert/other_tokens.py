@@ -1,4 +1,4 @@
-"""Vocabularies of encoders out of tokenizer.json: WordPiece's and SentencePiece's unigram model."""
+"""Read vocabularies of encoders from tokenizer.json: WordPiece and SentencePiece's unigram model."""
 
 from base64 import b64decode
 from pathlib import Path
@@ -15,7 +15,7 @@ from localllm.text.wordpiece import LONGEST
 
 
 def from_wordpiece(path: Path, content: dict[str, Any], size: int) -> Tokens:
-    """Pieces that begin words get "▁" in front, others lose their "##". Raises ModelError."""
+    """Read WordPiece: pieces that begin words get "▁" in front, others lose their "##". Raises ModelError."""
     model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [{}]
     if normalizer.get("type") != "BertNormalizer" or [part["type"] for part in parts(content.get("pre_tokenizer"))] != [
         "BertPreTokenizer"
@@ -41,7 +41,7 @@ def from_wordpiece(path: Path, content: dict[str, Any], size: int) -> Tokens:
 
 
 def from_unigram(path: Path, content: dict[str, Any], size: int) -> Tokens:
-    """Pieces with their scores, and the map that normalizes texts. Raises ModelError."""
+    """Read a unigram model: pieces, scores and the character map that normalizes texts. Raises ModelError."""
     model, charsmap, merges_spaces = content["model"], b"", False
     for step in steps(content.get("normalizer")):
         if step["type"] == "Precompiled":

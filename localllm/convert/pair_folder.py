@@ -1,4 +1,4 @@
-"""Opens a checkpoint of CLIP, which makes vectors of pictures and of texts, as one file (localllm.arch.vision.clip)."""
+"""Open a CLIP checkpoint: its image and text encoders as one file (localllm.arch.vision.clip)."""
 
 import os
 from pathlib import Path
@@ -19,13 +19,13 @@ from localllm.convert.weights import open_weights
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-PAIR = "CLIPModel"  # in config.json
-ACTIVATIONS = {"quick_gelu": False, "gelu": True}  # whether it is GELU itself
+PAIR = "CLIPModel"  # sections of config.json
+ACTIVATIONS = {"quick_gelu": False, "gelu": True}  # whether the activation is exact GELU
 SIZES = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads",
 }  # fmt: skip
-# What config.json need not say.
+# Values that config.json may omit.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "text": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
              "max_position_embeddings": 77},
@@ -38,13 +38,13 @@ UNREAD = ("logit_scale", "text_model.embeddings.position_ids", "vision_model.emb
 
 
 def is_pair_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder has a checkpoint of CLIP."""
+    """Tell whether a folder has a CLIP checkpoint."""
     content = read_json(Path(folder) / "config.json")
     return isinstance(content, dict) and content.get("architectures") == [PAIR]
 
 
 def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
-    """Both encoders in the folder of a checkpoint. Raises ModelError for what is missing or not supported."""
+    """Open both encoders of a checkpoint. Raises ModelError for what is missing or not supported."""
     folder = Path(path)
     config = Config.of(folder)
     out, metadata, parts = config.count("projection_dim", 512), dict[str, Any](), dict[str, Part]()
@@ -70,9 +70,9 @@ def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> dict[str, Part]:
-    """The tensors of an encoder."""
+    """List the tensors of an encoder."""
     ours, theirs, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
-    if width == hidden:  # readers tell the matrices of a layer by their shapes
+    if width == hidden:  # readers recognize the matrices of a layer by their shapes
         raise said.refusal("intermediate_size is hidden_size, which is not supported")
     parts = {} if tower == "text" else of_pictures(theirs, sizes, width)
     if tower == "text":
@@ -86,14 +86,14 @@ def tower_parts(tower: str, sizes: dict[str, Any], out: int, said: Config) -> di
             parts |= with_bias(f"{layer}.attn_{name}", f"{stored}.self_attn.{name}_proj", width, width)
         for name in ("1", "2"):
             parts |= with_bias(f"{layer}.ln{name}", f"{stored}.layer_norm{name}", width)
-        parts |= with_bias(f"{layer}.ffn_down", f"{stored}.mlp.fc1", hidden, width)  # as clip.cpp has named them
+        parts |= with_bias(f"{layer}.ffn_down", f"{stored}.mlp.fc1", hidden, width)  # clip.cpp's names
         parts |= with_bias(f"{layer}.ffn_up", f"{stored}.mlp.fc2", width, hidden)
     name = "text_projection" if tower == "text" else "visual_projection"
     return parts | plain(name, name, out, width)
 
 
 def of_pictures(theirs: str, sizes: dict[str, Any], width: int) -> dict[str, Part]:
-    """What only the encoder of pictures has."""
+    """List the tensors that only the image encoder has."""
     patch, embeddings = sizes["patch_size"], f"{theirs}.embeddings"
     patches = (sizes["image_size"] // patch) ** 2
     return {
@@ -106,7 +106,7 @@ def of_pictures(theirs: str, sizes: dict[str, Any], width: int) -> dict[str, Par
 
 
 def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]:
-    """All of them. Raises ModelError for one too many or too few."""
+    """Read all tensors. Raises ModelError for one too many or too few."""
     stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
         if name not in wanted and name not in UNREAD:
@@ -121,7 +121,7 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
 
 
 def words(folder: Path) -> dict[str, Any]:
-    """The vocabulary and its merges. Raises ModelError."""
+    """Read the vocabulary and its merges. Raises ModelError."""
     content = read_json(folder / "tokenizer.json")
     if content is not None:
         model = Config(content, folder / "tokenizer.json").section("model")

@@ -1,4 +1,4 @@
-"""The places that a GGUF architecture has for the tensors of a checkpoint."""
+"""List the tensors of a GGUF architecture, and what each is made of in a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -6,21 +6,21 @@ from localllm.convert.family import NUMBERS, DerivedTensor, Dimensions, Family, 
 from localllm.convert.tensors import Shape, TensorSource, column, flat, map_values, to_halves, to_pairs, transpose
 from localllm.frozen import frozen
 
-BARE = ("ssm_a", "ssm_d")  # whose names in GGUF do not end with .weight
+BARE = ("ssm_a", "ssm_d")  # tensors whose GGUF names do not end with .weight
 
 
 @frozen
 class TensorPlace:
-    """Where a tensor of the GGUF file comes from."""
+    """The origin of a tensor of the GGUF file."""
 
-    of: Mapping[str, Shape]  # what is stored, by names of the file or behind a layer's number: blk.0.attn_q.weight
+    of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
     made: Callable[[Sequence[TensorSource]], TensorSource]
     dtypes: tuple[str, ...] = NUMBERS
     needed: bool = True
 
 
 def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
-    """Of all tensors that the architecture has, by their names in the GGUF file, in its order."""
+    """List all tensors of the architecture by their GGUF names, in file order."""
     model = CheckpointModel(family, sizes)
     found = dict(model.places_of("", "token_embd", ("vocab", "width")))
     whole = family.whole(sizes) if callable(family.whole) else family.whole
@@ -39,7 +39,7 @@ def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
 
 @frozen
 class CheckpointModel:
-    """A family, and the sizes of one of its models."""
+    """A family with the sizes of one model."""
 
     family: Family
     sizes: Sizes
@@ -47,7 +47,7 @@ class CheckpointModel:
     def places_of(
         self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
     ) -> Iterator[tuple[str, TensorPlace]]:
-        """The places of a tensor and, if it may have one, of its bias; prefix: the layer."""
+        """Yield the places of a tensor and, if it may have one, of its bias; prefix: "blk.N." or ""."""
         whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, DerivedTensor):
             yield whole_name, self._made(prefix, dimensions)
@@ -58,16 +58,16 @@ class CheckpointModel:
             yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
     def _made(self, prefix: str, its: DerivedTensor) -> TensorPlace:
-        """Of a tensor that is stored in its own way."""
+        """Return the place of a derived tensor."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
         return TensorPlace(of, lambda sources: its.made(sources, shape, self.sizes), its.dtypes, its.needed)
 
     def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
-        """Of a tensor that is stored under a name that gguf knows."""
+        """Return the place of a tensor that is stored under a name that gguf knows."""
         return TensorPlace({whole_name: stored}, lambda sources: self._usually_made(name, sources[0]), needed=needed)
 
     def _usually_made(self, name: str, source: TensorSource) -> TensorSource:
-        """What a family does with its tensors; name: with ".bias" for those."""
+        """Apply the family's row orders and offsets; name: with ".bias" for biases."""
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
             order = to_pairs if self.family.rotated else to_halves
             matrix = source if len(source.shape) > 1 else column(source)

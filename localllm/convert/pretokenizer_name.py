@@ -1,7 +1,7 @@
-"""Which of llama.cpp's pre-tokenizers cuts text as a tokenizer.json does: found by cutting, not by name.
+"""Find llama.cpp's pre-tokenizer for a tokenizer.json by comparing how both split a text, not by name.
 
-The same expression is spelled in many ways, so both cut one text, made to bring every kind of character next to every
-other and to the runs that expressions count. Two that agree on all of it are the same for any text that matters.
+The same expression is spelled in many ways, so both split one text, made to bring every class of character next to
+every other and to the runs that expressions count. Two that agree on all of it are the same for any text that matters.
 """
 
 import json
@@ -14,13 +14,13 @@ from localllm.errors import ModelError
 from localllm.text.pretokenize import make_splitter
 from localllm.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 
-# The name that llama.cpp's converter writes for Llamas, where the table's first name for the family is another.
+# llama.cpp's converter writes this name for Llamas, where the table's first name is another.
 USUAL_NAMES = {"llama3": "llama-bpe", "starcoder": "smollm"}
 
-# Names that few readers know, and those of others that cut alike and do not ignore merges: gpt-oss has the first.
+# Names that few readers know, and others that split alike and do not ignore merges (gpt-oss: the first).
 WIDELY_KNOWN = {"granite-embed-multi-97m": "gpt-4o"}
 
-# One of each kind that an expression may tell apart, and runs of them.
+# One character of each class that an expression may tell apart, and runs of them.
 _KINDS = [
     *[
         "a",
@@ -98,14 +98,14 @@ _KINDS = [
 
 @cache
 def probe() -> str:
-    """The text: every pair of kinds, and 12,000 kinds in random order for what needs three and more."""
+    """Build the text: every pair of classes, and 12,000 random ones for what needs three and more."""
     draw = random.Random(0)
     pairs = [one + other for one in _KINDS for other in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
 def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
-    """The value of tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
+    """Return tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
     from tokenizers import Tokenizer
 
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
@@ -113,12 +113,12 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
         cut = Tokenizer.from_str(json.dumps(empty | {"pre_tokenizer": content})).pre_tokenizer
     except MemoryError:
         raise
-    except Exception as error:  # the package raises nothing more special
+    except Exception as error:  # the package raises no subclass
         raise ModelError(f"the pre-tokenizer is not valid: {error}") from None
     if cut is None or any(part.get("add_prefix_space") for part in parts(content)):
         raise ModelError("a pre-tokenizer that adds a space before texts, or does not cut them, is not supported")
     known = candidates(ignore_merges)
-    for text in (probe()[-300:], probe()):  # most differ at once
+    for text in (probe()[-300:], probe()):  # most differ early
         words = [span for _, span in cut.pre_tokenize_str(text)]
         known = {name: family for name, family in known.items() if split_words(family, text) == words}
     if not known:
@@ -128,14 +128,14 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
 
 
 def parts(content: Any) -> list[dict[str, Any]]:
-    """The steps of a `pre_tokenizer`."""
+    """List the steps of a `pre_tokenizer`."""
     if not isinstance(content, dict):
         return []
     return [part for step in content.get("pretokenizers", []) for part in parts(step)] or [content]
 
 
 def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
-    """The byte-level pre-tokenizers, by the first name of each."""
+    """Return the byte-level pre-tokenizers, by the first name of each."""
     families: dict[PreTokenizer, str] = {}
     for name, known in PRETOKENIZERS.items():
         if not known.marks_spaces and known.ignore_merges == ignore_merges:
@@ -144,5 +144,5 @@ def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
 
 
 def split_words(known: PreTokenizer, text: str) -> list[tuple[int, int]]:
-    """Where a known pre-tokenizer's words begin and end."""
+    """Return the (begin, end) of each word that a known pre-tokenizer makes."""
     return list(pairwise(accumulate(map(len, make_splitter(known.patterns)(text)), initial=0)))

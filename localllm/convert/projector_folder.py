@@ -1,4 +1,4 @@
-"""Opens the projector of a checkpoint that sees, as llama.cpp's converter makes it with --mmproj."""
+"""Open a checkpoint's vision projector, as llama.cpp's converter does with --mmproj."""
 
 import os
 import re
@@ -23,16 +23,18 @@ from localllm.files.gguf.header import printable
 OF_IMAGES = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.(vision_model\.)?"
     r"|(model\.)?(?=image_newline$)"
-    r"|(model\.)?(language_model\.)?(model\.)?(?=embed_tokens\.weight$)"  # some read a row of it
+    r"|(model\.)?(language_model\.)?(model\.)?(?=embed_tokens\.weight$)"  # some projectors need a row of it
 )
-UNREAD = re.compile(r"head\..*|embed_tokens\.weight|.*\.(position_ids|inv_freq)")  # behind these prefixes
-LLAMA_WIDTH = 4096  # and Mistral's, which config.json need not say
-CONVOLUTION = 4  # dimensions; readers take these in F32 and F16 only
+UNREAD = re.compile(r"head\..*|embed_tokens\.weight|.*\.(position_ids|inv_freq)")  # ignored, after these prefixes
+LLAMA_WIDTH = 4096  # of Llama and Mistral, which config.json may omit
+CONVOLUTION = 4  # dimensions of a convolution; readers take them in F32 and F16 only
 
 
 def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
-    """The projector in the folder of a Hugging Face checkpoint. Raises ModelError for whatever is missing, inconsistent
-    or not supported."""
+    """Open the projector in a checkpoint's folder.
+
+    Raises ModelError for what is missing, inconsistent or not supported.
+    """
     folder = Path(path)
     config = Config.of(folder)
     read = projector_of(config)
@@ -52,13 +54,13 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def text_width(config: Config) -> int:
-    """Numbers of an embedding of the language model. Raises ModelError."""
+    """Return the embedding length of the language model. Raises ModelError."""
     kind = config.section("text_config").get("model_type")
     return config.text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count("hidden_size")
 
 
 def preparation(folder: Path) -> Config:
-    """How pictures are prepared. Raises ModelError."""
+    """Read how images are preprocessed. Raises ModelError."""
     path = folder / "preprocessor_config.json"
     found, newer = read_json(path), read_json(folder / "processor_config.json")
     if found is None and (newer is None or "image_processor" not in newer):
@@ -67,7 +69,7 @@ def preparation(folder: Path) -> Config:
 
 
 def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
-    """All tensors of the encoder and its projector. Raises ModelError for one too many or too few."""
+    """Yield all tensors of encoder and projector. Raises ModelError for one too many or too few."""
     found = {OF_IMAGES.sub("", name, count=1): tensor for name, tensor in stored.items() if OF_IMAGES.match(name)}
     wanted = {part.theirs for part in facts.parts.values()}
     for name, tensor in found.items():

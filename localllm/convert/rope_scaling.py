@@ -1,4 +1,4 @@
-"""How a checkpoint's positions are rotated: rope_parameters, or rope_theta and rope_scaling, as GGUF says it."""
+"""Translate rope_parameters, or rope_theta and rope_scaling, to GGUF."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from localllm.convert.config import Config
 from localllm.files.gguf.header import printable
 
 PLAIN = "default"
-BEYOND = "dynamic"  # stretches only what is longer than the context that the model has: GGUF has no word for it
-SECTIONS = "mrope"  # of pairs, for several positions
+BEYOND = "dynamic"  # stretches only beyond the model's context; GGUF has no key for it
+SECTIONS = "mrope"  # several positions, each for a section of pairs
 
 
 @dataclass
 class RopeScaling:
-    """Metadata below ARCH.rope, and tensors (float32 [dims / 2]) that divide frequencies, by name."""
+    """Metadata after "ARCH.rope.", and tensors (float32 [dims / 2]) that divide frequencies, by name."""
 
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def rope_parameters(config: Config) -> Config:
-    """What config.json says of the rotation, where layers with a window do not count."""
+    """Return the RoPE section, that of full attention where layers with a window have their own."""
     section = config.section("rope_parameters")
     if not section.content:
         section = config.section("rope_scaling")
@@ -34,10 +34,10 @@ def rope_parameters(config: Config) -> Config:
 
 
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
-    """For heads of which `dims` numbers are rotated, of a model that has this context. Raises ModelError.
+    """Read RoPE of `dims` numbers per head for a model of this context. Raises ModelError.
 
-    kinds: of scaling that the architecture knows; "untruncated" is YaRN that rounds no borders, which GGUF's readers do
-    all the same, "bordered" is YaRN with the file's own borders.
+    kinds: scalings that the architecture knows; "untruncated" is YaRN that does not round its borders, which GGUF's
+    readers do nevertheless; "bordered" is YaRN with the file's own borders.
     """
     rope = rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)
@@ -68,7 +68,7 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
 
 
 def sections(rope: Config, dims: int) -> list[int]:
-    """How many pairs turn by time, height, width and a fourth position (M-RoPE). Raises ModelError."""
+    """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE). Raises ModelError."""
     found = rope.get("mrope_section")
     if not isinstance(found, list) or len(found) != 3 or not all(type(count) is int and count > 0 for count in found):
         raise rope.refusal("mrope_section should be three numbers")
@@ -78,7 +78,7 @@ def sections(rope: Config, dims: int) -> list[int]:
 
 
 def yarn(rope: Config, context: int) -> dict[str, Any]:
-    """YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves: what is stored is the rest."""
+    """Read YaRN (Peng et al. 2023). GGUF's readers multiply by 1 + 0.1 ln(factor) themselves; the rest is stored."""
     factor = rope.number("factor")
     wanted = yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
@@ -98,18 +98,18 @@ def yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
-    """Llama 3.1's scaling: slow pairs are stretched, fast ones kept, those between blended. float32 [dims / 2]."""
+    """Compute Llama 3.1's scaling, float32 [dims / 2]: low frequencies are divided, high ones kept, others blended."""
     factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     if high <= low:
         raise rope.refusal(f"rope scaling: high_freq_factor {high} should be above low_freq_factor {low}")
-    turns = original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)  # in the original context
+    turns = original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)  # positions within the original context
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 
 
 def add_long_rope(found: RopeScaling, rope: Config, dims: int, context: int) -> None:
-    """LongRoPE (Ding et al. 2024): factors for contexts within the original one and beyond it, and a magnitude."""
+    """Add LongRoPE (Ding et al. 2024): factors within and beyond the original context, and a magnitude."""
     original = rope.count("original_max_position_embeddings", context)
     stretch = context / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0

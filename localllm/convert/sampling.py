@@ -1,4 +1,4 @@
-"""What a checkpoint recommends for sampling: generation_config.json as the general.sampling.* keys of a GGUF file."""
+"""Translate generation_config.json to the general.sampling.* keys of a GGUF file."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from localllm.files.gguf.header import printable
 
 FILE = "generation_config.json"
 FLOAT32, INT32 = np.float32, np.int32
-# By names there: keys and types of GGUF, as llama.cpp's converter writes them.
+# Names there, and GGUF's keys and types, as llama.cpp's converter writes them.
 KEYS: dict[str, tuple[str, type]] = {
     "top_k": ("top_k", INT32),
     "top_p": ("top_p", FLOAT32),
@@ -21,16 +21,16 @@ KEYS: dict[str, tuple[str, type]] = {
     "temperature": ("temp", FLOAT32),
     "penalty_last_n": ("penalty_last_n", INT32),
     "repetition_penalty": ("penalty_repeat", FLOAT32),
-    "penalty_repeat": ("penalty_repeat", FLOAT32),  # which goes before the other
+    "penalty_repeat": ("penalty_repeat", FLOAT32),  # this name takes precedence
     "mirostat": ("mirostat", INT32),
     "mirostat_tau": ("mirostat_tau", FLOAT32),
     "mirostat_eta": ("mirostat_eta", FLOAT32),
 }
-SEQUENCE = "sequence"  # of samplers: a text
+SEQUENCE = "sequence"  # order of samplers, a string
 
 
 def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The keys, and warnings of values that are no numbers and of settings that GGUF has no key for."""
+    """Return the keys, and warnings of values that are not numbers and of settings without a GGUF key."""
     metadata: dict[str, Any] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):
@@ -48,7 +48,7 @@ def sampling_metadata(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def is_of(kind: type, value: Any) -> bool:
-    """Whether a JSON value is a number that the type holds."""
+    """Tell whether a JSON value is a number that the type can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     return abs(value) < 1e38 if kind is FLOAT32 else value == int(value) and abs(value) < 1 << 31

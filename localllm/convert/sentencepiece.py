@@ -1,7 +1,7 @@
-"""Reads the vocabulary out of a SentencePiece model file (tokenizer.model).
+"""Read the vocabulary of a SentencePiece model file (tokenizer.model).
 
 The file is a protobuf message of which seven fields matter. The sentencepiece package would bring a tokenizer that
-localllm does not use, and tells neither the kind of model nor how texts are prepared, which decide whether GGUF can
+localllm does not use, and exposes neither the type of model nor how texts are prepared, which decide whether GGUF can
 hold the vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
@@ -21,12 +21,12 @@ class SentencePieceModel:
     scores: list[float] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
     kind: int = 1
-    normalizes: bool = False  # changes characters before it looks for pieces
-    adds_space: bool = True  # puts a space before a text
+    normalizes: bool = False  # normalizes characters before it splits
+    adds_space: bool = True  # adds a space before a text
 
 
 def read_sentencepiece(data: bytes) -> SentencePieceModel:
-    """The model in a file's bytes. Raises ValueError if they are something else."""
+    """Parse a file's bytes. Raises ValueError if they are something else."""
     model = SentencePieceModel()
     for number, value in message(data):
         if number == 1:
@@ -45,7 +45,7 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
 
 
 def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message, as number and value."""
+    """Yield the fields of a protobuf message as (number, value)."""
     position = 0
     while position < len(data):
         key, position = varint(data, position)
@@ -65,7 +65,7 @@ def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of up to ten bytes, seven bits in each, and where it ends."""
+    """Decode a number of up to ten bytes, seven bits each; returns it and the end position."""
     value = 0
     for n in range(10):
         if position + n >= len(data):

@@ -1,7 +1,7 @@
-"""A checkpoint's tensors in other orders and other numbers: what turns them into those of a GGUF file.
+"""Lazy transformations of a checkpoint's tensors into those of a GGUF file.
 
-A source is a tensor whose rows are read when they are asked for. The functions make sources of sources; none reads more
-than the rows that are asked for, or, of a matrix that is turned round, the whole matrix.
+A source is a tensor whose rows are read on demand. The functions make sources from sources; none reads more than the
+requested rows, or, to transpose, one whole matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 
 Shape = tuple[int, ...]
-Rows = Callable[[int, int], np.ndarray]  # rows first to last - 1 of all matrices, as bytes: uint8 [rows, bytes of one]
+Rows = Callable[[int, int], np.ndarray]  # reads rows first to last - 1 of all matrices: uint8 [rows, bytes of a row]
 
-BYTES = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # of a number
+BYTES = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # bytes of a number
 
 
 class TensorSource(Protocol):
@@ -24,7 +24,7 @@ class TensorSource(Protocol):
     def dtype(self) -> str: ...  # a key of BYTES, or a block format of GGUF
 
     @property
-    def shape(self) -> Shape: ...  # the length of a row last
+    def shape(self) -> Shape: ...  # the row length last
 
     @property
     def rows(self) -> Rows: ...
@@ -32,7 +32,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DerivedSource:
-    """A source that is made of others."""
+    """A source that is computed from others."""
 
     dtype: str
     shape: Shape
@@ -40,7 +40,7 @@ class DerivedSource:
 
 
 def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
-    """Some rows of a source, in another order; where: int [rows], numbers of the new rows -> those of the source."""
+    """Select rows in another order; where: int [rows], new row numbers to those of the source."""
 
     def rows(first: int, last: int) -> np.ndarray:
         wanted = where(np.arange(first, last))
@@ -51,10 +51,10 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
 
 
 def to_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> DerivedSource:
-    """Rows in the order that GGUF's llama expects.
+    """Reorder rows from rotating halves of a head to rotating pairs, as GGUF's llama does.
 
-    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama number 2 i with number 2 i + 1, of
-    as many as are rotated; 0: all of a head.
+    A checkpoint rotates number i of a head with number i + turned / 2, GGUF's llama number 2 i with number 2 i + 1,
+    where `turned` numbers are rotated; 0: all of a head.
     """
     turned = turned or head_dim
 
@@ -66,7 +66,7 @@ def to_pairs(source: TensorSource, head_dim: int, turned: int = 0) -> DerivedSou
 
 
 def to_halves(source: TensorSource, head_dim: int, turned: int) -> DerivedSource:
-    """The way back: rows of which a checkpoint rotates number 2 i of a head with number 2 i + 1, `turned` of them."""
+    """Reorder rows from rotating pairs of a head to rotating halves, `turned` numbers of them."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)
@@ -77,7 +77,7 @@ def to_halves(source: TensorSource, head_dim: int, turned: int) -> DerivedSource
 
 
 def take_strided(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> DerivedSource:
-    """Of every `period` rows of a source as many as a matrix of `shape` has: from `start` on, one of `step`."""
+    """Take every `step`-th row from `start` on in each `period` rows, as many as a matrix of `shape` has."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         matrix, within = np.divmod(rows, shape[-2])
@@ -87,7 +87,7 @@ def take_strided(source: TensorSource, shape: Shape, period: int, start: int, st
 
 
 def stack(sources: Sequence[TensorSource]) -> DerivedSource:
-    """Matrices of one shape, one behind the other."""
+    """Stack matrices of one shape."""
     height = sources[0].shape[-2]
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -102,7 +102,7 @@ def stack(sources: Sequence[TensorSource]) -> DerivedSource:
 
 
 def pad_rows(source: TensorSource, height: int) -> TensorSource:
-    """A matrix with rows of zeros below, up to a height."""
+    """Pad a matrix with rows of zeros up to a height."""
     known, width = source.shape
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def pad_rows(source: TensorSource, height: int) -> TensorSource:
 
 
 def transpose(source: TensorSource) -> DerivedSource:
-    """Every matrix of a source turned round: a new row is a column."""
+    """Transpose every matrix of a source."""
     *stack, height, width = source.shape
     item = BYTES[source.dtype]
 
@@ -131,12 +131,12 @@ def transpose(source: TensorSource) -> DerivedSource:
 
 
 def reshape(source: TensorSource, shape: Shape) -> DerivedSource:
-    """The same rows as matrices of other shapes."""
+    """View the rows as matrices of other shapes."""
     return DerivedSource(source.dtype, shape, source.rows)
 
 
 def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
-    """The columns of a source in another order; order: int [columns], their numbers."""
+    """Reorder columns; order: int [columns], their numbers in the source."""
     item = BYTES[source.dtype]
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -147,22 +147,22 @@ def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
 
 
 def column(vector: TensorSource) -> DerivedSource:
-    """A vector as a matrix of one column."""
-    return kept(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
+    """View a vector as a matrix of one column."""
+    return from_array(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
 
 
 def flat(matrix: TensorSource) -> DerivedSource:
-    """A matrix of one column as a vector."""
-    return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
+    """View a matrix of one column as a vector."""
+    return from_array(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
 
 
 def every_second(matrix: TensorSource, start: int) -> DerivedSource:
-    """Columns start, start + 2, ... of a small matrix."""
-    return kept(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
+    """Take columns start, start + 2, ... of a small matrix."""
+    return from_array(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
 
 
 def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
-    """A function of every number, in float32."""
+    """Apply a function to every number, in float32."""
 
     def rows(first: int, last: int) -> np.ndarray:
         numbers = as_float32(source.rows(first, last), source.dtype)
@@ -171,8 +171,8 @@ def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray
     return DerivedSource("F32", source.shape, rows)
 
 
-def scaled(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
-    """Each row times its number of every factor, float32 [rows], or [1] for all, one after the other."""
+def scale_rows(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
+    """Multiply each row by its number of every factor, float32 [rows], or [1] for all, in turn."""
     if not factors:
         return source
 
@@ -186,25 +186,25 @@ def scaled(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
 
 
 def to_float32(source: TensorSource) -> TensorSource:
-    """The same numbers in float32."""
+    """Convert to float32."""
     return source if source.dtype == "F32" else map_values(source, lambda numbers: numbers)
 
 
-def kept(values: np.ndarray) -> DerivedSource:
-    """Numbers in memory."""
+def from_array(values: np.ndarray) -> DerivedSource:
+    """Wrap numbers in memory as a source."""
     data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(prod(values.shape[:-1]), -1)
     return DerivedSource("F32", values.shape, lambda first, last: data[first:last])
 
 
 def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers in bytes of this type: float32 [rows, columns]."""
+    """Decode bytes of this type: float32 [rows, columns]."""
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
-    """MXFP4 weights in GGUF's blocks of 32: the scale, then 16 bytes whose low halves are the first 16 weights.
+    """Rearrange MXFP4 weights into GGUF's blocks of 32: a scale, then 16 bytes, the first weights in the low halves.
 
     blocks: uint8 [..., blocks of a row, 16], in whose bytes neighbours are together, the first in the low half; scales:
     uint8 [..., blocks of a row]. Codes and scales mean the same in both (OCP Microscaling Formats 1.0).

@@ -1,4 +1,4 @@
-"""A vocabulary in the making."""
+"""A vocabulary under construction."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,26 +7,26 @@ from typing import Any
 from localllm.files.gguf.header import printable
 from localllm.text.token_types import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
-ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # below those of all pieces that merging makes
-# Texts that are meant as special tokens even where a checkpoint forgets to say so.
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # lower than the score of any merged piece
+# Texts that are special tokens even where a checkpoint does not mark them.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.DOTALL)
 
 
 @dataclass
 class Tokens:
-    """A vocabulary in the making, of a fixed size; ids without a token get a name that no text has."""
+    """A vocabulary of a fixed size under construction; ids without a token get a name that no text has."""
 
     size: int
     model: str  # tokenizer.ggml.model: gpt2, llama, bert or t5
     pre: str  # tokenizer.ggml.pre
     merges: list[str] | None = None  # gpt2 only
-    adds_space: bool | None = None  # llama and t5 only; None where the files do not tell
-    more: dict[str, Any] = field(default_factory=dict)  # other keys below tokenizer.ggml
+    adds_space: bool | None = None  # llama and t5 only; None if the files do not specify it
+    more: dict[str, Any] = field(default_factory=dict)  # further keys after "tokenizer.ggml."
     pieces: list[str] = field(init=False)
     types: list[int] = field(init=False)
     scores: list[float] = field(init=False)
-    left_out: dict[int, str] = field(default_factory=dict)  # ids beyond the size, and their texts
-    composes: bool = False  # texts are made NFC before they are cut
+    left_out: dict[int, str] = field(default_factory=dict)  # texts of ids beyond the size
+    composes: bool = False  # texts are normalized to NFC before they are split
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Tokens:
             self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
 
     def add(self, token: int, text: str, special: bool) -> None:
-        """Set a token that is found in texts before anything else is."""
+        """Set an added token, which is found in texts before they are split."""
         if 0 <= token < self.size and self.types[token] == UNKNOWN:
             self.put(token, text, UNKNOWN, ADDED_SCORE)
         elif special or _LOOKS_SPECIAL.fullmatch(text):
@@ -53,7 +53,7 @@ class Tokens:
 
 
 def steps(normalizer: Any) -> list[dict[str, Any]]:
-    """The steps of a `normalizer`, however it nests them."""
+    """List the steps of a `normalizer`, however nested."""
     if not normalizer:
         return []
     if normalizer.get("type") == "Sequence":

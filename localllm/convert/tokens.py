@@ -1,4 +1,4 @@
-"""The tokens of a checkpoint: pieces, types, scores and merges out of tokenizer.json or tokenizer.model."""
+"""Read the tokens of a checkpoint: pieces, types, scores and merges from tokenizer.json or tokenizer.model."""
 
 import re
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from localllm.files.gguf.header import printable
 from localllm.text.subwords import merge
 from localllm.text.token_types import BYTE, NORMAL, UNKNOWN, USER_DEFINED
 
-# Of Gemma 4: marks of thoughts, of calls, and of texts in them.
+# Gemma 4's markers of reasoning, of tool calls, and of strings in them.
 SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemma4: bool = False) -> Tokens:
-    """The tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
+    """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
 
-    content: of its tokenizer.json, None if there is none. of_gemma4: readers merge as it says, instead of by scores.
+    content: its tokenizer.json, None if there is none. of_gemma4: readers merge in the listed order, not by scores.
     """
     path = folder / "tokenizer.json"
     sentencepiece = folder / "tokenizer.model"
@@ -63,7 +63,7 @@ def read_tokens(folder: Path, content: dict[str, Any] | None, size: int, of_gemm
 
 
 def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
-    """Byte-level BPE: the file lists the merges."""
+    """Read byte-level BPE: the file lists the merges."""
     refuse_normalizer(path, content, {"NFC"})
     pre = name_of_pretokenizer(path, content)
     pairs = merge_pairs(content)
@@ -77,7 +77,7 @@ def from_byte_level(path: Path, content: dict[str, Any], size: int) -> Tokens:
 
 
 def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
-    """The value of tokenizer.ggml.pre, which stands for the expressions and for `ignore_merges`. Raises ModelError."""
+    """Return tokenizer.ggml.pre, which implies the expressions and `ignore_merges`. Raises ModelError."""
     ignores = content["model"].get("ignore_merges") is True
     try:
         name = pretokenizer_name(content["pre_tokenizer"], ignores)
@@ -92,14 +92,14 @@ def name_of_pretokenizer(path: Path, content: dict[str, Any]) -> str:
 
 
 def merges_make_all(content: dict[str, Any]) -> bool:
-    """Whether every piece comes out of merging, so that it makes no difference if words that are pieces are merged."""
+    """Tell whether merging produces every piece, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
     ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
     return all(merge(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added)
 
 
 def from_sentencepiece(path: Path, size: int) -> Tokens:
-    """SentencePiece by its own file, tokenizer.model."""
+    """Read SentencePiece from its own file, tokenizer.model."""
     try:
         model = read_sentencepiece(read_bytes(path) or b"")
     except ValueError as error:
@@ -117,7 +117,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
 
 
 def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
-    """SentencePiece by its translation into merges: the piece that is merged first has the highest score."""
+    """Read SentencePiece from its translation into merges: pieces that are merged earlier get higher scores."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     refuse_cuts(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
@@ -132,7 +132,7 @@ def from_merges(path: Path, content: dict[str, Any], size: int) -> Tokens:
 
 
 def from_merges_of_gemma4(path: Path, content: dict[str, Any], size: int) -> Tokens:
-    """The same as merges, which the file lists. Raises ModelError."""
+    """Read Gemma 4's listed merges. Raises ModelError."""
     refuse_normalizer(path, content, {"Replace"})
     refuse_cuts(path, content)
     tokens = Tokens(size, "gemma4", "gemma4", merges=[f"{left} {right}" for left, right in merge_pairs(content)])
@@ -142,14 +142,14 @@ def from_merges_of_gemma4(path: Path, content: dict[str, Any], size: int) -> Tok
 
 
 def show(tokens: Tokens) -> None:
-    """Make tokens of text of those that an answer is read by."""
+    """Make the tokens that answers are parsed by visible: user-defined instead of control tokens."""
     for token, piece in enumerate(tokens.pieces):
         if piece in SHOWN:
             tokens.types[token] = USER_DEFINED
 
 
 def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
-    """Raise ModelError for a pre-tokenizer that cuts texts."""
+    """Raise ModelError for a pre-tokenizer that splits texts."""
     for part in parts(content.get("pre_tokenizer")):
         if not cuts_nothing(part, content):
             raise ModelError(
@@ -158,17 +158,17 @@ def refuse_cuts(path: Path, content: dict[str, Any]) -> None:
 
 
 def cuts_nothing(part: dict[str, Any], content: dict[str, Any]) -> bool:
-    """Whether a step of the pre-tokenizer leaves texts whole: as Gemma's, which cuts at spaces when none are left."""
+    """Tell whether a step leaves texts whole: Gemma's splits at spaces when none are left."""
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False
 
 
 def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
-    """A score for every piece that a merge makes: 0, -1, -2, ... in the order of the merges.
+    """Score every piece that a merge makes: 0, -1, -2, ... in the order of the merges.
 
-    SentencePiece joins any two pieces whose joint is a piece, the best joint first. Merges that do not come from such a
-    model are refused: by scores, text would be cut in other places than by them.
+    SentencePiece joins any two pieces whose concatenation is a piece, the best one first. Merges that do not come from
+    such a model are refused: scores would split texts differently.
     """
     scores: dict[str, float] = {}
     for rank, group in enumerate(groups_of_merges(pairs)):
@@ -188,7 +188,7 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
 
 
 def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """The merges that make one piece, or make several that are mingled: those had the same score."""
+    """Group consecutive merges that make one piece, or several interleaved ones, which had the same score."""
     last = {left + right: position for position, (left, right) in enumerate(pairs)}
     group: list[tuple[str, str]] = []
     end = -1
@@ -201,13 +201,13 @@ def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, s
 
 
 def merge_pairs(content: dict[str, Any]) -> list[tuple[str, str]]:
-    """The merges of a tokenizer.json, which are written as "left right" or as two strings."""
+    """Return the merges of a tokenizer.json, which are written as "left right" or as two strings."""
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
     return [(left, right) for left, right in pairs]
 
 
 def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) -> None:
-    """Raise ModelError if texts are changed in other ways before they are cut."""
+    """Raise ModelError if texts are changed in other ways before they are split."""
     for step in steps(content.get("normalizer")):
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
@@ -216,7 +216,7 @@ def refuse_normalizer(path: Path, content: dict[str, Any], allowed: set[str]) ->
 
 
 def prepends_space(content: dict[str, Any]) -> bool:
-    """Whether a SentencePiece tokenizer.json puts a space before texts."""
+    """Tell whether a SentencePiece tokenizer.json adds a space before texts."""
     schemes = [
         part.get("prepend_scheme", "always")
         for part in parts(content.get("pre_tokenizer"))
@@ -230,7 +230,7 @@ def prepends_space(content: dict[str, Any]) -> bool:
 
 
 def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
-    """The added tokens of a checkpoint without tokenizer.json, which are in two other files."""
+    """Add the added tokens of a checkpoint without tokenizer.json, from two other files."""
     path = folder / "added_tokens.json"
     with report_as_model_error(path):
         for text, token in (read_json(path) or {}).items():

@@ -1,8 +1,8 @@
-"""Which keys of a checkpoint's JSON files nobody has asked for: each is known to mean nothing here, or named.
+"""Warn of keys in a checkpoint's JSON files that no code has read and that are not known to be irrelevant.
 
-What is in config.json is written by transformers, and most of it is about training, about loading, or about parts that
-are converted by themselves. Source: https://huggingface.co/docs/transformers/main_classes/configuration and the
-configurations of its models.
+transformers writes config.json, and most of it is about training, about loading, or about parts that are converted
+separately. Source: https://huggingface.co/docs/transformers/main_classes/configuration and the configurations of its
+models.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Any
 from localllm.convert.config import Config
 from localllm.files.gguf.header import printable
 
-MOST = 8  # names in a line
-# Patterns of names, by what they are about.
+MOST = 8  # names in a warning
+# Patterns of names, by topic.
 TRAINING = """
     .*dropout.* .*pdrop .*init(ializer)?(_.*)? init_.* initializer_.* .*_loss(_.*)? .*loss_coef .*loss_weight
     rescale_prenorm_residual L_bp_cycles seed moe_norm_min gradient_checkpointing label_smoothing layerdrop time_step_.*
@@ -40,7 +40,7 @@ OTHER_PARTS = """
     .*(vision|image|video|audio|speech|projector|patch|spatial|visual).* vit_.* text_config(\\..*)? vq_config
     aligner_config mm_.* gen_.* downsample_factor scale_factor merged_hidden_size out_hidden_size mtp_.*
 """
-# What follows from other keys, or is the same in all checkpoints of an architecture.
+# Implied by other keys, or the same in all checkpoints of an architecture.
 FOLLOWING = """
     qk_head_dim max_window_layers _sliding_window_pattern intermediate_size max_position_embeddings n_positions n_ctx
     seq_length num_key_value_heads num_attention_heads num_local_experts type_vocab_size vocab_size expand
@@ -72,7 +72,7 @@ OF_TOKENIZER = re.compile(
 
 
 def unused_of_config(config: Config) -> list[str]:
-    """A warning of keys in config.json that no code has asked for and that may mean something."""
+    """Warn of keys in config.json that were not read and that may change something."""
     layers = config.content.get("layer_types")
     has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
     is_off = config.content.get("use_sliding_window") is False or has_no_windows
@@ -81,7 +81,7 @@ def unused_of_config(config: Config) -> list[str]:
 
 
 def paths(content: Mapping[str, Any], asked: Collection[str], prefix: str = "") -> Iterable[str]:
-    """Names that are not asked for, of values that say something; of objects that are, the names in them."""
+    """Yield the names of values that were not read, including those in objects that were."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if not says_something(value):
@@ -93,18 +93,18 @@ def paths(content: Mapping[str, Any], asked: Collection[str], prefix: str = "") 
 
 
 def says_something(value: Any) -> bool:
-    """Whether a value may change something: none that is null, false, 0, empty or a factor of 1.0 does."""
+    """Tell whether a value may change something: null, false, 0, empty ones and a factor of 1.0 do not."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 
 def unused_of(file: str, content: Mapping[str, Any], used: Collection[str], meaningless: re.Pattern[str]) -> list[str]:
-    """A warning of keys in another file."""
+    """Warn of keys in another file."""
     names = [name for name, value in content.items() if says_something(value) and name not in used]
     return warning(file, [name for name in names if not meaningless.fullmatch(name)])
 
 
 def warning(file: str, names: list[str]) -> list[str]:
-    """One line, or none."""
+    """Format one warning, or none."""
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     said = ", ".join(printable(name, 60) for name in names[:MOST])
     return [f"{file}: {said}{more}: not known here, left out"] if names else []

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer files as the tokenizer.* metadata of a GGUF file."""
+"""Translate a checkpoint's tokenizer files to the tokenizer.* metadata of a GGUF file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +18,13 @@ from localllm.text.normalizing import COMPOSING, NORMALIZER, NOTHING, usually_us
 from localllm.text.vocabulary import read_vocabulary
 
 PREFIX = "tokenizer.ggml."
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names -> GGUF's
-OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # as GGUF spells it
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names to GGUF's
+OF_ENCODERS = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  # GGUF's spelling
 
 
 @frozen
 class VocabularySettings:
-    """What the files beside the vocabulary say about it."""
+    """Settings in the files beside the vocabulary."""
 
     folder: Path
     tokenizer: dict[str, Any] | None  # tokenizer.json
@@ -40,7 +40,7 @@ class VocabularySettings:
         return cls(folder, read_json(folder / "tokenizer.json"), *others)
 
     def text(self, name: str) -> str | None:
-        """The text of a special token: bos, eos, unk or pad."""
+        """Return the text of a special token: bos, eos, unk or pad."""
         for content in (self.config, self.texts):
             token = content.get(f"{name}_token")
             token = token.get("content") if isinstance(token, dict) else token
@@ -49,7 +49,7 @@ class VocabularySettings:
         return None
 
     def ids(self, name: str) -> list[int]:
-        """The ids that a special token has by number; several tokens may end a text."""
+        """Return the ids of a special token; several tokens may end a text."""
         found: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
@@ -57,7 +57,7 @@ class VocabularySettings:
         return list(found)
 
     def template(self) -> dict[str, str | None] | None:
-        """The tokens that tokenizer.json puts before (bos) and behind (eos) a text; None if it does not say."""
+        """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if not specified."""
         processor = (self.tokenizer or {}).get("post_processor") or {}
         for step in processor.get("processors", [processor]):
             if step.get("type") == "TemplateProcessing":
@@ -69,10 +69,10 @@ class VocabularySettings:
 
 
 def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, Any], list[str]]:
-    """The tokenizer.* keys for a vocabulary of `size` tokens, and warnings; model: what readers call those with spaces
-    as "▁", if it is not "llama". Raises ModelError.
+    """Build the tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
 
-    They are read back as a GGUF file's would be, so that no file is written that localllm then refuses.
+    model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are read back as a GGUF
+    file's would be, so that no file is written that localllm then refuses.
     """
     settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
@@ -97,7 +97,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
 
 
 def odd_settings(settings: VocabularySettings) -> list[str]:
-    """Warnings of values of a kind that says nothing: numbers as texts, say."""
+    """Warn of values of a wrong type, which are ignored."""
     named = {"config.json": settings.model, "generation_config.json": settings.generation}
     odd = [
         f"{file}: {name}_token_id is no number"
@@ -119,7 +119,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
 
 
 def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
-    """Warnings of ends by the ids of no tokens."""
+    """Warn of end-of-text ids without a token."""
     ids = [
         token for token in settings.ids("eos") if token < 0 or (token >= tokens.size and token not in tokens.left_out)
     ]
@@ -135,7 +135,7 @@ def is_id(value: Any) -> bool:
 
 
 def token_lists(tokens: Tokens) -> dict[str, Any]:
-    """The vocabulary itself."""
+    """Build the keys of the vocabulary itself."""
     metadata: dict[str, Any] = {
         f"{PREFIX}model": tokens.model,
         f"{PREFIX}pre": tokens.pre,
@@ -150,7 +150,7 @@ def token_lists(tokens: Tokens) -> dict[str, Any]:
 
 
 def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
-    """The ids of special tokens: by their texts, otherwise by their numbers, at last by where texts get them."""
+    """Find the ids of special tokens: by their texts, else by their numbers, else by the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
     metadata: dict[str, Any] = {}
@@ -163,9 +163,9 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
 
 
 def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
-    """What is put around texts."""
+    """Decide which tokens and spaces are added around texts."""
     metadata: dict[str, bool] = {}
-    if tokens.model == "bert":  # whose readers put tokens around all texts
+    if tokens.model == "bert":  # its readers always add tokens around texts
         return metadata
     for name, default in (("bos", tokens.model in ("llama", "gemma4")), ("eos", None)):
         token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
@@ -182,9 +182,9 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
 
 
 def extra_end_tokens(metadata: Mapping[str, Any], settings: VocabularySettings) -> dict[str, Any]:
-    """Tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
+    """Find tokens that end an answer by generation_config.json, and neither by their texts nor as EOS.
 
-    GGUF has places for two. Where there are more, all ends are listed as well, in Ollama's way: llama.cpp knows two.
+    GGUF has keys for two. If there are more, all are also listed in Ollama's key; llama.cpp knows two.
     Raises ModelError if the vocabulary is not valid, or if something about it is odd.
     """
     vocabulary = read_vocabulary(metadata, oddities := Oddities())
@@ -199,14 +199,14 @@ def extra_end_tokens(metadata: Mapping[str, Any], settings: VocabularySettings) 
 
 
 def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:
-    """The texts of tokens that end an answer, and that the model has no row for."""
+    """Return the texts of tokens that end an answer and that the model has no row for."""
     texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
     named = settings.text("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
 def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
-    """Keys of our own: ends that are no tokens, and whether texts are composed, where its name does not tell."""
+    """Build localllm's own keys: end texts that are no tokens, and NFC where `pre` does not imply it."""
     texts = dropped_end_tokens(tokens, settings)
     metadata: dict[str, Any] = {TEXTS: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
@@ -217,7 +217,7 @@ def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, Any]:
 
 
 def chat_templates(settings: VocabularySettings) -> dict[str, Any]:
-    """The chat template, and under their names any others. A file of its own goes before tokenizer_config.json."""
+    """Read the chat template and any named ones. A file of its own takes precedence over tokenizer_config.json."""
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")
     if content is None:

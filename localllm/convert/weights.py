@@ -1,7 +1,7 @@
-"""The weights of a checkpoint: tensors in safetensors files, of which any rows can be read.
+"""Read tensors in a checkpoint's safetensors files, any rows on demand.
 
-The safetensors package checks each file's header (lengths, overlaps, gaps). The rows are read here: NumPy has no
-bfloat16, for which the package then gives nothing, and plain reads need memory for the rows that are asked for only.
+The safetensors package checks each file's header (lengths, overlaps, gaps). Rows are read here: NumPy has no
+bfloat16, for which the package then returns nothing, and plain reads need memory for the requested rows only.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -26,16 +26,16 @@ PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 @frozen
 class Stored:
-    """A tensor as it lies in a file."""
+    """A tensor in a file."""
 
     name: str
     path: Path
     dtype: str  # a key of BYTES
-    shape: tuple[int, ...]  # the length of a row last
-    start: int  # its first byte in the file
+    shape: tuple[int, ...]  # the row length last
+    start: int  # offset of its first byte in the file
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
+        """Read rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
         row_bytes = self.shape[-1] * BYTES[self.dtype]
         wanted = (last - first) * row_bytes
         try:
@@ -48,7 +48,7 @@ class Stored:
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """All tensors of a checkpoint by name. Raises ModelError."""
+    """Find all tensors of a checkpoint by name. Raises ModelError."""
     found: dict[str, Stored] = {}
     for path in weight_files(folder):
         tensors = read_header(path)
@@ -63,7 +63,7 @@ def open_weights(folder: Path) -> dict[str, Stored]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, all of which exist."""
+    """List the safetensors files of a checkpoint, all of which exist."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
     if index := read_index(folder):
@@ -81,7 +81,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """In which file each tensor is, if the checkpoint says so."""
+    """Read which file each tensor is in, if the checkpoint has an index."""
     content = read_json(folder / INDEX)
     if content is None:
         return None
@@ -95,7 +95,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
 
 
 def without_weights(folder: Path) -> str:
-    """What to tell about a folder that has no safetensors files of the usual names."""
+    """Describe why a folder has no usable safetensors files."""
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         return "the weights are PyTorch pickles, which are programs and are not read; save them as safetensors first"
     if (folder / "consolidated.safetensors").is_file():
@@ -106,7 +106,7 @@ def without_weights(folder: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of one file by name. Raises ModelError."""
+    """Read the tensors of one file, by name. Raises ModelError."""
     try:
         with safe_open(path, framework="numpy") as checked:
             names = set(checked.keys())
@@ -122,7 +122,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def stored(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Stored:
-    """A tensor out of the header's entry for it; one of a type that is not read can still be listed."""
+    """Build a tensor from its header entry; types that cannot be read can still be listed."""
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:
         raise ValueError(f"tensor {name}: {end - start} bytes; expected {prod(shape)} numbers")

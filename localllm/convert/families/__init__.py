@@ -249,7 +249,7 @@ FAMILIES = {
     "XverseForCausalLM": baichuan.XVERSE,
     "YoutuForCausalLM": deepseek.YOUTU,
 }
-# Those of which there are several under one name.
+# Architectures that several families share.
 AMBIGUOUS: dict[str, Callable[[Config], Family]] = {
     **dict.fromkeys(
         [f"{name}ForConditionalGeneration" for name in ("InternVL", "Lfm2Vl", "Llava", "LlavaNext")],
@@ -259,13 +259,11 @@ AMBIGUOUS: dict[str, Callable[[Config], Family]] = {
     "NomicBertModel": embedders.select_nomic,
     "Qwen3ForCausalLM": embedders.select_qwen3,
 }
-KEEP_BLOCKS = {
-    ("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4
-}  # weights that GGUF can have as they are quantized
+KEEP_BLOCKS = {("GptOssForCausalLM", "mxfp4"): gpt_oss.GPT_OSS_MXFP4}  # quantized weights that GGUF can hold unchanged
 
 
 def family_of(config: Config) -> Family:
-    """The family of a checkpoint. Raises ModelError if it is not supported, or its weights are quantized."""
+    """Find the family of a checkpoint. Raises ModelError if it is not supported, or its weights are quantized."""
     select = AMBIGUOUS.get(config.architecture)
     family = select(config) if select else FAMILIES.get(config.architecture)
     if family is None:

@@ -8,7 +8,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def arctic(config: Config) -> CheckpointFacts:
-    """Experts beside a network that is as wide as the model."""
+    """Read Arctic: experts beside a dense network as wide as the model."""
     for name in ("use_residual", "parallel_attn_mlp_res"):
         config.only(name, True)
     config.only("moe_layer_frequency", 1)
@@ -33,5 +33,5 @@ ARCTIC = Family(
     },
     arctic,
     rotated=ROTATED,
-    named_as="llama",  # gguf's own table for it changes those of all others
+    named_as="llama",  # using gguf's table for it would change that of all others
 )

@@ -14,11 +14,11 @@ from localllm.convert.families.llama import LLAMA
 from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
-LAYOUT = "Meta AI original pth"  # which files say of themselves, and nobody reads
+LAYOUT = "Meta AI original pth"  # written to files, but unused
 
 
 def baichuan(config: Config) -> CheckpointFacts:
-    """The larger ones rotate nothing, as their number of layers tells GGUF's readers."""
+    """Read Baichuan: the larger ones have ALiBi, which GGUF's readers infer from the number of layers."""
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     h = with_fused_rows(decoder(config.plus(max_position_embeddings=context)))
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
@@ -50,7 +50,7 @@ BASE = 10000.0
 
 
 def orion(config: Config) -> CheckpointFacts:
-    """Layer norms, though config.json calls them others."""
+    """Read Orion: layer norms, though config.json names RMS norms."""
     names = ("max_sequence_length", "max_position_embeddings", "model_max_length")
     context = next((config.get(name) for name in names if config.get(name) is not None), None)
     h = decoder(config.plus(max_position_embeddings=context))

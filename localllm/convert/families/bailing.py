@@ -19,7 +19,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_di
 
 
 def bailing(config: Config) -> CheckpointFacts:
-    """The same, with one matrix for queries, keys and values."""
+    """Read Ling: like DeepSeek MoE, with fused QKV."""
     for name in ("norm_head", "use_bias", "use_qkv_bias", "use_qk_norm"):
         config.only(name, False)
     h = with_experts(config, decoder(config, scalings=()), "moe_intermediate_size")
@@ -39,7 +39,7 @@ BAILINGMOE = Family("bailingmoe", bailing_layer, bailing)
 
 
 def bailing2(config: Config) -> CheckpointFacts:
-    """Norms of heads; experts are chosen with a bias, of the best groups."""
+    """Read Ling 2: head norms; experts are selected with a bias from the best groups."""
     for name, value in (("use_bias", False), ("use_qkv_bias", False), ("use_qk_norm", True)):
         config.only(name, value)
     config.only("num_nextn_predict_layers", 0)

@@ -1,4 +1,4 @@
-"""Encoders: BERT and XLM-RoBERTa, and these with a head that scores pairs of texts; Nomic Embed; ModernBERT."""
+"""Encoders: BERT and XLM-RoBERTa, also with a head that scores pairs of texts; Nomic Embed; ModernBERT."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, attention_sizes
 from localllm.convert.tensors import Shape, TensorSource, pick_rows
 
-RANK = 4  # llama.cpp's number for scores
-CLASSIFIERS = {"mean": 1, "cls": 2}  # its numbers for what is scored
+RANK = 4  # llama.cpp's pooling type for scores
+CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings that the scores are computed from
 
 
 def bert(config: Config) -> CheckpointFacts:
-    """A table of positions, layer norms, GELU as it is."""
+    """Read BERT: a position table, layer norms, exact GELU."""
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "absolute")
     config.only("is_decoder", False)
@@ -27,7 +27,7 @@ def bert(config: Config) -> CheckpointFacts:
 
 
 def roberta(config: Config) -> CheckpointFacts:
-    """Its first positions stand for padding: the table begins behind them."""
+    """Read RoBERTa: the table's first positions stand for padding and are cut off."""
     positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.refusal(f"pad_token_id {padding} is not supported")
@@ -38,15 +38,15 @@ def roberta(config: Config) -> CheckpointFacts:
 
 
 def distilbert(config: Config) -> CheckpointFacts:
-    """By its own names; one type of tokens, which has no table."""
+    """Read DistilBERT: its own names; a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
-    config.only("sinusoidal_pos_embds", False)  # which are stored like others, but nobody has checked it
+    config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
     return bert(config.plus(layer_norm_eps=1e-12, **{name: config.get(own) for name, own in names.items()}))
 
 
 def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
-    """What all of them say."""
+    """Read the values that all encoders share."""
     sizes = attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
     sizes["labels"] = len(labels(config))
     metadata: dict[str, Any] = {
@@ -62,7 +62,7 @@ def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
 
 
 def labels(config: Config) -> list[str]:
-    """What the scores of a head are called, in their order."""
+    """Return the labels of a head's scores, in order."""
     named = config.get("id2label")
     if isinstance(named, dict) and all(key.isdecimal() for key in named):
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -70,7 +70,7 @@ def labels(config: Config) -> list[str]:
 
 
 def ranking(read: Any) -> Any:
-    """The same of a model with a head for scores."""
+    """Wrap the reader of an encoder for the same model with a head for scores."""
 
     def read_ranking(config: Config) -> CheckpointFacts:
         return read(config).plus(pooling_type=RANK, classifier__output_labels=labels(config))
@@ -79,13 +79,13 @@ def ranking(read: Any) -> Any:
 
 
 def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """The last rows of a table, as many as there are positions of tokens."""
+    """Take a table's last rows, one per token position."""
     first = sizes["positions"] - sizes["context"]
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
 def nomic_facts(config: Config) -> CheckpointFacts:
-    """The names of GPT-2; rotation; SwiGLU, or experts in every other layer."""
+    """Read Nomic Embed: GPT-2's names, RoPE, SwiGLU, or experts in every other layer."""
     experts = config.get("moe_every_n_layers") or 0
     config.only("activation_function", "gelu" if experts else "swiglu")
     config.only("prenorm", False)
@@ -95,7 +95,7 @@ def nomic_facts(config: Config) -> CheckpointFacts:
     config.only("moe_every_n_layers", 0, 2)
     width, heads = config.count("n_embd"), config.count("n_head")
     trained = config.count("max_trained_positions", 2048)
-    context = min(config.count("n_positions"), trained) if not experts else 512  # as both are trained for
+    context = min(config.count("n_positions"), trained) if not experts else 512  # the context that both are trained for
     plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
     plain |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS)}
     h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
@@ -108,7 +108,7 @@ def nomic_facts(config: Config) -> CheckpointFacts:
 
 
 def modern(config: Config) -> CheckpointFacts:
-    """Rotation, with a base of its own where a window is seen."""
+    """Read ModernBERT: RoPE, with a base of its own in layers with a window."""
     config.only("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         config.only(name, False)
@@ -129,7 +129,7 @@ def modern(config: Config) -> CheckpointFacts:
         attention__sliding_window_pattern=period,
         rope__freq_base=whole, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
-        attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # nobody's; llama.cpp writes it
+        attention__layer_norm_rms_epsilon=h.metadata["attention.layer_norm_epsilon"],  # unused; llama.cpp writes it
         vocab_size=h.sizes["vocab"],
         classifier__pooling_type=CLASSIFIERS.get(str(pooling)),
     )  # fmt: skip
@@ -142,7 +142,7 @@ HEAD = {
     "cls.weight": ("width", "width"), "cls.bias": ("width",),
     "cls.output.weight": ("labels", "width"), "cls.output.bias": ("labels",),
 }  # fmt: skip
-# What only guesses masked words, or is made for other tasks.
+# Heads for masked words and for other tasks.
 UNREAD = re.compile(r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids")
 TABLES: Layer = {**EMBEDDINGS, "position_embd": ("context", "width")}
 BERT = Family(
@@ -178,7 +178,7 @@ NOMIC = Family(
 
 
 def modern_layer(sizes: Sizes, number: int) -> Mapping[str, Any]:
-    """The first has no norm in front."""
+    """List a layer's tensors; the first layer has no norm in front."""
     layer = {**QKV, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden"), "ffn_norm": ("width",)}
     return {**layer, "attn_norm": ("width",)} if number else layer
 

@@ -12,23 +12,23 @@ from localllm.convert.families.layers import (
 )
 from localllm.convert.family import DerivedTensor, Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, as_float32, kept
+from localllm.convert.tensors import Shape, TensorSource, as_float32, from_array
 
 
 def bitnet(config: Config) -> CheckpointFacts:
-    """Norms before the last matrices; all of a layer's matrices have three values."""
+    """Read BitNet: norms before the last matrices; ternary weights."""
     config.only("attention_bias", False)
     h = decoder(config)
     return h.plus(rope__scaling__type="linear", rope__scaling__factor=1.0)
 
 
 def of_three(name: str, *dimensions: str) -> DerivedTensor:
-    """A matrix of which only the sign is left, or nothing, times the mean of its magnitudes (Ma et al. 2024)."""
+    """Declare a ternary matrix: the rounded sign times the mean magnitude (Ma et al. 2024)."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
         inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
-        return kept(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
+        return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
     return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, made)
 

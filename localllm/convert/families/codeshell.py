@@ -11,7 +11,7 @@ from localllm.convert.tensors import Shape, TensorSource, take_strided
 
 
 def early(config: Config, hidden: int, groups: int) -> CheckpointFacts:
-    """What says things as GPT-2 does."""
+    """Read configurations with GPT-2's keys."""
     config.only("scale_attn_weights", True)
     own = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
     own |= {"num_hidden_layers": config.count("n_layer", most=MOST_LAYERS), "num_key_value_heads": groups}
@@ -20,7 +20,7 @@ def early(config: Config, hidden: int, groups: int) -> CheckpointFacts:
 
 
 def codeshell(config: Config) -> CheckpointFacts:
-    """Rotated, with biases."""
+    """Read CodeShell: RoPE, and biases."""
     refuse_other_activations(config, GELU)
     config.only("position_embedding_type", "rope")
     config.only("group_query_attention", True)
@@ -49,17 +49,17 @@ CODESHELL = Family("codeshell", {**FUSED, **PLAIN, **NORMS_BEFORE}, codeshell, b
 
 
 def refact(config: Config) -> CheckpointFacts:
-    """Nothing is rotated; one head of keys for all."""
+    """Read Refact: ALiBi, a single key head."""
     refuse_other_activations(config, ("silu",))
     config.only("multi_query", True)
-    hidden = -(-int(8 * config.count("n_embd") / 3) // 256) * 256  # as its code has it, whatever n_inner says
+    hidden = -(-int(8 * config.count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
     h = early(config.plus(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1)
     sizes = {"both_keys": 2 * h.sizes["head_dim"], "both_hidden": 2 * hidden}
     return h.plus(sizes, rope__freq_base=None)
 
 
 def half(name: str, number: int, both: str, *dimensions: str) -> DerivedTensor:
-    """One of two matrices, the second below the first."""
+    """Take one of two matrices, stored one below the other."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, 2 * shape[0], number * shape[0])

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 to V3.2."""
+"""DeepSeek-V2 to V3.2, GLM with DeepSeek's attention, Youtu."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,12 +11,14 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.rope_scaling import rope_parameters
 from localllm.convert.tensors import Shape, TensorSource, take_strided, transpose
 
-SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of what makes scores of a router's results
+SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of the router's score functions
 
 
 def deepseek2(config: Config) -> CheckpointFacts:
-    """One latent row for all heads' keys and values; the first layers have no experts. In GGUF the heads see that row,
-    as if there was one for all."""
+    """Read MLA: one latent row for all heads' keys and values; the first layers have no experts.
+
+    In GGUF the heads attend to that row, as if there were a single key head.
+    """
     config.only("rope_interleave", True)
     config.only("moe_layer_freq", 1)
     heads = config.count("num_attention_heads")
@@ -46,8 +48,7 @@ def deepseek2(config: Config) -> CheckpointFacts:
 
 
 def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """YaRN leaves the rotated numbers as long as they are, and multiplies the scores instead; GGUF has a tenth of the
-    model's multiplier."""
+    """Add YaRN's multiplier: the scores are multiplied instead of the rotated numbers; GGUF stores a tenth of it."""
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
     rope = rope_parameters(config)
@@ -58,7 +59,7 @@ def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """Groups of experts; V3 chooses by scores to which a bias is added."""
+    """Add groups of experts; V3 selects by scores plus a bias."""
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
     config.only("scoring_func", "softmax", "sigmoid")
@@ -82,7 +83,7 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
 
 
 def leading_dense(config: Config) -> int:
-    """How many of the first layers have no experts: by number, or by mlp_layer_types."""
+    """Return how many of the first layers have no experts: a number, or by mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
         return config.count("first_k_dense_replace", 0)
@@ -94,13 +95,13 @@ def leading_dense(config: Config) -> int:
 
 
 def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Of each head's rows the first ones, turned round."""
+    """Take the first rows of each head, transposed."""
     heads, latent, key_dim = shape
     return transpose(take_strided(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
 
 
 def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Of each head's rows the last ones."""
+    """Take the last rows of each head."""
     return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
 
@@ -139,7 +140,7 @@ GLM4_LITE = replace(DEEPSEEK2, defaults={**OF_DEEPSEEK3, "routed_scaling_factor"
 
 
 def deepseek32(config: Config) -> CheckpointFacts:
-    """With an indexer in every layer."""
+    """Read V3.2: an indexer in every layer."""
     h = deepseek2(config)
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
     return h.plus(
@@ -174,7 +175,7 @@ DEEPSEEK32 = replace(
 
 
 def glm_dsa(config: Config) -> CheckpointFacts:
-    """Layers without an indexer see what the last one with an indexer has chosen."""
+    """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
     config.only("attention_bias", False)
     h = deepseek32(config)
     types, layers = config.get("indexer_types", ["full"] * h.sizes["layers"]), h.sizes["layers"]
@@ -201,7 +202,7 @@ GLM_DSA = replace(
 
 
 def youtu(config: Config) -> CheckpointFacts:
-    """Without experts, of which GGUF says all the same that there are none."""
+    """Read Youtu: no experts, which GGUF states explicitly."""
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
     h = deepseek2(config.plus(**none, first_k_dense_replace=layers))

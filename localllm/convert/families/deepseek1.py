@@ -16,7 +16,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def deepseek(config: Config) -> CheckpointFacts:
-    """Experts beside some for all tokens, behind the first layers."""
+    """Read DeepSeek MoE: experts beside shared ones, after the first layers."""
     for name, value in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("moe_layer_freq", 1)):
         config.only(name, value)
     h = decoder(config, scalings=())
@@ -27,7 +27,7 @@ def deepseek(config: Config) -> CheckpointFacts:
 
 
 def early_experts(config: Config, h: CheckpointFacts, shared: int) -> CheckpointFacts:
-    """What those say that are built like it."""
+    """Add what similar models share."""
     leading, hidden = config.count("first_k_dense_replace", 0), h.sizes["expert_hidden"]
     return h.plus(
         {"leading_dense": leading, "shared_hidden": shared * hidden},

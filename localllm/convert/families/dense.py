@@ -1,4 +1,4 @@
-"""EXAONE 4, GLM 4, HunYuan and Apertus: like Llama, with norms in other places, parts rotated, other activations."""
+"""EXAONE 4, GLM 4, HunYuan and Apertus: like Llama, with other norms, partial RoPE or other activations."""
 
 import re
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from localllm.errors import ModelError
 
 
 def exaone4(config: Config) -> CheckpointFacts:
-    """The large one has layers with a window, which are the only ones that rotate."""
+    """Read EXAONE 4: the large one has layers with a window, the only ones with RoPE."""
     h = decoder(config, scalings=LLAMA_SCALING)
     h = h.plus(vocab_size=h.sizes["vocab"])
     if config.get("sliding_window") is None:
@@ -42,7 +42,7 @@ def exaone4(config: Config) -> CheckpointFacts:
 
 
 def windows_of(config: Config, layers: int) -> list[bool]:
-    """By layer, whether it has a window: layer_types, or a pattern like LLLG or 4 of which the last has none."""
+    """Return for each layer whether it has a window: layer_types, or a pattern like LLLG or 4 (the last has none)."""
     pattern, types = config.get("sliding_window_pattern", 4), config.get("layer_types")
     if isinstance(types, list) and len(types) == layers and {*types} <= {"sliding_attention", "full_attention"}:
         return [kind == "sliding_attention" for kind in types]
@@ -63,7 +63,7 @@ EXAONE4 = Family(
 
 
 def glm4(config: Config) -> CheckpointFacts:
-    """The beginning of each head is rotated; one matrix for gates and the others."""
+    """Read GLM 4: partial RoPE; one matrix for gate and up projections."""
     h = decoder(config, whole_heads=False)
     return h.plus(
         {"both_hidden": 2 * h.sizes["hidden"]}, rope__dimension_count=rotary_dims(config, h.sizes["head_dim"])
@@ -71,7 +71,7 @@ def glm4(config: Config) -> CheckpointFacts:
 
 
 def chatglm(config: Config) -> CheckpointFacts:
-    """The same; heads are as long as they are wide."""
+    """Read GLM: like GLM 4, with heads of width / heads numbers."""
     h = glm4(config)
     if h.sizes["queries"] != h.sizes["width"]:
         raise config.refusal("head_dim should be hidden_size over num_attention_heads")
@@ -79,8 +79,10 @@ def chatglm(config: Config) -> CheckpointFacts:
 
 
 def glm4v(config: Config) -> CheckpointFacts:
-    """The same with positions in images, by which in GGUF pairs half of a head apart turn. GLM-OCR has a layer that
-    guesses, which is counted, also where it is left out."""
+    """Read GLM-4V: M-RoPE on pairs half a head apart in GGUF.
+
+    GLM-OCR has a multi-token prediction layer, which is counted even where the checkpoint lacks it.
+    """
     h = decoder(config, whole_heads=False, scalings=(SECTIONS,))
     turned, guessing = rotary_dims(config, h.sizes["head_dim"]), config.count("num_nextn_predict_layers", 0)
     sizes = {"both_hidden": 2 * h.sizes["hidden"], "turned": turned}
@@ -106,7 +108,7 @@ CHATGLM = replace(GLM4, arch="chatglm", layer={**ATTENTION, **FUSED_FEED_FORWARD
 
 
 def hunyuan(config: Config) -> CheckpointFacts:
-    """Norms of heads behind their rotation."""
+    """Read HunYuan: head norms after RoPE."""
     rope = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
     if rope.get("type", rope.get("rope_type")) != "dynamic":
         return decoder(config)
@@ -125,7 +127,7 @@ def hunyuan(config: Config) -> CheckpointFacts:
 
 
 def hunyuan_vl(config: Config) -> CheckpointFacts:
-    """Positions are four; GGUF's readers make the base of alpha themselves."""
+    """Read HunYuan VL: four positions; GGUF's readers compute the base from alpha themselves."""
     rope = rope_parameters(config)
     if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
         raise config.refusal("rope_parameters: only those with alpha and sections are supported")
@@ -146,11 +148,11 @@ def hunyuan_vl(config: Config) -> CheckpointFacts:
     )
 
 
-LONGEST = 1 << 18  # that HunYuan was trained for, where its config.json says less
+LONGEST = 1 << 18  # HunYuan's training context, where config.json says less
 
 
 def hunyuan_moe(config: Config) -> CheckpointFacts:
-    """Experts beside one for all tokens; some numbers are said by layer."""
+    """Read HunYuan MoE: experts beside a shared one; some values are given per layer."""
     layers = config.count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     said = {name: one_for_all(config, name, layers) for name in names}
@@ -168,7 +170,7 @@ def hunyuan_moe(config: Config) -> CheckpointFacts:
 
 
 def one_for_all(config: Config, name: str, layers: int) -> Any:
-    """A number that may be said for each layer. Raises ModelError if layers differ."""
+    """Read a value that may be given per layer. Raises ModelError if layers differ."""
     value = config.get(name)
     if isinstance(value, list) and (len(value) != layers or len({*map(str, value)}) != 1):
         raise config.refusal(f"{name} should be the same for all layers")
@@ -193,7 +195,7 @@ HUNYUAN_MOE = replace(
 
 
 def apertus(config: Config) -> CheckpointFacts:
-    """Without gates; the activation has numbers that were learned for each layer."""
+    """Read Apertus: no gates; the activation has learned parameters per layer."""
     config.only("attention_bias", False)
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = config.plus(rope_parameters=ROPE_OF_APERTUS)
@@ -213,7 +215,7 @@ OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
-    """The numbers of the activation, as metadata. Raises ModelError."""
+    """Read the activation's parameters as metadata. Raises ModelError."""
     found: dict[str, list[float]] = {name: [] for name in OF_XIELU}
     for number in range(h.sizes["layers"]):
         for name, values in found.items():

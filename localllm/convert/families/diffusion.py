@@ -1,4 +1,4 @@
-"""LLaDA, with experts and without, and Dream: what fills masked places."""
+"""Diffusion models: LLaDA, with experts and without, and Dream."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +13,12 @@ from localllm.convert.family import Family
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
 from localllm.convert.weights import Stored
 
-USUAL = 156895  # mask of LLaDA's with experts, whose config.json does not tell
-IN_PLACE = {"diffusion.shift_logits": False}  # a place's logits are its own, not those of the one before
+USUAL = 156895  # mask token of LLaDA with experts, missing in its config.json
+IN_PLACE = {"diffusion.shift_logits": False}  # logits belong to their own position, not to the next one
 
 
 def masked(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
-    """With the token that stands for what is not known yet."""
+    """Add the mask token's id; usual: the default."""
     mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
     return h.plus({"mask": mask}, attention__causal=False)
 
@@ -32,7 +32,7 @@ def dream(config: Config) -> CheckpointFacts:
 
 
 def llada(config: Config) -> CheckpointFacts:
-    """Its own names for all sizes."""
+    """Read LLaDA, which has its own names for all sizes."""
     for name, value in (("block_type", "llama"), ("layer_norm_type", "rms"), ("activation_type", "silu")):
         config.only(name, value)
     for name in ("include_bias", "include_qkv_bias", "attention_layer_norm", "scale_logits", "alibi"):
@@ -51,7 +51,7 @@ def llada(config: Config) -> CheckpointFacts:
 
 
 def llada_moe(config: Config) -> CheckpointFacts:
-    """Experts in every layer."""
+    """Read LLaDA with experts in every layer."""
     config.only("norm_topk_prob", False)
     config.only("qk_layernorm", True)
     h = with_experts(config, decoder(config), "expert_intermediate_size")

@@ -1,5 +1,4 @@
-"""More models that make vectors or scores: Jina Embeddings 2, EmbeddingGemma, Qwen3's rerankers, Nomic Embed as
-transformers has it."""
+"""More embedding and reranking models: Jina Embeddings 2, EmbeddingGemma, Qwen3 rerankers, Nomic Embed."""
 
 import re
 from dataclasses import replace
@@ -28,7 +27,7 @@ from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, reshape, transpose
 
-# What stands around a query and a document, as llama.cpp's converter writes it.
+# The template around a query and a document, as llama.cpp's converter writes it.
 RERANK = """<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \
 can only be "yes" or "no".<|im_end|>
@@ -43,11 +42,11 @@ can only be "yes" or "no".<|im_end|>
 
 """
 ANSWERS = "yes", "no"
-OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code refers to
+OF_CODE = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
 
 
 def jina(config: Config) -> CheckpointFacts:
-    """Distances instead of positions, GELU with a gate, both in one matrix."""
+    """Read Jina Embeddings 2: ALiBi, gated GELU, gate and up projections in one matrix."""
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "alibi")
     config.only("feed_forward_type", "geglu")
@@ -56,14 +55,14 @@ def jina(config: Config) -> CheckpointFacts:
 
 
 def jina_layer(sizes: Sizes, number: int) -> dict[str, Any]:
-    """In models for code queries and keys are normalized, and what attention adds is so twice."""
+    """List a layer's tensors; models for code normalize queries and keys, and the attention's output twice."""
     layer = {**ATTENTION, **BEHIND, "ffn_up": ("both_hidden", "width"), "ffn_down": ("width", "hidden")}
     more = dict.fromkeys(("attn_q_norm", "attn_k_norm", "attn_norm_2"), ("width",))
     return layer | more if sizes["norms_heads"] else layer
 
 
 def nomic(config: Config) -> CheckpointFacts:
-    """Either as its publishers call things, or as transformers does, which knows the one without experts only."""
+    """Read Nomic Embed under its publisher's names or transformers', which has the one without experts only."""
     if config.get("n_embd") is not None:
         return nomic_facts(config)
     config.only("hidden_act", "silu")
@@ -76,7 +75,7 @@ def nomic(config: Config) -> CheckpointFacts:
 
 
 def gemma(config: Config) -> CheckpointFacts:
-    """Windows reach as far ahead as back."""
+    """Read EmbeddingGemma: windows reach as far ahead as back."""
     if not config.flag("use_bidirectional_attention"):
         raise config.refusal("Gemma3TextModel that looks back only is not supported: it makes neither text nor vectors")
     config.only("tie_word_embeddings", True)
@@ -95,7 +94,7 @@ def gemma(config: Config) -> CheckpointFacts:
 
 
 def eurobert(config: Config) -> CheckpointFacts:
-    """As llama; tokens see those behind them. llama.cpp's reader rotates plainly."""
+    """Read EuroBERT: like Llama with bidirectional attention. llama.cpp's reader ignores RoPE scaling."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     h = decoder(config, scalings=())
@@ -108,14 +107,14 @@ def eurobert(config: Config) -> CheckpointFacts:
 
 
 def is_ranker(config: Config) -> bool:
-    """Whether a Qwen3 that makes text is meant to answer yes or no, which its card or a name says."""
+    """Tell whether a Qwen3 is meant to answer yes or no, which its card or a name says."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
 
 
 def qwen_ranking(config: Config) -> CheckpointFacts:
-    """The rows of two tokens in the matrix that makes logits."""
+    """Read a reranker: the head is two rows of the output matrix."""
     path = config.path.parent / "tokenizer.json"
     with report_as_model_error(path):
         vocabulary = (read_json(path) or {})["model"]["vocab"]
@@ -127,29 +126,29 @@ def qwen_ranking(config: Config) -> CheckpointFacts:
 
 
 def qwen_classes(config: Config) -> CheckpointFacts:
-    """With a head of its own."""
+    """Read a reranker with a head of its own."""
     named = labels(config)
     h = qwen(config).plus({"labels": len(named)}, pooling_type=RANK)
     return h.plus(classifier__output_labels=named) if len(named) > 1 else h
 
 
 def rows_of_answers(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
-    """Of yes, then of no."""
+    """Take the output matrix's rows of yes and no."""
     return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
 
 def of_each(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
-    """A stack that is stored as one matrix, the experts' one below the other."""
+    """View experts' matrices, stored one below the other, as a stack."""
     return reshape(sources[0], shape)
 
 
 def of_each_transposed(sources: Any, shape: Shape, sizes: Sizes) -> TensorSource:
-    """The same, of matrices whose rows are the columns of GGUF's."""
+    """Transpose experts' matrices, stored one below the other, into a stack."""
     return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
 
 
 def nomic_experts(sizes: Sizes, number: int) -> dict[str, Any]:
-    """In every other layer, from the second one on."""
+    """List a layer's tensors: every other layer has experts, from the second one on."""
     if number % 2 == 0:
         return {**QKV, **FEED_FORWARD, **BEHIND}
     return {
@@ -197,12 +196,12 @@ QWEN3_CLASSES = replace(
 
 
 def select_nomic(config: Config) -> Family:
-    """With experts, or without."""
+    """Select the family with experts, or without."""
     return NOMIC_MOE if config.get("moe_every_n_layers") else NOMIC_PLAIN
 
 
 def select_qwen3(config: Config) -> Family:
-    """A chat model, or a reranker."""
+    """Select the family of a chat model, or of a reranker."""
     if not is_ranker(config):
         return QWEN3
     return QWEN3_RANK_TIED if config.flag("tie_word_embeddings") else QWEN3_RANK

@@ -13,7 +13,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder, rotary_di
 
 
 def exaone(config: Config) -> CheckpointFacts:
-    """The names of GPT-2."""
+    """Read EXAONE 3, which has GPT-2's names."""
     own = {"num_hidden_layers": config.get("num_layers", config.get("num_hidden_layers"))}
     own |= {"rms_norm_eps": config.number("layer_norm_epsilon", 1e-5)}
     h = decoder(config.plus(**own), scalings=LLAMA_SCALING, whole_heads=False)

@@ -1,4 +1,4 @@
-"""What architectures with experts share, of which each token goes to a few."""
+"""Mixtures of experts: sizes and metadata that architectures share."""
 
 from localllm.convert.config import Config
 from localllm.convert.hyperparameters import CheckpointFacts
@@ -7,7 +7,7 @@ from localllm.convert.hyperparameters import CheckpointFacts
 def with_experts(
     config: Config, h: CheckpointFacts, hidden: str, count: str = "num_experts", used: str = "num_experts_per_tok"
 ) -> CheckpointFacts:
-    """Sizes and metadata of experts, by the names that config.json has for them."""
+    """Add sizes and metadata of experts, by the names that config.json has for them."""
     experts, chosen = config.count(count), config.count(used)
     if chosen > experts:
         raise config.refusal(f"a token cannot go to {chosen} of {experts} experts")

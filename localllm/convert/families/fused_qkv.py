@@ -11,11 +11,11 @@ from localllm.convert.family import DerivedTensor, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.tensors import Shape, TensorSource, pick_rows, to_pairs
 
-Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of fused rows -> those of one part
+Rows = Callable[[np.ndarray, Sizes], np.ndarray]  # numbers of all fused rows to those of one part
 
 
 def fused(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor:
-    """Some rows of the matrix that is queries, keys and values; turns: they are in the order of halves."""
+    """Take some rows of the fused QKV matrix; turns: reorder them from halves to pairs."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = rows(np.arange(sizes["fused_rows"]), sizes)
@@ -26,7 +26,7 @@ def fused(name: str, rows: Rows, turns: bool, *dimensions: str) -> DerivedTensor
 
 
 def unpacked(name: str, parts: Sequence[Rows]) -> Layer:
-    """Queries, keys and values of one matrix."""
+    """Declare queries, keys and values of a fused matrix."""
     shapes = (ATTENTION["attn_q"], ATTENTION["attn_k"], ATTENTION["attn_v"])
     kinds = zip("qkv", parts, shapes, strict=True)
     return {f"attn_{kind}": fused(name, rows, kind != "v", *shape) for kind, rows, shape in kinds}

@@ -9,19 +9,19 @@ from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 
 
 def gemma(config: Config) -> CheckpointFacts:
-    """Its first checkpoints say "gelu" and mean the other one."""
+    """Read Gemma 1, whose first checkpoints say "gelu" and mean the tanh approximation."""
     return of_gemma(config, (*GELU, "gelu"))
 
 
 def of_gemma(config: Config, activations: tuple[str, ...] = GELU) -> CheckpointFacts:
-    """What all Gemmas say. Their heads always have a length of their own; the output matrix is the embedding."""
+    """Read what all Gemmas share: an explicit head length, tied embeddings."""
     config.only("use_bidirectional_attention", False)
     config.only("tie_word_embeddings", True)
     return decoder(config, activations=activations)
 
 
 def gemma2(config: Config) -> CheckpointFacts:
-    """Layers in turn with a window and without."""
+    """Read Gemma 2: every other layer has a window."""
     h = of_gemma(config)
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
     refuse_other_scale(config, h, gemma2_arch.LAYERS_OF_27B)
@@ -33,7 +33,7 @@ def gemma2(config: Config) -> CheckpointFacts:
 
 
 def gemma3(config: Config) -> CheckpointFacts:
-    """Five layers of six with a window, which rotate with a base of their own."""
+    """Read Gemma 3: five layers of six have a window and a RoPE base of their own."""
     h = of_gemma(config)
     config.only("sliding_window_pattern", 6)
     config.windows([number % 6 != 5 for number in range(h.sizes["layers"])])
@@ -50,8 +50,10 @@ def gemma3(config: Config) -> CheckpointFacts:
 
 
 def refuse_other_scale(config: Config, h: CheckpointFacts, exception: int) -> None:
-    """Raise ModelError if scores are not scaled as GGUF's readers do: by heads, in the model of so many layers by the
-    width over the heads."""
+    """Raise ModelError if scores are not scaled as GGUF's readers do.
+
+    They scale by the head length; in the model with `exception` layers by width / heads.
+    """
     sizes = h.sizes
     usual = sizes["width"] // sizes["heads"] if sizes["layers"] == exception else sizes["head_dim"]
     config.only("query_pre_attn_scalar", usual)
@@ -83,7 +85,7 @@ GEMMA3 = Family(
     {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE, **NORMS_BEHIND},
     gemma3,
     offset_norms=True,
-    defaults={  # Gemma 3's config.json says little more than what differs from these
+    defaults={  # Gemma 3's config.json says little more than its differences from these
         **TIED,
         "vocab_size": 262208,
         "num_attention_heads": 8,

@@ -1,4 +1,4 @@
-"""Gemma 3n, what it reads: four residual streams, and an embedding of each token for each layer."""
+"""Gemma 3n's language model: four residual streams, and an embedding of each token for each layer."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ STREAMS = 4
 
 
 def gemma3n(config: Config) -> CheckpointFacts:
-    """Layers with a window and without, of which the last ones read the keys and values of others."""
+    """Read Gemma 3n: layers with and without a window, the last ones sharing keys and values of others."""
     for name, value in (("altup_num_inputs", STREAMS), ("altup_active_idx", 0), ("altup_correct_scale", True)):
         config.only(name, value)
     config.only("attention_bias", False)
@@ -56,14 +56,14 @@ def gemma3n(config: Config) -> CheckpointFacts:
 
 
 def same_everywhere(config: Config, hidden: Any) -> Any:
-    """A number that may be said by layer. Raises ModelError if layers differ."""
+    """Read a number that may be given per layer. Raises ModelError if layers differ."""
     if isinstance(hidden, list) and len({*map(str, hidden)}) != 1:
         raise config.refusal("intermediate_size should be the same for all layers")
     return hidden[0] if isinstance(hidden, list) else hidden
 
 
 def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
-    """Which layers have a window: all but the last of every few, or as layer_types says."""
+    """Return for each layer whether it has a window: all but the last of every `period`, or by layer_types."""
     types = config.get("layer_types")
     if types is None:
         return [(number + 1) % period != 0 for number in range(layers)]
@@ -76,7 +76,7 @@ SLIDING = "sliding_attention"
 
 
 def deviations(config: Config, layers: int) -> list[float] | None:
-    """How many standard deviations above the mean gates are cut, by the share that is cut away."""
+    """Convert the share of gates that is cut off to standard deviations above the mean, per layer."""
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         return None
@@ -87,13 +87,13 @@ def deviations(config: Config, layers: int) -> list[float] | None:
 
 
 def of_streams(name: str) -> DerivedTensor:
-    """Matrices for all streams but the first."""
+    """Stack the matrices of all streams but the first."""
     stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
     return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
 
 
 def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Tokens of images and sounds have no embeddings by layer."""
+    """Cut off the rows of image and audio tokens, which have no embeddings per layer."""
     return pad_rows(sources[0], shape[0])
 
 
@@ -124,7 +124,7 @@ LAYER: Layer = {
     "proj": ("width", "narrow"),
     "post_norm": ("width",),
 }
-# What layers may have that read those of others: in published checkpoints, where nobody reads it.
+# Unused tensors that published checkpoints have in layers with shared keys and values.
 UNREAD_KEYS: Layer = {
     name: DerivedTensor(
         dimensions, {f"self_attn.{its}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=False

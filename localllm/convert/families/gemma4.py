@@ -1,4 +1,4 @@
-"""Gemma 4, what it reads: heads of layers with a window are shorter, and the last layers may read keys of others."""
+"""Gemma 4's language model: shorter heads in layers with a window; the last layers may share keys of others."""
 
 import re
 from dataclasses import replace
@@ -14,11 +14,11 @@ from localllm.convert.families.layers import EXPERTS, GATED, NORMS_BEFORE, NORMS
 from localllm.convert.family import Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder
 
-STILL = 1e30  # divides the frequencies of pairs that do not turn
+STILL = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gemma4(config: Config) -> CheckpointFacts:
-    """Sizes are those of layers that see all tokens; of the others, "local_" ones."""
+    """Read Gemma 4. Sizes are those of layers with full attention; "local_" ones are of the others."""
     for name, value in (("attention_bias", False), ("tie_word_embeddings", True)):
         config.only(name, value)
     config.only("use_bidirectional_attention", False, "vision")
@@ -76,7 +76,7 @@ def gemma4(config: Config) -> CheckpointFacts:
 
 
 def of_whole(config: Config, name: str) -> int:
-    """A number of the layers that see all tokens: global_head_dim, or, by layer, as transformers saves it."""
+    """Read a number of the layers with full attention: global_..., or per layer, as transformers saves it."""
     of_layers = config.section("per_layer_config").content.values()
     said = [own[name] for own in of_layers if isinstance(own, dict) and own.get(name) is not None]
     if len({*map(str, said)}) > 1:
@@ -86,7 +86,7 @@ def of_whole(config: Config, name: str) -> int:
 
 
 def turning(rope: Config, dim: int) -> np.ndarray:
-    """What divides the frequencies of pairs: the first ones turn. float32 [dim / 2]."""
+    """Compute the divisors of pairs' frequencies, float32 [dim / 2]: only the first pairs rotate."""
     rope.only("rope_type", "proportional")
     share = rope.number("partial_rotary_factor", 0.25)
     if share > 1:
@@ -97,7 +97,7 @@ def turning(rope: Config, dim: int) -> np.ndarray:
 
 
 def attention(sizes: Sizes, number: int) -> Layer:
-    """Of a layer; one that reads the keys of another one may store some that nobody reads."""
+    """List a layer's attention tensors; one that shares another's keys may store unused ones."""
     dim, queries, keys = ("head_dim", "queries", "keys")
     if sizes[f"window_{number}"]:
         dim, queries, keys = ("local_dim", "local_queries", "local_keys")

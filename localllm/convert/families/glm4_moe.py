@@ -24,13 +24,15 @@ NORMS_AROUND = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 
 def dots1(config: Config) -> CheckpointFacts:
-    """Experts beside one for all tokens, behind the first layers."""
+    """Read dots.llm1: experts beside a shared one, after the first layers."""
     return with_deepseek_experts(config, decoder(config))
 
 
 def glm4moe(config: Config, scalings: tuple[str, ...] = PLAIN_SCALING) -> CheckpointFacts:
-    """The same; a part of each head is rotated, the largest ones have norms of heads; a layer that guesses is counted,
-    also where it is left out."""
+    """Read GLM 4.5: partial RoPE, head norms in the largest ones.
+
+    A multi-token prediction layer is counted even where the checkpoint lacks it.
+    """
     h = with_deepseek_experts(config, decoder(config, whole_heads=False, scalings=scalings))
     guessing = h.sizes["guessing"]
     sizes = {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))}
@@ -44,7 +46,7 @@ def glm4moe(config: Config, scalings: tuple[str, ...] = PLAIN_SCALING) -> Checkp
 
 
 def glm4vmoe(config: Config) -> CheckpointFacts:
-    """The same with positions in images."""
+    """Read GLM 4.5V: M-RoPE."""
     return glm4moe(config, scalings=(SECTIONS,))
 
 
@@ -80,7 +82,7 @@ GLM4VMOE = replace(GLM4MOE, read=glm4vmoe, sees=True)
 
 
 def solar_open(config: Config) -> CheckpointFacts:
-    """Experts in all layers, of which nothing is said."""
+    """Read Solar Open: experts in all layers, without a key for leading dense ones."""
     config.only("first_k_dense_replace", 0)
     return glm4moe(config).plus(leading_dense_block_count=None)
 

@@ -11,7 +11,7 @@ from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, ref
 
 
 def starcoder2(config: Config) -> CheckpointFacts:
-    """Layer norms."""
+    """Read StarCoder 2."""
     h = decoder(config, activations=GELU)
     warn_of_window(config)
     config.only("use_bias", True)
@@ -22,7 +22,7 @@ def starcoder2(config: Config) -> CheckpointFacts:
 
 
 def gpt2(config: Config) -> CheckpointFacts:
-    """Other names, and nothing is rotated."""
+    """Read GPT-2: its own names, a position table."""
     refuse_other_activations(config, GELU)
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
@@ -71,7 +71,7 @@ GPT2 = Family(
 
 
 def starcoder(config: Config) -> CheckpointFacts:
-    """As GPT-2, with one head of keys and values for all, and matrices that are not turned round."""
+    """Read StarCoder 1: like GPT-2 with a single key head, and untransposed matrices."""
     config.only("multi_query", True)
     h = gpt2(config)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]

@@ -1,4 +1,4 @@
-"""gpt-oss, its experts in numbers or in MXFP4 blocks."""
+"""gpt-oss, its experts as numbers or in MXFP4 blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from localllm.convert.tensors import Shape, TensorSource, every_second, mxfp4, t
 
 
 def gpt_oss(config: Config) -> CheckpointFacts:
-    """Layers in turn with a window and without; experts' weights in blocks of 32, if they are MXFP4."""
+    """Read gpt-oss: every other layer has a window; experts in MXFP4 blocks of 32, if they are quantized."""
     h = decoder(config, scalings=("yarn", "untruncated"))
     config.windows([number % 2 == 0 for number in range(h.sizes["layers"])])
     config.only("swiglu_limit", 7.0)
@@ -27,12 +27,12 @@ def gpt_oss(config: Config) -> CheckpointFacts:
 
 
 def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Every second row of MXFP4 matrices: gates and what they let through take turns."""
+    """Take every other row of MXFP4 matrices: gate and up projections are interleaved."""
     return take_strided(mxfp4(*sources), shape, 2 * shape[-2], start, 2)
 
 
 def half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Every second column of matrices that are turned round."""
+    """Take every other column of transposed matrices."""
     return take_strided(transpose(sources[0]), shape, 2 * shape[-2], start, 2)
 
 

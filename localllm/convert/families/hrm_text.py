@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of layers that take turns, the low one's first in a GGUF file."""
+"""HRM-Text: two stacks of layers that take turns; the low-level one comes first in a GGUF file."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 
 def hrm_text(config: Config) -> CheckpointFacts:
-    """Layers are counted as often as they have keys and values of their own."""
+    """Read HRM-Text. Layers are counted as often as they have keys and values of their own."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     config.only("num_key_value_heads", config.get("num_attention_heads"))
@@ -37,7 +37,7 @@ def hrm_text(config: Config) -> CheckpointFacts:
 
 
 def part(name: str, both: str, number: int, *dimensions: str) -> DerivedTensor:
-    """One of several matrices that are stored below each other."""
+    """Take one of several matrices that are stored below each other."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, sizes[both], number * shape[0])
@@ -46,7 +46,7 @@ def part(name: str, both: str, number: int, *dimensions: str) -> DerivedTensor:
 
 
 def in_one_stack(name: str, layers: int) -> str:
-    """A tensor's name as if there was one stack."""
+    """Rename a tensor as if there were a single stack."""
     found = LAYER.fullmatch(name)
     if not found:
         return name

@@ -1,4 +1,4 @@
-"""Models some of whose layers keep a state: Granite 4, Jamba, LFM2."""
+"""Models some of whose layers are recurrent: Granite 4, Jamba, LFM2."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from localllm.convert.families.llama import GRANITEMOE, granite, granitemoe
 from localllm.convert.families.mamba import CONTEXT, MAMBA, decay, squeezed
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, kept, take_strided
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, from_array, take_strided
 
 MADE_OF_HALVES = {name: GRANITEMOE.layer[name] for name in ("ffn_gate_exps", "ffn_up_exps")}  # type: ignore[index]
 SHARED_HALVES = {"shared_mlp.input_linear.weight": ("both_shared", "width")}
@@ -19,7 +19,7 @@ OUT = {"shared_mlp.output_linear.weight": ("width", "shared_hidden")}
 
 
 def half(number: int) -> DerivedTensor:
-    """The gate or the other matrix of the network that all tokens go through."""
+    """Take the gate or the up projection of the shared network."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, 2 * shape[0], number * shape[0])
@@ -32,17 +32,17 @@ def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorS
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """A vector of logarithms as a column of what GGUF has."""
+    """Convert logarithms, stored as a vector, to GGUF's column of decay rates."""
     return decay([column(sources[0])], shape, sizes)
 
 
 def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """A vector as a matrix."""
-    return kept(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
+    """View a vector as a matrix."""
+    return from_array(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
 
 
 def mamba2_of(prefix: str) -> Layer:
-    """A layer of Mamba 2, without its norm; prefix: of names in the checkpoint."""
+    """List the tensors of a Mamba 2 layer without its norm; prefix: of names in the checkpoint."""
     return {
         "ssm_in": ("into_state", "width"),
         "ssm_conv1d": DerivedTensor(
@@ -59,7 +59,7 @@ def mamba2_of(prefix: str) -> Layer:
 
 
 def norm_of(prefix: str) -> Layer:
-    """Its norm, which goes by groups."""
+    """Declare Mamba 2's norm over groups; prefix: of names in the checkpoint."""
     return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
 
 
@@ -67,7 +67,7 @@ MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
 
 
 def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFacts:
-    """Sizes and metadata of Mamba 2, by the names that hybrids have for them; inner: numbers between its matrices."""
+    """Add sizes and metadata of Mamba 2 by hybrids' names; inner: width between its matrices."""
     config.only("mamba_conv_bias", True)
     config.only("mamba_proj_bias", False)
     heads, groups, state = (config.count(f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state"))
@@ -95,7 +95,7 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
 
 
 def attending(config: Config, h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
-    """With what says which layers attend: those that have heads of keys."""
+    """Mark the layers with attention: those that have key heads."""
     own = {f"attends_{number}": int(does) for number, does in enumerate(attends)}
     return h.plus(own, attention__head_count_kv=[h.sizes["kv_heads"] if does else 0 for does in attends])
 
@@ -104,7 +104,7 @@ KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_att
 
 
 def granitehybrid(config: Config) -> CheckpointFacts:
-    """Positions are known to the states alone; experts beside a network for all tokens, or that one alone."""
+    """Read Granite 4: no RoPE; experts beside a shared network, or the shared network alone."""
     h = granite(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if not isinstance(kinds, list) or len(kinds) != h.sizes["layers"] or not {*kinds} <= KINDS.keys():
@@ -138,7 +138,7 @@ GRANITEHYBRID = Family("granitehybrid", granitehybrid_layer, granitehybrid, rota
 
 
 def granitemoe_shared(config: Config) -> CheckpointFacts:
-    """Granite 3 with experts beside a network for all tokens."""
+    """Read Granite 3 with experts beside a shared network."""
     h, shared = granitemoe(config), config.count("shared_intermediate_size", 0)
     return h.plus(
         {"shared_hidden": shared, "both_shared": 2 * shared}, expert_shared_feed_forward_length=shared or None
@@ -155,7 +155,7 @@ GRANITEMOE_SHARED = replace(GRANITEMOE, layer=granitemoe_shared_layer, read=gran
 
 
 def jamba(config: Config) -> CheckpointFacts:
-    """Nothing is rotated; experts in every so many layers; what the scans get is normalized."""
+    """Read Jamba: no RoPE; experts in every few layers; norms of the scan's inputs."""
     h = decoder(config)
     config.only("mamba_conv_bias", True)
     config.only("mamba_proj_bias", False)
@@ -179,7 +179,7 @@ def jamba(config: Config) -> CheckpointFacts:
 
 
 def every_so_many(config: Config, name: str, layers: int, period: int, offset: int) -> list[bool]:
-    """Which layers those are."""
+    """Mark every `period`-th layer from `offset` on."""
     period, offset = config.count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:
         raise config.refusal(f"{name}_layer_offset should be below {name}_layer_period, {period}")
@@ -203,7 +203,7 @@ JAMBA = Family("jamba", jamba_layer, jamba)
 
 
 def lfm2(config: Config) -> CheckpointFacts:
-    """Convolutions over the last few tokens; some layers attend."""
+    """Read LFM2: convolutions over the last few tokens; some layers have attention."""
     epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
     h = decoder(config.plus(**epsilon))
     config.only("conv_bias", False)
@@ -217,7 +217,7 @@ def lfm2(config: Config) -> CheckpointFacts:
 
 
 def hidden_of_lfm2(config: Config) -> int:
-    """Numbers between the matrices of its feed-forward networks, which config.json may say as for others."""
+    """Return the feed-forward hidden size, adjusted as transformers does unless config.json's is final."""
     hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return hidden
@@ -247,7 +247,7 @@ LFM2 = Family(
 
 
 def lfm2moe(config: Config) -> CheckpointFacts:
-    """The same with experts, behind the first layers."""
+    """Read LFM2 with experts after the first layers."""
     for name, value in (("norm_topk_prob", True), ("use_expert_bias", True), ("routed_scaling_factor", 1.0)):
         config.only(name, value)
     h = with_experts(config, lfm2(config.plus(block_auto_adjust_ff_dim=False)), "moe_intermediate_size")

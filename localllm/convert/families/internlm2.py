@@ -12,7 +12,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def internlm2(config: Config) -> CheckpointFacts:
-    """Rows of a group of heads together: queries, a key and a value."""
+    """Read InternLM 2: a group's rows are its queries, a key and a value."""
     config.only("bias", False)
     return with_fused_rows(decoder(config.plus(head_dim=None)))
 

@@ -1,4 +1,4 @@
-"""Kimi Linear: most layers keep a matrix for each head, the others have latent rows."""
+"""Kimi Linear: most layers have the gated delta rule, the others MLA."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
 
 def kimi_linear(config: Config) -> CheckpointFacts:
-    """Nothing is rotated. Layers are counted from 1 where config.json tells which attend."""
+    """Read Kimi Linear: no RoPE. config.json counts layers from 1 where it lists those with attention."""
     for name, value in (("moe_renormalize", True), ("num_expert_group", 1), ("topk_group", 1), ("mla_use_nope", True)):
         config.only(name, value)
     config.only("q_lora_rank")
@@ -53,7 +53,8 @@ def kimi_linear(config: Config) -> CheckpointFacts:
         attention__head_count_kv=[int(does) for does in attends],
         attention__kv_lora_rank=latent,
         attention__key_length=latent + rotated,
-        attention__value_length=config.get("head_dim") and config.count("head_dim"),  # of no heads that there are
+        attention__value_length=config.get("head_dim")
+        and config.count("head_dim"),  # config.json's head_dim, of heads that do not exist
         attention__key_length_mla=key_dim + rotated,
         attention__value_length_mla=value_dim,
         rope__dimension_count=rotated,
@@ -72,7 +73,7 @@ HEAD, USED = "head_dim", ("num_experts_per_token", "num_experts_per_tok")
 
 
 def attending(said: Config, layers: int) -> list[bool]:
-    """Which layers attend. Raises ModelError if others do not keep matrices."""
+    """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
     full, kda = said.get("full_attn_layers"), said.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
         raise said.refusal(f"full_attn_layers should be numbers from 1 to {layers}")
@@ -83,7 +84,7 @@ def attending(said: Config, layers: int) -> list[bool]:
 
 
 def of_attention(name: str, made: Any, gguf: tuple[str, ...], *stored: str) -> DerivedTensor:
-    """A tensor of the attention; gguf, stored: its shapes."""
+    """Declare a tensor of the attention; gguf, stored: its shapes."""
     return DerivedTensor(gguf, {f"self_attn.{name}": stored}, made)
 
 
@@ -92,12 +93,12 @@ def as_declared(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> 
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Of logarithms."""
+    """Convert logarithms to decay rates."""
     return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
 def matrices(sizes: Sizes) -> Layer:
-    """Of a layer that keeps a matrix for each head."""
+    """List the tensors of a delta-rule layer."""
     taps, four = ("one", "delta", "one", "taps"), ("one", "one", "heads", "one")
     return {
         **{f"attn_{name}": ("delta", "width") for name in "qkv"},
@@ -118,7 +119,7 @@ def matrices(sizes: Sizes) -> Layer:
 
 
 def latent(sizes: Sizes) -> Layer:
-    """Of a layer that attends."""
+    """List the tensors of an attention layer."""
     both = {"self_attn.kv_b_proj.weight": ("both_rows", "latent")}
     return {
         "attn_q": ("queries", "width"),

@@ -1,4 +1,4 @@
-"""MiniCPM 3 and Hunyuan 4: latent rows for keys and values, as DeepSeek has them."""
+"""MiniCPM 3 and Hunyuan 4: MLA, as in DeepSeek."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from localllm.convert.tensors import Shape, TensorSource, to_float32
 
 
 def minicpm3(config: Config) -> CheckpointFacts:
-    """Factors that GGUF's readers know by heart; frequency factors for short and for long contexts."""
+    """Read MiniCPM 3: GGUF's readers have its factors built in; frequency factors for short and long contexts."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     for name, value in (("scale_emb", arch.EMBEDDING_SCALE), ("scale_depth", arch.DEPTH_SCALE)):
@@ -69,7 +69,7 @@ MINICPM3 = Family(
 
 
 def hy_v4(config: Config) -> CheckpointFacts:
-    """Several residual streams, a gate for what the heads see, and a sink for each."""
+    """Read Hunyuan 4: several residual streams, a gate on the heads' output, and a sink per head."""
     for name in ("attention_bias", "enable_lm_head_fp32"):
         config.only(name, False)
     config.only("n_group", 1)
@@ -108,7 +108,7 @@ def hy_v4(config: Config) -> CheckpointFacts:
 
 
 def choosing(config: Config, layers: int) -> list[bool] | None:
-    """Which layers have an indexer; None if there is none: by indexer_types, or as older checkpoints say it."""
+    """Mark the layers with an indexer, by indexer_types or older keys; None if there is none."""
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
         return None
@@ -140,7 +140,7 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def in_full(name: str, *dimensions: str) -> DerivedTensor:
-    """A matrix that is always F32."""
+    """Declare a matrix that is always F32."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return to_float32(sources[0])

@@ -1,4 +1,4 @@
-"""Decoders whose norms subtract the mean: Phi 2, GPT-NeoX, Falcon, Cohere's, StableLM, Nemotron, Jais 2, BLOOM, MPT."""
+"""Decoders with layer norms: Phi 2, GPT-NeoX, Falcon, Cohere, StableLM, Nemotron, Jais 2, BLOOM, MPT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from localllm.convert.config import Config
 from localllm.convert.families.layers import ATTENTION, FEED_FORWARD, GATED, NORMS_BEFORE
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import GELU, CheckpointFacts, decoder, rotary_dims
-from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, kept, pick_rows
+from localllm.convert.tensors import Shape, TensorSource, as_float32, column, flat, from_array, pick_rows
 
 NORMS = ("attn_norm", "ffn_norm", "output_norm")  # with biases
 
 
 def centered(config: Config, h: CheckpointFacts, name: str = "layer_norm_eps", **more: Any) -> CheckpointFacts:
-    """With what is added to variances, by its name in config.json."""
+    """Replace the RMS epsilon by that of layer norms, by its name in config.json."""
     return h.plus(
         attention__layer_norm_rms_epsilon=None, attention__layer_norm_epsilon=config.number(name, 1e-5), **more
     )
@@ -25,14 +25,14 @@ APPROXIMATED = "GELU is computed with tanh, which differs from the model's in th
 
 
 def with_gelu(config: Config, name: str) -> Config:
-    """What config.json says; GELU as it is defined is another one than GGUF's readers have."""
+    """Treat exact GELU as the tanh approximation, the only one of GGUF's readers."""
     if config.get(name) == "gelu":
         config.warnings.append(APPROXIMATED)
     return config.plus(**{name: None, "hidden_act": config.get(name)})
 
 
 def by_kind(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Rows (or biases) of groups of heads, some queries, a key and a value each: all queries, all keys, all values."""
+    """Reorder rows or biases of groups of heads (queries, a key, a value) to all queries, all keys, all values."""
     groups = np.arange(shape[0]).reshape(sizes["kv_heads"], -1, sizes["head_dim"])
     order = np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
     matrix = sources[0] if len(shape) > 1 else column(sources[0])
@@ -41,14 +41,14 @@ def by_kind(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
 
 
 def of_groups(name: str, biased: bool = True) -> Layer:
-    """One matrix for queries, keys and values, whose rows are in groups of heads; name: in the checkpoint."""
+    """Declare a fused QKV matrix whose rows are in groups of heads; name: in the checkpoint."""
     weight, bias = ("fused_rows", "width"), ("fused_rows",)
     fused: Layer = {"attn_qkv": DerivedTensor(weight, {f"{name}.weight": weight}, by_kind)}
     return {**fused, "attn_qkv.bias": DerivedTensor(bias, {f"{name}.bias": bias}, by_kind)} if biased else fused
 
 
 def phi2(config: Config) -> CheckpointFacts:
-    """Attention and the feed-forward network read one norm."""
+    """Read Phi 2: attention and feed-forward network share a norm."""
     config.only("qk_layernorm", False)
     config.only("tie_word_embeddings", False)
     h = decoder(config, activations=GELU, whole_heads=False)
@@ -65,7 +65,7 @@ PHI2 = Family(
 
 
 def gptneox(config: Config) -> CheckpointFacts:
-    """Queries, keys and values of a head are neighbours."""
+    """Read GPT-NeoX: queries, keys and values of a head are adjacent."""
     config.only("attention_bias", True)
     base = config.get("rope_theta", config.get("rotary_emb_base"))
     said = with_gelu(config, "hidden_act").plus(
@@ -95,7 +95,7 @@ GPTNEOX = Family(
 
 
 def falcon(config: Config) -> CheckpointFacts:
-    """Groups of heads, or one for all; the newer ones have a norm for each branch."""
+    """Read Falcon: groups of heads, or one for all; newer ones have a norm per branch."""
     for name, value in (("alibi", False), ("bias", False), ("parallel_attn", True)):
         config.only(name, value)
     newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))
@@ -127,7 +127,7 @@ FALCON = Family(
 
 
 def command_r(config: Config) -> CheckpointFacts:
-    """Attention and the feed-forward network read one norm; the context may be longer than positions."""
+    """Read Command R: attention and feed-forward network share a norm; the context may exceed the positions."""
     config.only("attention_bias", False)
     config.only("tie_word_embeddings", True)
     h = decoder(config)
@@ -146,7 +146,7 @@ def command_r_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def cohere2(config: Config) -> CheckpointFacts:
-    """Three layers of four have a window, and are the only ones that rotate."""
+    """Read Command R7B: three layers of four have a window, the only ones with RoPE."""
     for name, value in (("use_qk_norm", False), ("rotary_pct", 1.0), ("sliding_window_pattern", 4)):
         config.only(name, value)
     h = command_r(config)
@@ -174,7 +174,7 @@ COHERE2 = Family(
 
 
 def stablelm(config: Config) -> CheckpointFacts:
-    """The largest has norms of heads, and one norm for attention and feed-forward network."""
+    """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
     h = decoder(config, whole_heads=False)
     parallel = config.flag("use_parallel_residual")
     own = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
@@ -187,10 +187,10 @@ def stablelm(config: Config) -> CheckpointFacts:
 
 
 def of_heads(kind: str, heads: int) -> DerivedTensor:
-    """Norms of heads that are stored one by one; kind: of heads, in the checkpoint."""
+    """Stack norms that are stored per head; kind: q or k in the checkpoint."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return kept(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
+        return from_array(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
 
     stored = {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(heads)}
     return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, made)
@@ -216,13 +216,13 @@ STABLELM = Family(
 
 
 def nemotron(config: Config) -> CheckpointFacts:
-    """Squares instead of gates, and norms that multiply by 1 more than is stored."""
+    """Read Nemotron: squared ReLU without gates, and norms that multiply by 1 + weight."""
     config.only("attention_bias", False)
     config.only("mlp_bias", False)
     h = decoder(config, activations=("relu2",), scalings=("linear",), whole_heads=False)
     epsilon = config.number("norm_eps", 1e-5)
     return h.plus(
-        attention__layer_norm_rms_epsilon=epsilon,  # which nobody reads
+        attention__layer_norm_rms_epsilon=epsilon,  # unused
         attention__layer_norm_epsilon=epsilon,
         vocab_size=h.sizes["vocab"],
         rope__dimension_count=rotary_dims(config, h.sizes["head_dim"]),
@@ -241,7 +241,7 @@ NEMOTRON = Family(
 
 
 def jais2(config: Config) -> CheckpointFacts:
-    """The same with biases, and norms as they are stored."""
+    """Read Jais 2: like Nemotron, with biases and plain norms."""
     config.only("attention_bias", True)
     config.only("mlp_bias", True)
     h = decoder(config, activations=("relu2",))
@@ -258,7 +258,7 @@ JAIS2 = Family(
 
 
 def bloom(config: Config) -> CheckpointFacts:
-    """Nothing is rotated: scores become lower by distance (ALiBi)."""
+    """Read BLOOM: ALiBi instead of RoPE."""
     config.only("apply_residual_connection_post_layernorm", False)
     width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
     layers = config.get("n_layer", config.get("num_hidden_layers"))
@@ -295,7 +295,7 @@ BLOOM = Family(
 
 
 def mpt(config: Config) -> CheckpointFacts:
-    """The same, without biases."""
+    """Read MPT: like BLOOM, without biases."""
     attention, width = config.section("attn_config"), config.count("d_model")
     for name, value in (("alibi", True), ("qk_ln", False), ("prefix_lm", False), ("softmax_scale", None)):
         attention.only(name, value)

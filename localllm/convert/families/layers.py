@@ -1,4 +1,4 @@
-"""What layers hold, in parts that architectures share: names in GGUF, and shapes by the names of sizes."""
+"""Groups of a layer's tensors that architectures share: GGUF names, and shapes by the names of sizes."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ SHARED_EXPERT = {
     "ffn_down_shexp": ("width", "shared_hidden"),
 }
 
-PACKED, TURNED = 1, 2  # ways to store the experts of a layer together
+PACKED, TURNED = 1, 2  # ways to store the experts of a layer in one tensor
 OF_PACKED = {
     PACKED: (("experts", "both_hidden", "width"), ("experts", "width", "expert_hidden")),
     TURNED: (("experts", "width", "both_hidden"), ("experts", "expert_hidden", "width")),
@@ -36,8 +36,10 @@ OF_PACKED = {
 
 
 def experts_of(sizes: Sizes, prefix: str) -> Layer:
-    """Experts as they are stored: each alone, or all together, where the matrices of gates and those of what goes
-    through them are halves of one, by rows or by columns; prefix: of names in the checkpoint."""
+    """List experts' tensors, each stored alone or all together; prefix: of names in the checkpoint.
+
+    Together, gate and up projections are halves of one matrix, by rows or by columns.
+    """
     if not sizes["packed"]:
         return EXPERTS
     turned, (both, down) = sizes["packed"] == TURNED, OF_PACKED[sizes["packed"]]
@@ -55,12 +57,14 @@ def experts_of(sizes: Sizes, prefix: str) -> Layer:
     return {**EXPERTS, "ffn_gate_exps": half(0), "ffn_up_exps": half(1), "ffn_down_exps": of_down}
 
 
-ROTATED = ("attn_q", "attn_k")  # by pairs of neighbours
+ROTATED = ("attn_q", "attn_k")  # matrices that GGUF rotates by adjacent pairs
 
 
 def mtp_layer(sizes: Sizes, number: int) -> Layer:
-    """What a layer behind the others has besides, which guesses the token behind the next one, in DeepSeek's names.
-    Embeddings, norm and output matrix may be the model's."""
+    """List the additional tensors of a multi-token prediction layer, under DeepSeek's names.
+
+    Embedding, norm and output matrix may be the model's.
+    """
     if number < sizes["layers"] - sizes["guessing"]:
         return {}
     return {
@@ -74,12 +78,12 @@ def mtp_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def as_stored(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
-    """A tensor of a layer that has another name."""
+    """Declare a layer's tensor that has another name in the checkpoint."""
     return DerivedTensor(
         dimensions, {f"{name}.weight": dimensions}, lambda sources, shape, sizes: sources[0], needed=needed
     )
 
 
 def as_it_is(name: str, *dimensions: str) -> DerivedTensor:
-    """A tensor of a layer with its whole name."""
+    """Declare a layer's tensor by its full GGUF name."""
     return DerivedTensor(dimensions, {name: dimensions}, lambda sources, shape, sizes: sources[0])

@@ -1,4 +1,4 @@
-"""Llama and what is built like it: Mistral, Mixtral, Granite, SmolLM 3."""
+"""Llama and models like it: Mistral, Mixtral, Granite, SmolLM 3, ERNIE 4.5, Seed-OSS, Arcee, MiniCPM, Pangu."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,19 +15,19 @@ LLAMA_SCALING = (*PLAIN_SCALING, "llama3")
 
 
 def llama(config: Config, scalings: tuple[str, ...] = LLAMA_SCALING) -> CheckpointFacts:
-    """Llama and what is built like it; its GGUF says two things that others leave to its readers."""
+    """Read Llama; its GGUF has two keys that others leave out."""
     h = decoder(config, scalings=scalings)
     warn_of_window(config)
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
 
 def internlm3(config: Config) -> CheckpointFacts:
-    """InternLM 3, whose scaling begins where its context ends."""
+    """Read InternLM 3, whose scaling begins beyond its context."""
     return llama(config, (*LLAMA_SCALING, BEYOND))
 
 
 def mistral3(config: Config) -> CheckpointFacts:
-    """The language model of Mistral Small 3; Ministral 3 stretches its context, and says how fast queries grow."""
+    """Read the language model of Mistral Small 3; Ministral 3 adds YaRN and a temperature by position."""
     h = llama(config, ("bordered", "yarn"))
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
@@ -46,7 +46,7 @@ def mixtral(config: Config) -> CheckpointFacts:
 
 
 def smollm3(config: Config) -> CheckpointFacts:
-    """GGUF's readers rotate nothing in every fourth layer."""
+    """Read SmolLM 3: GGUF's readers skip RoPE in every fourth layer."""
     h = llama(config)
     rotated = [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])]
     config.only("no_rope_layer_interval", 4)
@@ -55,7 +55,7 @@ def smollm3(config: Config) -> CheckpointFacts:
 
 
 def granite(config: Config) -> CheckpointFacts:
-    """Four factors."""
+    """Read Granite: four scaling factors."""
     return llama(config).plus(
         attention__scale=config.number("attention_multiplier", 1.0),
         embedding_scale=config.number("embedding_multiplier", 1.0),
@@ -131,7 +131,7 @@ SEED_OSS = Family("seed_oss", {**ATTENTION, **GATED, **NORMS_AROUND}, seed_oss, 
 
 
 def arcee(config: Config) -> CheckpointFacts:
-    """Without gates, and with squares."""
+    """Read Arcee: squared ReLU without gates."""
     h = decoder(config, activations=("relu2",), scalings=LLAMA_SCALING)
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"])
 
@@ -146,7 +146,7 @@ ARCEE = replace(
 
 
 def minicpm(config: Config) -> CheckpointFacts:
-    """Factors for embeddings, what is added, and logits; frequency factors for short and for long contexts."""
+    """Read MiniCPM: factors of embeddings, residuals and logits; frequency factors for short and long contexts."""
     h = decoder(config, scalings=("longrope",))
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     return h.plus(
@@ -162,7 +162,7 @@ MINICPM = replace(LLAMA, arch="minicpm", read=minicpm, defaults={"tie_word_embed
 
 
 def pangu(config: Config) -> CheckpointFacts:
-    """Biases."""
+    """Read Pangu: attention biases."""
     h = decoder(config)
     lengths: dict[str, Any] = {f"attention__{side}_length": h.sizes["head_dim"] for side in ("key", "value")}
     return h.plus(vocab_size=h.sizes["vocab"], rope__dimension_count=h.sizes["head_dim"], **lengths)
@@ -172,7 +172,7 @@ PANGU = Family("pangu-embedded", {**ATTENTION, **GATED, **NORMS_BEFORE}, pangu, 
 
 
 def maincoder(config: Config) -> CheckpointFacts:
-    """Norms of heads."""
+    """Read Maincoder: head norms."""
     h = decoder(config)
     return h.plus(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
@@ -181,7 +181,7 @@ MAINCODER = Family("maincoder", {**ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEF
 
 
 def nanbeige(config: Config) -> CheckpointFacts:
-    """Layers may be gone through several times."""
+    """Read Nanbeige: the layers may run several times."""
     return llama(config).plus(
         num_loops=config.count("num_loops", 1), skip_loop_final_norm=config.flag("skip_loop_final_norm")
     )

@@ -1,4 +1,4 @@
-"""The architectures that keep a state instead of keys and values."""
+"""Mamba and Falcon Mamba."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from localllm.convert.family import DerivedTensor, Family, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, refuse_other_activations
 from localllm.convert.tensors import Shape, TensorSource, map_values, reshape
 
-CONTEXT = 1 << 20  # nothing limits it; GGUF's readers want a number
+CONTEXT = 1 << 20  # unlimited; GGUF's readers need a number
 
 
 def mamba(config: Config) -> CheckpointFacts:
-    """Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
+    """Read Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
     width = config.count("hidden_size")
@@ -54,7 +54,7 @@ def mamba(config: Config) -> CheckpointFacts:
 
 
 def decay(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """A checkpoint has the logarithm of what GGUF has, without its sign."""
+    """Convert the stored logarithm to GGUF's negative decay rate."""
     return map_values(sources[0], lambda logarithms: -np.exp(logarithms))
 
 
@@ -82,7 +82,7 @@ MAMBA = Family(
 
 
 def falcon_mamba(config: Config) -> CheckpointFacts:
-    """The same, with norms of what the scans get."""
+    """Read Falcon Mamba: norms of the scan's inputs."""
     h = mamba(config)
     config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
     return h.plus(ssm__dt_b_c_rms=True)

@@ -1,4 +1,4 @@
-"""Mamba 2, and models whose layers have it beside attention: Falcon H1, Bamba."""
+"""Mamba 2, and models that combine it with attention: Falcon H1, Bamba."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder, refuse_ot
 
 
 def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
-    """Sizes of a layer's state; prefix and names: of keys in config.json."""
+    """Read the sizes of a layer's state; prefix and names: of keys in config.json."""
     heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
         raise config.refusal(f"{heads} heads of {head_dim} in {groups} groups do not have {inner} numbers")
@@ -32,7 +32,7 @@ def states_of(config: Config, width: int, inner: int, prefix: str, names: dict[s
 
 
 def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
-    """With the ssm.* metadata."""
+    """Add the ssm.* metadata."""
     return h.plus(
         sizes,
         ssm__conv_kernel=sizes["kernel"],
@@ -49,7 +49,7 @@ OF_HYBRIDS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state"
 
 
 def mamba2(config: Config) -> CheckpointFacts:
-    """Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
+    """Read Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
     config.only("use_bias", False)
@@ -77,7 +77,7 @@ MAMBA2_ALONE = Family(
 
 
 def falcon_h1(config: Config) -> CheckpointFacts:
-    """Attention and Mamba 2 side by side; the factors of all matrices are multiplied into them."""
+    """Read Falcon H1: attention and Mamba 2 side by side; muP multipliers are folded into the matrices."""
     h = decoder(config)
     config.only("tie_word_embeddings", False)
     for name in ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"):
@@ -93,7 +93,7 @@ def falcon_h1(config: Config) -> CheckpointFacts:
 
 
 def factors_of(config: Config, sizes: Sizes) -> dict[str, list[np.ndarray]]:
-    """The multipliers of muP, by matrix."""
+    """Return muP's multipliers, by matrix."""
 
     def factor(name: str) -> np.ndarray:
         return np.array([config.number(f"{name}_multiplier", 1.0)], np.float32)
@@ -125,7 +125,7 @@ FALCON_H1 = Family("falcon-h1", falcon_h1_layer, falcon_h1, bare=("ffn_norm",), 
 
 
 def bamba(config: Config) -> CheckpointFacts:
-    """Attention in some layers, which rotates the beginning of each head, and Mamba 2 in the others."""
+    """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     dims = config.get("attn_rotary_emb")

@@ -16,7 +16,7 @@ ROUTER_BIAS: Layer = {"exp_probs_b.bias": ("experts",)}
 
 
 def minimax01(config: Config) -> CheckpointFacts:
-    """Every eighth layer attends; what is added to a layer's output is its norm, scaled."""
+    """Read MiniMax-Text-01: every eighth layer has softmax attention; residuals are scaled norms."""
     kinds = ("full_attention", "linear_attention", "mlp")
     for kind in kinds:
         config.only(f"layernorm_{kind}_beta", 1)
@@ -48,7 +48,7 @@ MINIMAX01 = Family("minimax-01", minimax01_layer, minimax01, named_as="minimax-m
 
 
 def minimax_m2(config: Config) -> CheckpointFacts:
-    """Experts everywhere; a part of each head is rotated; norms of whole rows of queries and keys."""
+    """Read MiniMax M2: experts in every layer, partial RoPE, norms over all queries and over all keys."""
     config.only("use_qk_norm", True)
     config.only("scoring_func", "sigmoid")
     config.only("use_routing_bias", True)

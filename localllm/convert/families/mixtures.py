@@ -1,4 +1,4 @@
-"""Experts behind the first layers: ERNIE 4.5, AFMoE, HunYuan 3, K-EXAONE; in every few: Llama 4; or all: DBRX."""
+"""Mixtures of experts: ERNIE 4.5, AFMoE, HunYuan 3, K-EXAONE, Llama 4, DBRX."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from localllm.convert.tensors import Shape, TensorSource, reshape, transpose
 
 
 def ernie_moe(config: Config) -> CheckpointFacts:
-    """Experts beside some for all tokens, which are one network."""
+    """Read ERNIE 4.5: experts beside shared ones, which are stored as one network."""
     config.only("use_bias", False)
     config.only("moe_layer_interval", 1)
     layers, leading = config.count("num_hidden_layers"), config.count("moe_layer_start_index")
@@ -73,7 +73,7 @@ ERNIE4_5_MOE = Family(
 
 
 def afmoe(config: Config) -> CheckpointFacts:
-    """Three layers of four have a window; what heads see goes through gates."""
+    """Read AFMoE: three layers of four have a window; the heads' output is gated."""
     for name, value in (("route_norm", True), ("score_func", "sigmoid"), ("global_attn_every_n_layers", 4)):
         config.only(name, value)
     if not config.flag("mup_enabled"):
@@ -118,7 +118,7 @@ AFMOE = Family(
 
 
 def llama4(config: Config) -> CheckpointFacts:
-    """Three layers of four attend to chunks, and are the only ones that rotate; experts in every few layers."""
+    """Read Llama 4: three layers of four attend within chunks and have RoPE; experts in every few layers."""
     config.only("num_experts_per_tok", 1)
     config.only("no_rope_layer_interval", 4)
     for name, value in (("attention_chunk_size", 8192), ("floor_scale", 8192), ("attn_scale", 0.1)):
@@ -155,7 +155,7 @@ LLAMA4 = Family("llama4", llama4_layer, llama4, sees=True, defaults={"rms_norm_e
 
 
 def sparse(config: Config, h: CheckpointFacts, scale: str) -> CheckpointFacts:
-    """Experts that are chosen by sigmoids behind the first layers, and a layer that guesses."""
+    """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
     config.only("scoring_func", "sigmoid")
     config.only("moe_router_use_sigmoid", True)
     h = with_experts(config, h, "moe_intermediate_size")
@@ -172,13 +172,13 @@ def sparse(config: Config, h: CheckpointFacts, scale: str) -> CheckpointFacts:
 
 
 def hy_v3(config: Config) -> CheckpointFacts:
-    """HunYuan 3."""
+    """Read HunYuan 3."""
     h = sparse(config, decoder(config), "router_scaling_factor")
     return h.plus(expert_weights_norm=config.flag("route_norm", True))
 
 
 def exaone_moe(config: Config) -> CheckpointFacts:
-    """K-EXAONE: windows as in EXAONE 4."""
+    """Read K-EXAONE: windows as in EXAONE 4."""
     h = sparse(config, exaone4(config), "routed_scaling_factor")
     return h.plus(
         expert_shared_count=config.count("num_shared_experts"),
@@ -218,7 +218,7 @@ EXAONE_MOE = Family(
 
 
 def dbrx(config: Config) -> CheckpointFacts:
-    """Layer norms; queries, keys and values by one matrix, with a limit."""
+    """Read DBRX: layer norms; fused QKV with clamping."""
     attention, networks = config.section("attn_config"), config.section("ffn_config")
     networks.only("moe_normalize_expert_weights", 1)
     networks.only("ffn_act_fn", {"name": "silu"})
@@ -239,7 +239,7 @@ def dbrx(config: Config) -> CheckpointFacts:
 
 
 def of_all(name: str, place: str, turned: bool = False) -> DerivedTensor:
-    """Matrices of all experts, which are stored as one."""
+    """Declare matrices of all experts, stored as one."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         whole = (sizes["experts"], sizes["expert_hidden"], sizes["width"])

@@ -1,4 +1,4 @@
-"""Muse Glimmer, what it reads: three layers of four have a window, and are the only ones that rotate."""
+"""Muse Glimmer's language model."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from localllm.convert.families.gemma3n import windows_of
 from localllm.convert.families.layers import ATTENTION, GATED, ROTATED, as_stored
 from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts, decoder
-from localllm.convert.tensors import Shape, TensorSource, kept, map_values
+from localllm.convert.tensors import Shape, TensorSource, from_array, map_values
 
 
 def muse_glimmer(config: Config) -> CheckpointFacts:
-    """Norms of heads have one factor, and no weights. Raises ModelError."""
+    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one factor. Raises ModelError."""
     config.only("attention_bias", False)
     config.only("post_norm_eps", BEHIND)
     h = decoder(config)
@@ -32,7 +32,7 @@ def muse_glimmer(config: Config) -> CheckpointFacts:
 
 
 def with_offset(name: str) -> DerivedTensor:
-    """A norm that multiplies by 1 more than is stored."""
+    """Declare a norm that multiplies by 1 + weight."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
@@ -41,7 +41,7 @@ def with_offset(name: str) -> DerivedTensor:
 
 
 def ones(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return kept(np.ones(shape, np.float32))
+    return from_array(np.ones(shape, np.float32))
 
 
 LAYER: Layer = {

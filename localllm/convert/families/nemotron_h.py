@@ -1,4 +1,4 @@
-"""Nemotron H, with experts and without: every layer is one of attention, Mamba 2 and a feed-forward network."""
+"""Nemotron H, with experts and without: every layer is attention, Mamba 2 or a feed-forward network."""
 
 from dataclasses import replace
 
@@ -18,14 +18,14 @@ NAMES = {
     "state": "ssm_state_size",
     "kernel": "conv_kernel",
 }
-STATES, ATTENDS, FEEDS = 0, 1, 2  # kinds of layers
+STATES, ATTENDS, FEEDS = 0, 1, 2  # types of layers
 KINDS = {"M": STATES, "*": ATTENDS, "-": FEEDS, "E": FEEDS, "mamba": STATES, "linear_attention": STATES}
 KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS, "moe": FEEDS}
 OF_EXPERTS = ("E", "moe")
 
 
 def nemotron_h(config: Config) -> CheckpointFacts:
-    """Nothing is rotated: positions are known to the states alone."""
+    """Read Nemotron H, which has no RoPE."""
     for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         config.only(name, False)
     for name, value in (("use_conv_bias", True), ("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
@@ -55,7 +55,7 @@ def nemotron_h(config: Config) -> CheckpointFacts:
 
 
 def said_kinds(config: Config) -> list[str]:
-    """As config.json has them: letters, or words."""
+    """Return the layers' types as in config.json: letters, or words."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= KINDS.keys():
         raise config.refusal(f"layers_block_type should be a list of {', '.join(KINDS)}")
@@ -73,12 +73,12 @@ def kinds_of(config: Config) -> list[int]:
 
 
 def mixes(config: Config) -> bool:
-    """Whether feed-forward networks are experts."""
+    """Tell whether feed-forward networks are experts."""
     return any(kind in OF_EXPERTS for kind in said_kinds(config))
 
 
 def nemotron_h_moe(config: Config) -> CheckpointFacts:
-    """Experts beside one for all tokens, without gates."""
+    """Read Nemotron H with ungated experts beside a shared one."""
     config.only("n_group", 1)
     config.only("topk_group", 1)
     config.only("n_shared_experts", 1)
@@ -113,7 +113,7 @@ NEMOTRON_H = Family(
     "nemotron_h",
     lambda sizes, number: layer_of(sizes, number, FEED_FORWARD),
     nemotron_h,
-    rotated=ROTATED,  # as llama.cpp's converter has them, which changes no score
+    rotated=ROTATED,  # as llama.cpp's converter writes them; no score changes
     defaults={"n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "mamba_num_heads": 128, "mamba_head_dim": 64},
 )
 NEMOTRON_H_MOE = replace(

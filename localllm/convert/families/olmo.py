@@ -10,7 +10,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def olmo(config: Config) -> CheckpointFacts:
-    """Layer norms without weights; queries, keys and values may have a limit."""
+    """Read OLMo 1: layer norms without weights; queries, keys and values may be clamped."""
     config.only("attention_bias", False)
     limit = None if config.get("clip_qkv") is None else config.number("clip_qkv")
     return decoder(config).plus(
@@ -19,7 +19,7 @@ def olmo(config: Config) -> CheckpointFacts:
 
 
 def olmo3(config: Config) -> CheckpointFacts:
-    """OLMo 2 and, where some layers have a window, 3."""
+    """Read OLMo 2 and, where some layers have a window, 3."""
     h = decoder(config)
     config.only("clip_qkv", None)
     if config.get("sliding_window") is None:

@@ -9,7 +9,7 @@ from localllm.convert.rope_scaling import rope_parameters
 
 
 def phi3(config: Config) -> CheckpointFacts:
-    """Fused matrices, and factors for long contexts."""
+    """Read Phi 3: fused matrices, and factors for long contexts."""
     h = decoder(config, scalings=("longrope", "su"), whole_heads=False)
     warn_of_window(config)
     queries, keys = h.sizes["queries"], h.sizes["keys"]
@@ -39,7 +39,7 @@ PHI3 = Family(
 
 
 def phimoe(config: Config) -> CheckpointFacts:
-    """Biases, and two experts."""
+    """Read Phi 3.5 MoE: biases, and two experts per token."""
     config.only("attention_bias", True)
     config.only("lm_head_bias", True)
     config.only("num_experts_per_tok", 2)

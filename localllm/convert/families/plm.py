@@ -10,7 +10,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def plm(config: Config) -> CheckpointFacts:
-    """Latent rows, and the square of a ReLU."""
+    """Read PLM: MLA, and squared ReLU."""
     heads, rotated, latent = (config.count(f"{n}") for n in ("num_attention_heads", "qk_rope_head_dim", "kv_lora_rank"))
     config.only("q_lora_rank")
     h = decoder(config.plus(head_dim=rotated), activations=("relu2",))

@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and 3, with experts and without; what Qwen 2 and 2.5 read that see."""
+"""Qwen 2, 2.5 and 3, with experts and without, and the language models of their vision models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,14 +27,14 @@ def qwen(config: Config) -> CheckpointFacts:
 
 
 def qwen2vl(config: Config) -> CheckpointFacts:
-    """Positions of an image are several."""
+    """Read Qwen2-VL's language model: M-RoPE."""
     h = decoder(config, scalings=(SECTIONS,))
     warn_of_window(config)
     return h
 
 
 def qwen2moe(config: Config) -> CheckpointFacts:
-    """Beside the experts one for all tokens."""
+    """Read Qwen2 MoE: a shared expert beside the others."""
     config.only("norm_topk_prob", False)
     h = qwen_moe(config)
     shared = config.count("shared_expert_intermediate_size")
@@ -42,13 +42,13 @@ def qwen2moe(config: Config) -> CheckpointFacts:
 
 
 def qwen3moe(config: Config) -> CheckpointFacts:
-    """Weights of the chosen experts always add up to 1, as in all published checkpoints."""
+    """Read Qwen3 MoE: weights of selected experts always sum to 1, as in all published checkpoints."""
     config.only("norm_topk_prob", True)
     return qwen_moe(config)
 
 
 def qwen_moe(config: Config, read: Callable[[Config], CheckpointFacts] = qwen) -> CheckpointFacts:
-    """Experts in every layer."""
+    """Read experts in every layer."""
     config.only("decoder_sparse_step", 1)
     config.only("mlp_only_layers", [])
     count = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
@@ -57,7 +57,7 @@ def qwen_moe(config: Config, read: Callable[[Config], CheckpointFacts] = qwen) -
 
 
 def seeing(h: CheckpointFacts, config: Config) -> CheckpointFacts:
-    """Of Qwen 3 that sees, with the number of layers that read images again."""
+    """Add the number of DeepStack layers of Qwen3-VL."""
     deep = config.section("vision_config").get("deepstack_visual_indexes", [])
     return h.plus(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
 

@@ -1,4 +1,4 @@
-"""Qwen 4, as released for trying: the delta rule and attention to blocks, residual streams, sequences of tokens."""
+"""Qwen 4 (experimental): the delta rule, block-sparse attention, residual streams, n-gram embeddings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ UNREAD = re.compile(rf"(?:model\.)?mtp\..*|.*\.ple_embedding\.(?:{'|'.join(CONST
 
 
 def qwen4exp(config: Config) -> CheckpointFacts:
-    """What it has in common with Qwen 3.5, and the rest. What guesses further tokens is left out."""
+    """Read Qwen 4, starting from Qwen 3.5. Multi-token prediction is left out."""
     if config.get("output_gate_type") != "sigmoid":
         raise config.refusal("only sigmoid is supported as output_gate_type")
     config.only("indexer_kv_heads", 1)
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
-    if isinstance(kinds, list):  # as publishers say it, and not as transformers saves it
+    if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
     known = with_sections(config).plus(layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden))
     h = mixed(known, qwen_next(known, (SECTIONS,)))
@@ -52,7 +52,7 @@ def qwen4exp(config: Config) -> CheckpointFacts:
 
 
 def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """With embeddings of sequences of tokens, if it has some."""
+    """Add n-gram embeddings, if there are any."""
     layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
     if not layers:
         return h.plus({"hashes": 0})
@@ -84,7 +84,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def primes_from(least: int, count: int) -> list[int]:
-    """The first prime numbers from there on: how many rows each hash has."""
+    """Return the first `count` primes from `least` on: the number of rows of each hash."""
     found, number = list[int](), max(least, 2)
     while len(found) < count:
         if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
@@ -94,7 +94,7 @@ def primes_from(least: int, count: int) -> list[int]:
 
 
 def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any]:
-    """What hashes are made with, as it is stored. Raises ModelError."""
+    """Read the hashes' constants from stored tensors. Raises ModelError."""
     found = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
         tensor = next((stored[whole] for whole in stored if whole.endswith(f".ple_embedding.{name}")), None)
@@ -105,7 +105,7 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, Any
 
 
 def offset(name: str, *dimensions: str) -> DerivedTensor:
-    """A norm that multiplies by 1 more than is stored."""
+    """Declare a norm that multiplies by 1 + weight."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
@@ -114,7 +114,7 @@ def offset(name: str, *dimensions: str) -> DerivedTensor:
 
 
 def of_index(rows: str, start: str = "") -> DerivedTensor:
-    """The queries' rows of an indexer's matrix, or those of the key behind them."""
+    """Take the query rows of an indexer's matrix, or the key rows after them."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return pick_rows(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
@@ -124,7 +124,7 @@ def of_index(rows: str, start: str = "") -> DerivedTensor:
 
 
 def streams_of(name: str, stored: str) -> Layer:
-    """What mixes the streams; stored: how it is called there."""
+    """List the tensors that mix residual streams; stored: their name in the checkpoint."""
     return {
         f"{name}_norm": offset(f"{stored}.hc_norm", "joined"),
         f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "joined"),

@@ -1,4 +1,4 @@
-"""Qwen3-Next, and Qwen 3.5 with experts and without: most layers have the gated delta rule instead of attention."""
+"""Qwen3-Next and Qwen 3.5, with experts and without: most layers have the gated delta rule."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from localllm.convert.tensors import (
     as_float32,
     column,
     flat,
-    kept,
+    from_array,
     map_values,
     permute_columns,
     pick_rows,
@@ -30,7 +30,7 @@ KINDS = {"linear_attention": False, "full_attention": True}
 
 
 def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) -> CheckpointFacts:
-    """Attention, of which each query has a gate, and the delta rule."""
+    """Read attention with gated queries, and the delta rule."""
     config.only("attention_bias", False)
     config.only("mtp_num_hidden_layers", 0, 1)
     h = decoder(config, scalings=scalings, whole_heads=False)
@@ -72,7 +72,7 @@ def qwen_next(config: Config, scalings: tuple[str, ...] = ("linear", "yarn")) ->
 
 
 def attending(config: Config, layers: int) -> tuple[list[bool], int]:
-    """Which layers attend, and of how many the last one does where config.json does not list them."""
+    """Mark the layers with attention; also returns their period, for files that do not list them."""
     interval, kinds = config.count("full_attention_interval", 4), config.get("layer_types")
     if kinds is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
@@ -82,12 +82,12 @@ def attending(config: Config, layers: int) -> tuple[list[bool], int]:
 
 
 def qwen3next(config: Config) -> CheckpointFacts:
-    """Experts in every layer, beside one for all tokens."""
+    """Read Qwen3-Next: experts in every layer, beside a shared one."""
     return mixed(config, qwen_next(config))
 
 
 def qwen35(config: Config) -> CheckpointFacts:
-    """Positions of an image are several."""
+    """Read Qwen 3.5: M-RoPE."""
     return qwen_next(with_sections(config), (SECTIONS,))
 
 
@@ -96,7 +96,7 @@ def qwen35moe(config: Config) -> CheckpointFacts:
 
 
 def with_sections(config: Config) -> Config:
-    """With the sections that all of the family have."""
+    """Add the family's M-RoPE sections."""
     rope = config.section("rope_parameters").content
     return config.plus(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
@@ -116,7 +116,7 @@ def mixed(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 def of_rule(
     name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
 ) -> DerivedTensor:
-    """A tensor of the delta rule; order: numbers of its rows there. stored: its shape there, if it is another."""
+    """Declare a tensor of the delta rule; order: numbers of its stored rows; stored: its stored shape if it differs."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
@@ -128,19 +128,19 @@ def of_rule(
 
 
 def in_turn(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
-    """Numbers of rows of heads of this length that share keys, first the first of each group: int [rows]."""
+    """Order rows of value heads, `length` each, by their place within groups that share keys: int [rows]."""
     groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
     return start + groups.transpose(1, 0, 2).ravel()
 
 
 def behind_keys(sizes: Sizes) -> np.ndarray:
-    """The same of values, which lie behind queries and keys."""
+    """Order the rows of values, which follow queries and keys, likewise."""
     keys = 2 * sizes["key_heads"] * sizes["key_dim"]
     return np.concatenate([np.arange(keys), in_turn(sizes, sizes["value_dim"], keys)])
 
 
 def of_groups(number: slice) -> Callable[[Sizes], np.ndarray]:
-    """Rows of groups of a query, a key, values and their gates: of these parts, all that belong to one together."""
+    """Order rows of groups (a query, a key, values and their gates) by part; number: the part."""
 
     def order(sizes: Sizes) -> np.ndarray:
         groups = np.arange(sizes["all_four"]).reshape(sizes["key_heads"], -1)
@@ -156,12 +156,12 @@ def columns_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes)
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return kept(as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
+    return from_array(as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1))
 
 
 def rates_in_turn(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     numbers = as_float32(decay(sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
-    return kept(numbers[in_turn(sizes, 1)])
+    return from_array(numbers[in_turn(sizes, 1)])
 
 
 def same(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -215,7 +215,7 @@ def layers_of(rule: Layer, feeds: Callable[[Sizes], Layer]) -> Callable[[Sizes, 
 
 
 def with_offsets(guessing: Layer) -> Layer:
-    """The norms of a layer that guesses multiply by 1 more than is stored, too."""
+    """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
@@ -228,7 +228,7 @@ MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
 
 
 def with_mtp(name: str, layers: int) -> str:
-    """What guesses, as the layer behind the others that it is."""
+    """Rename multi-token prediction tensors to those of a layer after the others."""
     guessing = MTP.fullmatch(name)
     if not guessing:
         return name

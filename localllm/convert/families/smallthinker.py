@@ -11,7 +11,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, decoder
 
 
 def smallthinker(config: Config) -> CheckpointFacts:
-    """Three layers of four have a window and rotate, or all do the latter."""
+    """Read SmallThinker: three layers of four have a window and RoPE, or all have RoPE."""
     for name, value in (("norm_topk_prob", True), ("moe_enable_early_router", True)):
         config.only(name, value)
     config.only("moe_enable_secondary_experts", False)

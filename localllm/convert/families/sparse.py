@@ -1,4 +1,4 @@
-"""MiniMax M3 and GLM 5.3 Flash: tokens see what an indexer chooses."""
+"""MiniMax M3 and GLM 5.3 Flash: sparse attention with an indexer."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from localllm.convert.tensors import Shape, TensorSource, map_values
 
 
 def minimax_m3(config: Config) -> CheckpointFacts:
-    """Behind the first layers experts, and indexers, for each head of keys one."""
+    """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
     for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias"):
         config.only(name, True)
     for name, value in (("swiglu_alpha", SHARPNESS), ("swiglu_limit", LIMIT), ("scoring_func", "sigmoid")):
@@ -62,7 +62,7 @@ def minimax_m3(config: Config) -> CheckpointFacts:
 
 
 def with_offset(name: str) -> DerivedTensor:
-    """A norm of an indexer, which multiplies by 1 more than is stored."""
+    """Declare an indexer's norm, which multiplies by 1 + weight."""
 
     def made(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return map_values(sources[0], lambda numbers: numbers + 1)
@@ -103,7 +103,7 @@ MINIMAX_M3 = Family(
 
 
 def glm5_next(config: Config) -> CheckpointFacts:
-    """Layers that keep a matrix for each head, and those with latent rows, of which pools are chosen."""
+    """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
     for name, value in (("mhc", True), ("mla_use_nope", True), ("qk_rope_head_dim", 0), ("attention_bias", False)):
         config.only(name, value)
     config.only("index_kpool_always_select_tail", True)
@@ -159,7 +159,7 @@ KINDS, LOWEST = {"linear_attention", "indexed_attention", "full_attention"}, -5.
 
 
 def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """With indexers and residual streams."""
+    """Add indexers and residual streams."""
     config.only("scoring_func", "sigmoid")
     heads, dim, pool, streams = (config.count(n) for n in ("index_n_heads", "index_head_dim", "index_kpool", "hc_mult"))
     sizes = {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim, "pool": pool, "three": 3}

@@ -11,7 +11,7 @@ from localllm.convert.family import DerivedTensor, Family, Layer, Sizes
 from localllm.convert.hyperparameters import CheckpointFacts
 from localllm.convert.tensors import Shape, TensorSource, map_values
 
-NETWORKS = {"relu": False, "gated-gelu": True}  # whether it has a gate
+NETWORKS = {"relu": False, "gated-gelu": True}  # activations, and whether they are gated
 HEADS = {"attn_q": ("queries", "width"), "attn_k": ("queries", "width"), "attn_v": ("queries", "width"),
          "attn_o": ("width", "queries")}  # fmt: skip
 NORMS = {"attn_norm": ("width",), "ffn_norm": ("width",)}
@@ -19,7 +19,7 @@ LAST = "dec.output_norm.weight"
 
 
 def t5(config: Config) -> CheckpointFacts:
-    """Raises ModelError."""
+    """Read encoder and decoder. Raises ModelError."""
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
     if not isinstance(network, str) or network not in NETWORKS:
@@ -51,14 +51,16 @@ def t5(config: Config) -> CheckpointFacts:
 
 
 def is_scaled(config: Config, tied: bool) -> bool:
-    """Whether what goes into the output matrix is, which GGUF's readers do not know: where it is the embedding, unless
-    newer checkpoints say otherwise; never in mT5."""
+    """Tell whether the output matrix's input is scaled, which GGUF's readers do not support.
+
+    It is scaled where embeddings are tied, unless newer checkpoints say otherwise; never in mT5.
+    """
     kind = config.get("model_type", "t5")
     return kind != "mt5" and config.flag("scale_decoder_outputs", tied)
 
 
 def whole(sizes: Sizes) -> Layer:
-    """All layers, of both."""
+    """List all tensors of both stacks."""
     network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
     network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
     crossing = {f"cross_{name}": shape for name, shape in HEADS.items()} | {"cross_attn_norm": ("width",)}
@@ -76,7 +78,7 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
 
 
 def encoder(config: Config) -> CheckpointFacts:
-    """The encoder alone, which makes vectors."""
+    """Read an encoder alone, an embedding model."""
     h = t5(config.plus(num_decoder_layers=None))
     return h.plus({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 

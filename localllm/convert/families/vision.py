@@ -1,4 +1,4 @@
-"""Models that see or hear and leave what is read to a model of another family: LLaVA, InternVL, LFM2-VL and others."""
+"""Vision and audio models around a language model of another family: LLaVA, InternVL, LFM2-VL and others."""
 
 import re
 from dataclasses import replace
@@ -18,7 +18,7 @@ READERS = {
     "qwen2": qwen.QWEN2,
     "qwen3": qwen.QWEN3,
 }
-# What text_config need not say, as transformers takes it.
+# transformers' defaults of text_config.
 OF_LLAMA: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -31,7 +31,7 @@ LINE_END = re.compile(r"(model\.)?image_newline")
 
 
 def select_text_family(config: Config) -> Family:
-    """The family of what reads, by text_config. Raises ModelError."""
+    """Select the language model's family by text_config. Raises ModelError."""
     kind = config.section("text_config").get("model_type", "llama")
     family = READERS.get(kind) if isinstance(kind, str) else None
     if family is None:
@@ -47,7 +47,7 @@ JANUS = replace(llama.LLAMA, sees=True, unread=PAINTS, defaults=OF_LLAMA)
 
 
 def paddleocr(config: Config) -> CheckpointFacts:
-    """ERNIE 4.5 with several positions, by which pairs half a head apart turn."""
+    """Read PaddleOCR-VL's language model: ERNIE 4.5 with M-RoPE on pairs half a head apart."""
     config.only("use_bias", False)
     return decoder(config, scalings=(SECTIONS,))
 

@@ -27,19 +27,19 @@ Sized = dict[str, int]
 
 
 def by_layer(name: str, values: list[Any]) -> Sized:
-    """Sizes that layers differ in."""
+    """Name a size of each layer."""
     return {f"{name}_{number}": int(value) for number, value in enumerate(values)}
 
 
 def local_rope(config: Config) -> Config:
-    """The rotation of layers with a window. Raises ModelError if it is stretched, which GGUF's readers do not know."""
+    """Return RoPE of layers with a window. Raises ModelError if it is scaled, which GGUF's readers do not support."""
     rope = config.section("rope_parameters").section(SLIDING)
     rope.only("rope_type", "default")
     return rope
 
 
 def mellum(config: Config) -> CheckpointFacts:
-    """Windows with the same base; experts in every layer."""
+    """Read Mellum 2: windows with the same RoPE base; experts in every layer."""
     config.only("norm_topk_prob", True)
     config.only("num_nextn_predict_layers", 0)
     h = decoder(config, scalings=("yarn",))
@@ -72,7 +72,7 @@ MELLUM = Family(
 
 
 def laguna(config: Config) -> CheckpointFacts:
-    """Heads by layer, each with a gate, or each of its numbers; the first layers have no experts."""
+    """Read Laguna: the number of heads differs by layer; a gate per head or per number; the first layers are dense."""
     for name, value in (("attention_bias", False), ("moe_apply_router_weight_on_input", False)):
         config.only(name, value)
     config.only("moe_router_logit_softcapping", 0.0)
@@ -138,7 +138,7 @@ LAGUNA = Family(
 
 
 def mimo2(config: Config) -> CheckpointFacts:
-    """Layers with a window have other heads of keys; values are shorter than keys. As its publishers say it."""
+    """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
     for name, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("norm_topk_prob", True)):
         config.only(name, value)
     for name, value in (("add_swa_attention_sink_bias", True), ("add_full_attention_sink_bias", False)):
@@ -179,7 +179,7 @@ def mimo2(config: Config) -> CheckpointFacts:
 
 
 def flags(config: Config, name: str, layers: int) -> list[int]:
-    """0 or 1 for each layer."""
+    """Read a list of 0 or 1 per layer."""
     said = config.get(name)
     if not isinstance(said, list) or len(said) != layers or not all(type(one) is int and one in (0, 1) for one in said):
         raise config.refusal(f"{name} should be 0 or 1 for each of {layers} layers")
@@ -203,14 +203,14 @@ MIMO2 = Family("mimo2", mimo2_layer, mimo2, unread=re.compile(r"model\.mtp\..*")
 
 
 def cohere2moe(config: Config) -> CheckpointFacts:
-    """Attention and what feeds forward read one norm; the first layers have no experts, and always rotate."""
+    """Read Command A with experts: attention and feed-forward network share a norm; the first layers are dense."""
     for name, value in (("attention_bias", False), ("prefix_dense_sliding_window_pattern", 1)):
         config.only(name, value)
     config.only("shared_expert_combination_strategy", "average")
     config.only("num_nextn_predict_layers", 0)
     function = config.get("expert_selection_fn", "softmax")
     config.only("expert_selection_fn", "softmax", "sigmoid")
-    if function == "softmax":  # of those that were chosen
+    if function == "softmax":  # of the selected experts
         config.only("norm_topk_prob", True)
     hidden = config.count("prefix_dense_intermediate_size", config.count("intermediate_size"))
     h = with_experts(config, decoder(config.plus(intermediate_size=hidden)), "intermediate_size")
@@ -240,7 +240,7 @@ def cohere2moe(config: Config) -> CheckpointFacts:
 
 
 def windows_behind(config: Config, layers: int, leading: int) -> list[bool]:
-    """Which layers have a window: none of the first ones, and all but the last of every four behind them."""
+    """Mark the layers with a window: of those after the first ones, all but the last of every four."""
     usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
     return usual if config.get("layer_types") is None else windows_of(config, layers)
 
@@ -266,7 +266,7 @@ COHERE2MOE = Family(
 
 
 def granite_swa(config: Config) -> CheckpointFacts:
-    """All heads have a sink; some layers may rotate nothing."""
+    """Read Granite 4 with windows: a sink per head; some layers may have no RoPE."""
     for name in ("attention_bias", "mlp_bias"):
         config.only(name, False)
     h = granite(config.plus(sliding_window=None))
@@ -287,7 +287,7 @@ def granite_swa(config: Config) -> CheckpointFacts:
     )
 
 
-STILL = {"0", "0.0", "None"}  # bases of layers that rotate nothing
+STILL = {"0", "0.0", "None"}  # base of layers without RoPE
 SINKS: Layer = {"attn_sinks.weight": as_it_is("self_attn.sinks", "heads")}
 GRANITE_SWA = replace(
     GRANITE,
@@ -301,7 +301,7 @@ GRANITE_SWA = replace(
 
 
 def granitemoe_swa(config: Config) -> CheckpointFacts:
-    """With experts beside a network for all tokens; both halves of it are one matrix, as those of the experts are."""
+    """Read it with experts beside a shared network; gate and up projections are stored as one."""
     h = with_experts(config, granite_swa(config), "intermediate_size", "num_local_experts")
     shared = config.count("shared_intermediate_size", 0)
     sizes = {"both_hidden": 2 * h.sizes["expert_hidden"], "shared_hidden": shared, "both_shared": 2 * shared}

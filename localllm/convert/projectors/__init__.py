@@ -1,7 +1,7 @@
-"""The projectors that can be made of checkpoints, by their names in config.json.
+"""The projectors that can be converted, by their names in config.json.
 
-To add one: a function here that reads config.json and says which tensor of GGUF's file is which of the checkpoint's;
-and an entry in the table.
+To add one: a function here that reads config.json and maps GGUF's tensors to the checkpoint's; and an entry in the
+table.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
 
 
 def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
-    """What reads the projector of a checkpoint. Raises ModelError if it has none, or it is not supported."""
+    """Find the function that reads a checkpoint's projector. Raises ModelError if there is none."""
     if config.get("vision_config") is None:
         raise config.refusal("no vision_config: a model that does not see")
     if config.architecture not in PROJECTORS:

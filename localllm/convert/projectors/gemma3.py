@@ -1,4 +1,4 @@
-"""Gemma 3's projector: SigLIP, a norm and a matrix."""
+"""Convert Gemma 3's projector: SigLIP, a norm and a matrix."""
 
 from math import isqrt
 
@@ -14,11 +14,11 @@ from localllm.convert.projectors.parts import (
 )
 from localllm.convert.tensors import map_values, to_float32
 
-USUAL_MERGE = 4  # that readers suppose where the file says nothing
+USUAL_MERGE = 4  # readers' default
 
 
 def gemma3(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read the configuration. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     h = sizes_of(c)
     rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
@@ -32,7 +32,7 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
         "vision.projector.scale_factor": None if merge == USUAL_MERGE else merge,
     }
     norm = Part("mm_soft_emb_norm.weight", (h.width,), lambda source: map_values(source, lambda numbers: numbers + 1))
-    # It lies on its side, so that no format of blocks fits it. In F32 nothing of it is lost.
+    # It is transposed, so that no block format fits it. F32 is lossless.
     matrix = Part("mm_input_projection_weight", (h.width, h.out), to_float32)
     return ProjectorFacts(
         h, metadata, {**siglip(h), "mm.soft_emb_norm.weight": norm, "mm.input_projection.weight": matrix}
@@ -40,7 +40,7 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
 
 
 def siglip(h: EncoderSizes) -> dict[str, Part]:
-    """The encoder as transformers calls its parts."""
+    """List the encoder's tensors under transformers' names."""
     return {
         **with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
         "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches, h.width)),
@@ -50,7 +50,7 @@ def siglip(h: EncoderSizes) -> dict[str, Part]:
 
 
 def transformer_layer(h: EncoderSizes) -> Parts:
-    """A layer of SigLIP's, and of CLIP's."""
+    """List the tensors of a layer of SigLIP or CLIP."""
     return {
         **with_bias("ln1", "layer_norm1", h.width),
         **with_bias("attn_q", "self_attn.q_proj", h.width, h.width),

@@ -1,6 +1,4 @@
-"""The projector of InternVL 2.5, 3 and 3.5, as Hugging Face's transformers stores it: their vision transformer, a norm
-and two matrices.
-"""
+"""Convert the projector of InternVL 2.5, 3 and 3.5 (transformers' layout): InternViT, a norm and two matrices."""
 
 from functools import partial
 
@@ -19,12 +17,12 @@ from localllm.convert.projectors.parts import (
 )
 from localllm.convert.tensors import reshape
 
-EPSILON = 1e-6  # of the norms, where config.json says nothing
-LEAST_TILES, MOST_TILES = 1, 12  # where preprocessor_config.json says nothing
+EPSILON = 1e-6  # epsilon of norms that config.json may omit
+LEAST_TILES, MOST_TILES = 1, 12  # defaults of preprocessor_config.json
 
 
 def internvl(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read the configuration. Raises ModelError."""
     c.whole.only("vision_feature_layer", -1)
     c.whole.only("vision_feature_select_strategy", "default")
     c.whole.only("projector_hidden_act", "gelu")
@@ -60,7 +58,7 @@ def internvl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def one_side(config: Config, name: str) -> int:
-    """A length that config.json may say for both sides. Raises ModelError."""
+    """Read a length that config.json may give for both sides. Raises ModelError."""
     value = config.get(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
@@ -70,7 +68,7 @@ def one_side(config: Config, name: str) -> int:
 
 
 def layer(c: SeeingConfig, h: EncoderSizes) -> Parts:
-    """What one holds. Raises ModelError for norms that readers would not suppose."""
+    """List a layer's tensors. Raises ModelError for norms that readers would not expect."""
     is_large, biased = (h.width, h.layers) == LARGE, c.vision.flag("attention_bias", False)
     c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
     normed = c.vision.flag("use_qk_norm", False)

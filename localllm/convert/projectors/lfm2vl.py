@@ -1,18 +1,18 @@
-"""The projector of LFM2-VL: SigLIP 2 and two matrices, with a norm in front or without."""
+"""Convert the projector of LFM2-VL: SigLIP 2 and two matrices, with or without a norm in front."""
 
 from functools import partial
 from math import isqrt, prod
 
 from localllm.convert.projectors.gemma3 import siglip
 from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, plain, sizes_of, with_bias
-from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, kept
+from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, from_array
 
-EPSILON = 1e-6  # of the norms, where config.json says nothing
-PATCHES, MERGE, HIDDEN = 256, 2, 2560  # where config.json says nothing
+EPSILON = 1e-6  # epsilon of norms that config.json may omit
+PATCHES, MERGE, HIDDEN = 256, 2, 2560  # a default of config.json
 
 
 def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read the configuration. Raises ModelError."""
     c.vision.only("model_type", "siglip2_vision_model")
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     c.whole.only("projector_hidden_act", "gelu")
@@ -43,8 +43,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def convolution(source: TensorSource, shape: Shape) -> DerivedSource:
-    """The weights of a convolution [width, colours, patch, patch] of a matrix in whose rows a pixel's colours are
-    together."""
+    """Turn a matrix whose rows keep a pixel's colours together into a convolution [width, colours, patch, patch]."""
     width, colours, patch, _ = shape
     numbers = as_float32(source.rows(0, width), source.dtype).reshape(width, patch, patch, colours)
-    return kept(numbers.transpose(0, 3, 1, 2))
+    return from_array(numbers.transpose(0, 3, 1, 2))

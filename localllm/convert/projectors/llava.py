@@ -1,7 +1,7 @@
-"""The projectors of LLaVA 1.5 and 1.6: CLIP up to the layer whose rows are taken, and two matrices.
+"""Convert the projectors of LLaVA 1.5 and 1.6: CLIP up to the selected layer, and two matrices.
 
-Layers behind that one are left out. The file says which layer is the last one (`feature_layer`), for without it
-llama.cpp leaves out one more.
+Later layers are left out. The file says which layer is the last one (`feature_layer`), for without it llama.cpp leaves
+out one more.
 """
 
 from localllm.arch.vision.anyres import UNPADDED
@@ -9,18 +9,18 @@ from localllm.convert.projectors.gemma3 import transformer_layer
 from localllm.convert.projectors.parts import Part, ProjectorFacts, SeeingConfig, in_layers, sizes_of, with_bias
 from localllm.convert.projectors.pixtral import pixtral
 
-EPSILON = 1e-5  # where config.json says nothing
+EPSILON = 1e-5  # a default of config.json
 CLIP = "clip_vision_model"
 
 
 def llava(c: SeeingConfig) -> ProjectorFacts:
-    """Pixtral's checkpoints have the same name. Raises ModelError."""
+    """Read LLaVA 1.5, or Pixtral, whose checkpoints have the same name. Raises ModelError."""
     c.vision.only("model_type", CLIP, "pixtral")
     return pixtral(c) if c.vision.get("model_type") == "pixtral" else llava15(c)
 
 
 def llava15(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read LLaVA 1.5. Raises ModelError."""
     c.vision.only("hidden_act", "quick_gelu")
     c.whole.only("projector_hidden_act", "gelu")
     c.whole.only("vision_feature_select_strategy", "default")
@@ -47,7 +47,7 @@ def llava15(c: SeeingConfig) -> ProjectorFacts:
 
 
 def llava_next(c: SeeingConfig) -> ProjectorFacts:
-    """LLaVA 1.6, with an embedding behind each line. Raises ModelError."""
+    """Read LLaVA 1.6, with an embedding after each line of an image. Raises ModelError."""
     c.vision.only("model_type", CLIP)
     c.whole.only("use_image_newline_parameter", True)
     found = llava15(c)
@@ -61,7 +61,7 @@ def llava_next(c: SeeingConfig) -> ProjectorFacts:
 
 
 def sizes(c: SeeingConfig, side: int) -> list[int]:
-    """Columns and rows of the pictures that are cut in tiles, one behind the other. Raises ModelError."""
+    """Return columns and rows of the image grids, concatenated. Raises ModelError."""
     pairs = c.whole.get("image_grid_pinpoints")
     for pair in pairs if isinstance(pairs, list) and pairs else [None]:
         lengths = pair if isinstance(pair, list) and len(pair) == 2 else [0]
@@ -71,7 +71,7 @@ def sizes(c: SeeingConfig, side: int) -> list[int]:
 
 
 def last_layer(c: SeeingConfig, stored: int) -> int:
-    """How many layers count. Raises ModelError."""
+    """Return how many layers are used. Raises ModelError."""
     chosen = c.whole.get("vision_feature_layer", -2)
     chosen = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
     if not isinstance(chosen, int) or isinstance(chosen, bool) or not -stored <= chosen <= stored or not chosen:

@@ -1,4 +1,4 @@
-"""What projectors of checkpoints are made of: numbers of config.json, and tensors under GGUF's names."""
+"""Building blocks of projectors: values of config.json, and tensors under GGUF's names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,18 +7,18 @@ from typing import Any
 
 from localllm.arch.vision.hyperparameters import MOST_SIDE
 from localllm.convert.config import Config
-from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, kept, pick_rows
+from localllm.convert.tensors import DerivedSource, Shape, TensorSource, as_float32, from_array, pick_rows
 from localllm.frozen import frozen
 
 
 @frozen
 class SeeingConfig:
-    """What the small files of a checkpoint say.
+    """The small files of a vision model's checkpoint.
 
     Attributes:
         whole: config.json.  vision: its vision_config.
-        pictures: how they are prepared: preprocessor_config.json and processor_config.json.
-        out: numbers of an embedding of the language model.
+        pictures: image preprocessing, from preprocessor_config.json and processor_config.json.
+        out: embedding length of the language model.
     """
 
     whole: Config
@@ -28,14 +28,14 @@ class SeeingConfig:
 
 
 def with_defaults(c: SeeingConfig, defaults: Mapping[str, Any]) -> SeeingConfig:
-    """The same, with what vision_config need not say."""
+    """Add values that vision_config may omit."""
     said = {name: value for name, value in c.vision.content.items() if value is not None}
     return replace(c, vision=Config({**defaults, **said}, c.vision.path))
 
 
 @frozen
 class EncoderSizes:
-    """The sizes of a vision transformer, named as arch/vision names them."""
+    """The sizes of a vision transformer, named as in arch/vision."""
 
     layers: int
     width: int
@@ -47,7 +47,7 @@ class EncoderSizes:
 
     @property
     def patches(self) -> int:
-        """Of a picture."""
+        """Patches of an image."""
         return (self.side // self.patch) ** 2
 
     @property
@@ -56,7 +56,7 @@ class EncoderSizes:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Below "clip.vision."."""
+        """Keys after "clip.vision."."""
         return {
             "projection_dim": self.out,
             "image_size": self.side,
@@ -73,8 +73,8 @@ class Part:
     """A tensor of the projector's file.
 
     Attributes:
-        theirs: its name in the checkpoint, behind that of the encoder or of the projector.
-        shape: as it is stored.  made: what is done with it.
+        theirs: its name in the checkpoint, after the prefix of the encoder or the projector.
+        shape: its stored shape.  made: its transformation.
     """
 
     theirs: str
@@ -90,8 +90,8 @@ class ProjectorFacts:
     """A projector before its weights are read.
 
     Attributes:
-        metadata: below "clip."; a value of None is left out.
-        unread: how the names of tensors begin that nothing is made of.
+        metadata: keys after "clip."; None leaves a key out.
+        unread: prefixes of tensors that are ignored.
     """
 
     encoder: EncoderSizes
@@ -101,7 +101,7 @@ class ProjectorFacts:
 
 
 def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> EncoderSizes:
-    """The encoder's sizes by the usual names or these, but for those that are known. Raises ModelError."""
+    """Read the encoder's sizes by the usual names or by `names`, except those in `known`. Raises ModelError."""
     usual = {
         "layers": "num_hidden_layers",
         "width": "hidden_size",
@@ -119,17 +119,17 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> En
 
 
 def with_bias(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
-    """A matrix or a norm, and its bias."""
+    """Declare a matrix or a norm, and its bias."""
     return {f"{ours}.weight": Part(f"{theirs}.weight", shape), f"{ours}.bias": Part(f"{theirs}.bias", shape[:1])}
 
 
 def plain(ours: str, theirs: str, *shape: int) -> dict[str, Part]:
-    """A matrix or a norm without a bias."""
+    """Declare a matrix or a norm without a bias."""
     return {f"{ours}.weight": Part(f"{theirs}.weight", shape)}
 
 
 def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
-    """The same tensors in every layer; theirs: the name of the list of layers."""
+    """Repeat the tensors for every layer; theirs: the checkpoint's name for the list of layers."""
     return {
         f"v.blk.{number}.{name}": Part(f"{theirs}.{number}.{part.theirs}", part.shape, part.made)
         for number in range(count)
@@ -138,8 +138,8 @@ def in_layers(count: int, theirs: str, layer: Parts) -> dict[str, Part]:
 
 
 def slice_of(source: TensorSource, first: int, count: int) -> DerivedSource:
-    """Rows of a matrix, or numbers of a vector."""
+    """Take rows of a matrix, or elements of a vector."""
     if len(source.shape) == 1:
-        return kept(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])
+        return from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])
     times = prod(source.shape[1:-1])
     return pick_rows(source, (count, *source.shape[1:]), lambda rows: rows + first * times)

@@ -1,4 +1,4 @@
-"""The projectors of Pixtral and of Mistral Small 3.1 and later, with the language model's embedding of [IMG_BREAK]."""
+"""Convert the projectors of Pixtral and Mistral Small 3.1 and later, with the embedding of [IMG_BREAK]."""
 
 from functools import partial
 from typing import Any
@@ -15,12 +15,12 @@ from localllm.convert.projectors.parts import (
     with_bias,
     with_defaults,
 )
-from localllm.convert.tensors import DerivedSource, TensorSource, as_float32, kept, to_pairs
+from localllm.convert.tensors import DerivedSource, TensorSource, as_float32, from_array, to_pairs
 
-EPSILON = 1e-5  # of the encoder's norms: no config.json says it
-BASE = 10000.0  # of the angles, as readers suppose
+EPSILON = 1e-5  # epsilon of the encoder's norms, in no config.json
+BASE = 10000.0  # RoPE base, readers' default
 BREAK = "[IMG_BREAK]"
-DEFAULTS = {  # which config.json need not say
+DEFAULTS = {  # values that config.json may omit
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -32,19 +32,19 @@ DEFAULTS = {  # which config.json need not say
 
 
 def pixtral(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read Pixtral. Raises ModelError."""
     return of_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
 
 
 def mistral3(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read Mistral Small 3.1. Raises ModelError."""
     c.vision.only("model_type", "pixtral")
-    c.whole.text_config({}).only("rms_norm_eps", EPSILON)  # one number is for all norms
+    c.whole.text_config({}).only("rms_norm_eps", EPSILON)  # all norms share one epsilon
     return of_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
 
 
 def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
-    """merge: patches on each side that become one row. Raises ModelError."""
+    """Read the encoder; merge: patches on each side that become one row. Raises ModelError."""
     c = with_defaults(c, DEFAULTS)
     require_known(c)
     h = sizes_of(c)
@@ -79,7 +79,7 @@ def of_pixtral(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
 
 
 def require_known(c: SeeingConfig) -> None:
-    """Raises ModelError for what the file could not tell."""
+    """Raise ModelError for a configuration that the file cannot express."""
     c.vision.only("hidden_act", "silu")
     c.vision.only("rope_theta", BASE)
     c.vision.section("rope_parameters").only("rope_theta", BASE)
@@ -88,7 +88,7 @@ def require_known(c: SeeingConfig) -> None:
 
 
 def merger(width: int, merge: int) -> Parts:
-    """What makes one row of several patches."""
+    """List the tensors that merge patches into one row."""
     return {
         **plain("mm.input_norm", "norm", width),
         **plain("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
@@ -96,19 +96,19 @@ def merger(width: int, merge: int) -> Parts:
 
 
 def line_end(c: SeeingConfig) -> Part:
-    """The embedding that stands behind each line of a picture."""
+    """Declare the embedding after each line of an image."""
     text = c.whole.text_config({})
     vocab = text.count("vocab_size")
     return Part("embed_tokens.weight", (vocab, c.out), partial(one_row, number=break_token(c, vocab)))
 
 
 def one_row(source: TensorSource, number: int) -> DerivedSource:
-    """A row of a matrix as a vector."""
-    return kept(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
+    """Take a row of a matrix as a vector."""
+    return from_array(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
 
 
 def break_token(c: SeeingConfig, vocab: int) -> int:
-    """The number of [IMG_BREAK]. Raises ModelError."""
+    """Return the id of [IMG_BREAK]. Raises ModelError."""
     folder = c.whole.path.parent
     for name in ("tokenizer_config.json", "tokenizer.json"):
         content = read_json(folder / name) or {}

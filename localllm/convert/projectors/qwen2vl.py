@@ -1,4 +1,4 @@
-"""The projectors of Qwen2-VL and Qwen2.5-VL, whose patches are of two frames of a film."""
+"""Convert the projectors of Qwen2-VL and Qwen2.5-VL, whose patches span two frames of a video."""
 
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ from localllm.convert.projectors.parts import (
 )
 from localllm.convert.tensors import take_strided
 
-MERGE, FRAMES = 2, 2  # that readers suppose: patches on each side that become one row, and frames
-EPSILON = 1e-6  # of the norms, whatever the language model has: no config.json says it
-SIDE = 560  # pixels: what llama.cpp's converter writes, for pictures may have any size
+MERGE, FRAMES = 2, 2  # readers' defaults: patches on each side that become one row, and frames
+EPSILON = 1e-6  # epsilon of the norms, in no config.json
+SIDE = 560  # pixels; llama.cpp's converter writes it, though images may have any size
 NAMES = {"layers": "depth", "heads": "num_heads"}
 
 
 def qwen2vl(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read Qwen2-VL. Raises ModelError."""
     c.vision.only("hidden_act", "quick_gelu")
     width = c.vision.count("embed_dim")
     hidden = int(width * c.vision.number("mlp_ratio", 4.0))
@@ -40,7 +40,7 @@ def qwen2vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
-    """Of so many layers the last one sees all, the others windows. Raises ModelError."""
+    """Read Qwen2.5-VL: the last of every few layers has full attention, the others windows. Raises ModelError."""
     c.vision.only("hidden_act", "silu")
     c.vision.only("window_size", WINDOW)
     h = sizes_of(c, NAMES, side=SIDE)
@@ -62,14 +62,14 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def shared(c: SeeingConfig, kind: str) -> dict[str, Any]:
-    """Metadata of both."""
+    """Build the metadata of both."""
     c.vision.only("spatial_merge_size", MERGE)
     c.vision.only("temporal_patch_size", FRAMES)
     return {"projector_type": kind, "vision.attention.layer_norm_epsilon": EPSILON}
 
 
 def around(h: EncoderSizes) -> dict[str, Part]:
-    """In front of the layers and behind them."""
+    """List the tensors before and after the layers."""
     together = MERGE**2 * h.width
     return {
         **frames(h),
@@ -79,7 +79,7 @@ def around(h: EncoderSizes) -> dict[str, Part]:
 
 
 def frames(h: EncoderSizes) -> Parts:
-    """The convolution of two frames as one of each."""
+    """Split the convolution of two frames into one per frame."""
     return {
         f"v.patch_embd.weight{name}": Part(
             "patch_embed.proj.weight",
@@ -91,7 +91,7 @@ def frames(h: EncoderSizes) -> Parts:
 
 
 def attention(h: EncoderSizes) -> dict[str, Part]:
-    """Queries, keys and values, which are stored in one matrix."""
+    """Split queries, keys and values, which are stored in one matrix."""
     found = with_bias("attn_out", "attn.proj", h.width, h.width)
     for number, name in enumerate(("attn_q", "attn_k", "attn_v")):
         made = partial(slice_of, first=number * h.width, count=h.width)

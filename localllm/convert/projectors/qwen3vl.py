@@ -1,6 +1,4 @@
-"""The projectors of Qwen3-VL and Qwen 3.5: as Qwen2-VL's, with a table of positions, and with networks of their own
-for the layers whose rows are for the first layers of the language model.
-"""
+"""Convert the projectors of Qwen3-VL and Qwen 3.5: Qwen2-VL's with a position table and DeepStack mergers."""
 
 from math import isqrt
 from typing import Any
@@ -21,7 +19,7 @@ from localllm.convert.projectors.qwen2vl import MERGE, NAMES, frames, shared
 
 
 def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
-    """Raises ModelError."""
+    """Read the configuration. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     places, patch = c.vision.count("num_position_embeddings"), c.vision.count("patch_size")
     if isqrt(places) ** 2 != places:
@@ -47,7 +45,7 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def deep_layers(c: SeeingConfig, layers: int) -> list[int]:
-    """Numbers of the layers that have a network of their own, in its order. Raises ModelError."""
+    """Return the numbers of the layers with a DeepStack merger, in the mergers' order. Raises ModelError."""
     found = c.vision.get("deepstack_visual_indexes", [])
     is_plain = isinstance(found, list) and all(type(number) is int and 0 <= number < layers for number in found)
     if not is_plain or found != sorted(set(found)):
@@ -56,7 +54,7 @@ def deep_layers(c: SeeingConfig, layers: int) -> list[int]:
 
 
 def around(h: EncoderSizes) -> Parts:
-    """In front of the layers and behind them."""
+    """List the tensors before and after the layers."""
     together = MERGE**2 * h.width
     return {
         **frames(h),
@@ -69,7 +67,7 @@ def around(h: EncoderSizes) -> Parts:
 
 
 def networks(h: EncoderSizes, deep: list[int]) -> Parts:
-    """A norm and two matrices for each of these layers."""
+    """List a norm and two matrices for each DeepStack merger."""
     found: dict[str, Part] = {}
     together = MERGE**2 * h.width
     for number, layer in enumerate(deep):
