@@ -479,7 +479,7 @@ def test_each_head_meets_its_columns(two_texts: Any):
 
 def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts: Any):
     builder, x = two_texts[0], BatchedActivations([1, 2])
-    assert builder.begin(lambda: x, 3) is builder.deepen(x, 1) is builder.enter(x, 0) is x
+    assert builder.embed_inputs(lambda: x, 3) is builder.add_deepstack(x, 1) is builder.tap_layer_input(x, 0) is x
     assert builder.ignore(None) is None and [builder.by_context("short", "long", n) for n in (2, 3)] == [
         "long",
         "short",

@@ -108,7 +108,7 @@ ELEMENTWISE = {  # the verb, given x and z, and what the kernel takes besides
     "softcap": (lambda x, z: twin.softcap(x, 2.5), {"cap": 2.5}),
     "sigmoid_gate": (lambda x, z: twin.sigmoid_gate(x, z[:, :1]), {}),
     "temper": (
-        lambda x, z: twin.temper(x, np.array([0, 16, 131071]), 0.1, 16, 1),
+        lambda x, z: twin.scale_by_position(x, np.array([0, 16, 131071]), 0.1, 16, 1),
         {"positions": np.array([0, 16, 131071]), "slope": 0.1, "length": 16, "offset": 1},
     ),
 }
@@ -149,7 +149,7 @@ def test_columns(first, end, period):
     x, groups = normal(COUNT, 100), 100 // period
     columns, stride = (end - first) * groups, padded(x).strides[0]
     y = computed("columns", x, columns, x_stride=stride, first=first, groups=groups, period=period)
-    np.testing.assert_array_equal(y, twin.columns(x, first, end, period))
+    np.testing.assert_array_equal(y, twin.slice_columns(x, first, end, period))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -159,7 +159,7 @@ def test_join(shared):
     given = {"x_stride": padded(x).strides[0], "z": padded(z), "z_stride": padded(z).strides[0]}
     given |= {"x_columns": left, "z_columns": right, "shared": shared, "heads": heads}
     y = computed("join", x, heads * (left + right), **given)
-    np.testing.assert_array_equal(y, twin.join(x, z, heads, shared))
+    np.testing.assert_array_equal(y, twin.concat_heads(x, z, heads, shared))
 
 
 def test_logits():

@@ -49,7 +49,7 @@ class Somewhere(Nowhere):
 def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0)) -> list[Step]:
     """Of what is said of rows that are given: say(builder, columns to rows)."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
-    say(builder, lambda columns: builder.given(np.zeros((tokens, columns), np.float32), columns))
+    say(builder, lambda columns: builder.external_input(np.zeros((tokens, columns), np.float32), columns))
     places = StepPlaces(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
     steps = card_steps(builder.operations, places, Somewhere(capability), (tokens, 1), {})
     for step in steps:  # what kernels take, no more and no less
@@ -130,9 +130,9 @@ def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
     index = Latent(0, 16, 16, is_index=True)
 
     def say(b, rows):
-        b.choose(rows(48), rows(16), rows(3), index, 5)
-        b.choose(rows(48), rows(16), None, index, 5)
-        b.choose_blocks(rows(48), rows(16), index, 5, 2, 1)
+        b.select_keys(rows(48), rows(16), rows(3), index, 5)
+        b.select_keys(rows(48), rows(16), None, index, 5)
+        b.select_key_blocks(rows(48), rows(16), index, 5, 2, 1)
 
     steps = [step for step in steps_of(say, tokens, [index]) if step.kernel.startswith("choose")]
     assert [step.kernel for step in steps] == ["choose-F16", "choose-F16", "choose_blocks-F16"]

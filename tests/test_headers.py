@@ -230,7 +230,7 @@ def guesser(**changed):
     known = {
         "path": "head.gguf", "hyperparameters": SimpleNamespace(vocab_size=9, width=4), "columns": 12, "layers": (1,),
         "tokens": np.array([3, 5]), "state": Paged(0, 1, 4, 4), "weights": "weights", "names": [],
-        "fuse": lambda b, w, h, rows: b.columns(rows, 0, 4), "guess": guess(2),
+        "fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 4), "guess": guess(2),
     }  # fmt: skip
     return SimpleNamespace(**known | changed)
 
@@ -238,7 +238,7 @@ def guesser(**changed):
 def guess(tokens: int):
     def say(b, weights, h, rows):
         made = b.scale(rows, 2.0)
-        return SimpleNamespace(made=made, logits=b.columns(b.join(made, made, 1), 0, tokens))
+        return SimpleNamespace(made=made, logits=b.slice_columns(b.concat_heads(made, made, 1), 0, tokens))
 
     return say
 
@@ -252,13 +252,19 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
         SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
     head = DraftHead(source, 300, "options")
     (operations, states, context, options), *beside = made
-    assert [one.verb for one in operations] == ["given", "scale", "join", "show", "columns"]  # logits come last
+    assert [one.verb for one in operations] == [
+        "external_input",
+        "scale",
+        "concat_heads",
+        "export_hidden",
+        "slice_columns",
+    ]  # logits come last
     assert operations[0].memory is head._before and operations[3].memory is head._made
     assert operations[3].inputs == (operations[1].output,)
     assert (states, context, options) == ([source.state], 300, "options")
     if fuses:
         (fusing,) = beside
-        assert [one.verb for one in fusing] == ["given", "columns"] and fusing[0].memory is head._shown
+        assert [one.verb for one in fusing] == ["external_input", "slice_columns"] and fusing[0].memory is head._shown
         head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._shown[:2, :12].tolist()))
         rows = np.arange(24, dtype=np.float32).reshape(2, 12)
         assert head.fused(rows) == (2, 512 // PAGE, rows.tolist())
@@ -270,7 +276,7 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
     ("changed", "told"),
     [
         ({"state": Recurrent(0, ())}, "head.gguf: a layer that guesses should attend"),
-        ({"fuse": lambda b, w, h, rows: b.columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
+        ({"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
         ({"guess": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
         ({"tokens": None}, "head.gguf: logits for 2 tokens of 9"),
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as it is supported"),

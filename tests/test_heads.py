@@ -72,8 +72,8 @@ def test_mix(call, builder, streams, made, width):
     x, weights = normal(TOKENS, streams * width), normal(TOKENS, made * streams, seed=1)
     rows, by = padded(x), padded(weights)
     check(
-        call, "mix", builder.mix(x, weights, streams), x=rows, x_stride=rows.strides[0], streams=streams, width=width,
-        weights=by, weights_stride=by.strides[0], columns=made * width,
+        call, "mix", builder.mix_streams(x, weights, streams), x=rows, x_stride=rows.strides[0], streams=streams,
+        width=width, weights=by, weights_stride=by.strides[0], columns=made * width,
     )  # fmt: skip
 
 
@@ -151,4 +151,4 @@ def test_what_is_no_number_stays_visible(builder):
     x = normal(TOKENS, 6)
     x[1, 2] = np.nan
     assert np.isnan(builder.head_dots(x, x, 2)[1, 0])
-    assert np.isnan(builder.mix(x, np.ones((TOKENS, 2), np.float32), 2)[1, 2])
+    assert np.isnan(builder.mix_streams(x, np.ones((TOKENS, 2), np.float32), 2)[1, 2])

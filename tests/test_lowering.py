@@ -53,7 +53,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: object) -> None
 
 TARGET = SimpleNamespace(
     tokens=7, buffer_rows=8, wanted_rows=3, expert_rows=2, threads=2,
-    verbs={"attend": attend, "choose": choose, "choose_blocks": choose, "expert_linear": expert_linear},
+    verbs={"attend": attend, "select_keys": choose, "select_key_blocks": choose, "expert_linear": expert_linear},
     matrix=lambda weight: f"matrix {weight.name}", layout_of=lambda weight: ("KIND", 99),
     scratch=lambda size: {"scratch": size}, share=lambda rows, count: (f"by {rows} rows", count),
     parts=lambda wanted, rows: f"by {wanted} of {rows} rows",
@@ -101,7 +101,7 @@ def short(numbers: np.ndarray) -> str:
 def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
     """Of what is said of rows that are given: say(builder, columns to rows)."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
-    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
     places = StepPlaces(cache, StateLayout(recurrent) if recurrent else None, Header(7))
@@ -130,17 +130,17 @@ def attending(state=PAGED, heads=4, **given):
 
 def chosen(b, rows):
     """Keys, for each group of heads."""
-    which = b.choose_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
+    which = b.select_key_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
     b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
 
 
 def chosen_for_all(b, rows):
-    which = b.choose(rows(32), rows(16), rows(2), INDEX, 5, 2)
+    which = b.select_keys(rows(32), rows(16), rows(2), INDEX, 5, 2)
     b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
 
 
 def kept(b, rows):
-    b.keep(rows(128), rows(128), WIDE)
+    b.write_kv(rows(128), rows(128), WIDE)
     b.attend(rows(256), None, None, WIDE, Scores(4, 0.5))
 
 
@@ -177,13 +177,13 @@ CASES = {
     "embed_hashed": (lambda b, rows: b.embed_hashed(w(12, 5), b.as_column(b.ids), Hashing((3,), 10, 2, 1)),),
     "select": (lambda b, rows: b.select(rows(20), WANTED),),
     "pool": (lambda b, rows: b.pool(rows(20), "last"),),
-    "columns": (lambda b, rows: b.columns(rows(20), 1, 3, 4),),
-    "join": (lambda b, rows: b.join(rows(4), rows(6), 2),),
-    "join shared": (lambda b, rows: b.join(rows(4), rows(6), 2, True),),
+    "columns": (lambda b, rows: b.slice_columns(rows(20), 1, 3, 4),),
+    "join": (lambda b, rows: b.concat_heads(rows(4), rows(6), 2),),
+    "join shared": (lambda b, rows: b.concat_heads(rows(4), rows(6), 2, True),),
     "head_dots": (lambda b, rows: b.head_dots(rows(20), rows(20), 4),),
-    "mix": (lambda b, rows: b.mix(rows(12), rows(6), 3),),
+    "mix": (lambda b, rows: b.mix_streams(rows(12), rows(6), 3),),
     "add_vector": (lambda b, rows: b.add_vector(rows(2), w(2)),),
-    "temper": (lambda b, rows: b.temper(rows(20), b.positions, 0.5, 7, 3),),
+    "temper": (lambda b, rows: b.scale_by_position(rows(20), b.positions, 0.5, 7, 3),),
     "rope, twice alike": (lambda b, rows: b.rope(b.rope(rows(8), ROPE, b.positions), ROPE, b.positions),),
     "rope of neighbours": (lambda b, rows: b.rope(rows(8), NEIGHBOURS, b.positions, w(2)),),
     "what is needed once more": (lambda b, rows: (lambda x: b.add(b.softcap(x, 30), x))(rows(20)),),
@@ -202,8 +202,8 @@ CASES = {
     "attend, keys turned": (attending(), [PAGED], "k=q4_0,v=f16"),
     "attend, values turned": (attending(), [PAGED], "k=f16,v=q4_0"),
     "attend to another run": (lambda b, rows: b.attend(rows(64), None, None, PAGED, ACROSS), [PAGED]),
-    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
-    "choose without weights": (lambda b, rows: b.choose(rows(48), rows(16), None, INDEX, 5, 2), [INDEX]),
+    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "choose without weights": (lambda b, rows: b.select_keys(rows(48), rows(16), None, INDEX, 5, 2), [INDEX]),
     "attend to what is chosen": (chosen, [PAGED, INDEX]),
     "attend to what is chosen for all": (chosen_for_all, [PAGED, INDEX]),
     "keep for later": (kept, [WIDE], "q4_0"),
@@ -268,10 +268,10 @@ def test_what_comes_from_another_target_and_goes_to_one():
     """Before the first step and behind the last; else the last operation makes the logits, which are handed out."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     memory, came, goes = (np.zeros((9, 32), np.float32) for _ in range(3))
-    x = builder.given(memory, 20)
+    x = builder.external_input(memory, 20)
     y, taken = builder.scale(x, 3.0), Activation(ALL, 20)
     builder._shown = SimpleNamespace(memory=memory)
-    builder.add(builder.reveal(y), taken)
+    builder.add(builder.export_hidden(y), taken)
     sums = np.zeros(80, np.float32)
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
     places = StepPlaces(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
@@ -288,7 +288,7 @@ def test_what_comes_from_another_target_and_goes_to_one():
         assert step.reads == [made] and [buffer.rows for buffer in step.writes] == [0]
     assert squares.arguments["sums"] is sums and squares.parts == "by 1 of 8 rows"
     builder.operations.clear()
-    builder.columns(builder.given(memory, 20), 0, 3)
+    builder.slice_columns(builder.external_input(memory, 20), 0, 3)
     *_, out = lower_operations(builder.operations, TARGET, places).all
     given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
     assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})

@@ -117,7 +117,7 @@ CASES: dict[str, Any] = {
     "attend to rows": (attending(LATENT), [LATENT]),
     "attend turned": (attending(WIDE), [WIDE], "q4_0"),
     "attend twice alike": (lambda b, rows: [attending()(b, rows) for _ in "ab"], [PAGED]),
-    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
+    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX]),
     "choose blocks": (chosen, [PAGED, INDEX]),
 }  # fmt: skip
 FILE = Path(__file__).with_name("steps_cpu.txt")
@@ -125,7 +125,7 @@ FILE = Path(__file__).with_name("steps_cpu.txt")
 
 def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", keeps: bool = True) -> list[str]:
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
-    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
     steps, told = lower_operations(prepared(builder.operations, target), target, places), Told(places)

@@ -82,7 +82,7 @@ CASES: dict[str, Any] = {
     "attend with long heads": (attending(LONG, 24), [LONG], "f16"),
     "attend with logarithms": (attending(logs=True), [PAGED], "f16"),
     "attend to every second": (attending(SPARSE), [SPARSE], "f16"),
-    "choose": (lambda b, rows: b.choose(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
+    "choose": (lambda b, rows: b.select_keys(rows(48), rows(16), rows(3), INDEX, 5), [INDEX], "f16"),
     "choose blocks": (chosen, [PAGED, INDEX], "f16"),
 }  # fmt: skip
 FILE = Path(__file__).with_name("steps_cuda.txt")
@@ -90,7 +90,7 @@ FILE = Path(__file__).with_name("steps_cuda.txt")
 
 def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
-    say(builder, lambda columns: builder.given(np.zeros((9, columns), np.float32), columns))
+    say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
     weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
     steps, told = card_steps(builder.operations, places, weights, size, {}), OnCard(places)
@@ -139,7 +139,7 @@ def test_bytes_of_a_part_of_a_context():
 
 def test_what_cards_do_not_do():
     def crossing(b: Any, rows: Any) -> None:
-        b.keep(rows(32), rows(64), PAGED)
+        b.write_kv(rows(32), rows(64), PAGED)
         b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, crosses=True))
 
     for say, said in (

@@ -461,12 +461,12 @@ def test_rows_stand_for_tokens(is_whole):
     state = Paged(0, 1, 4, 4)
 
     def forward(b, w, h):
-        x = b.deepen(b.begin(lambda: 1 // 0, 2), 1)
+        x = b.add_deepstack(b.embed_inputs(lambda: 1 // 0, 2), 1)
         b.attend(x, x, x, state, Scores(1, 1.0, ahead=3))
 
     made = row_operations(forward, "weights", H, 64, is_whole)
     begin, deep, add, attend = made.operations
-    assert [one.verb for one in made.operations] == ["given", "given", "add", "attend"]
+    assert [one.verb for one in made.operations] == ["external_input", "external_input", "add", "attend"]
     assert made.rows.shape[0] == 512 and made.rows.shape[1] >= 8 and made.rows.dtype == np.float32
     made.rows[0] = np.arange(made.rows.shape[1])
     assert begin.memory[0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4

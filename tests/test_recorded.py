@@ -125,12 +125,26 @@ SAID = {
     ),
     "embed_kinds": (lambda r: r.embed_kinds(w(2, 8), ALL), ("embed_kinds", [], "all", 8, {"weight": "w"})),
     "select": (lambda r: r.select(x(4), WANTED), ("select", [4], "wanted", 4, {})),
-    "columns": (lambda r: r.columns(x(12), 1, 3), ("columns", [12], "all", 2, {"first": 1, "groups": 1})),
-    "columns of groups": (lambda r: r.columns(x(12), 1, 3, 4), ("columns", [12], "all", 6, {"first": 1, "groups": 3})),
-    "all columns": (lambda r: r.columns(x(12), 0, 6, 6), ("columns", [12], "all", 12, {"first": 0, "groups": 2})),
-    "one column": (lambda r: r.columns(x(12), 11, 12), ("columns", [12], "all", 1, {"first": 11, "groups": 1})),
-    "join": (lambda r: r.join(x(4), x(6), 2), ("join", [4, 6], "all", 10, {"heads": 2, "shared": False})),
-    "join shared": (lambda r: r.join(x(4), x(3), 2, True), ("join", [4, 3], "all", 10, {"heads": 2, "shared": True})),
+    "columns": (lambda r: r.slice_columns(x(12), 1, 3), ("slice_columns", [12], "all", 2, {"first": 1, "groups": 1})),
+    "columns of groups": (
+        lambda r: r.slice_columns(x(12), 1, 3, 4),
+        ("slice_columns", [12], "all", 6, {"first": 1, "groups": 3}),
+    ),
+    "all columns": (
+        lambda r: r.slice_columns(x(12), 0, 6, 6),
+        ("slice_columns", [12], "all", 12, {"first": 0, "groups": 2}),
+    ),
+    "one column": (
+        lambda r: r.slice_columns(x(12), 11, 12), ("slice_columns", [12], "all", 1, {"first": 11, "groups": 1})
+    ),
+    "join": (
+        lambda r: r.concat_heads(x(4), x(6), 2),
+        ("concat_heads", [4, 6], "all", 10, {"heads": 2, "shared": False}),
+    ),
+    "join shared": (
+        lambda r: r.concat_heads(x(4), x(3), 2, True),
+        ("concat_heads", [4, 3], "all", 10, {"heads": 2, "shared": True}),
+    ),
     "rms_norm": (
         lambda r: r.rms_norm(x(4), w(4), 0.5),
         ("rms_norm", [4], "all", 4, {"vector": rows(1, 2, 3, 4), "group": 4, "epsilon": 0.5, "weight": "w"}),
@@ -200,19 +214,20 @@ SAID = {
         lambda r: r.attend(x(16), x(4), None, LATENT, Scores(4, 0.5)),
         ("attend", [16, 4], "all", 8, ATTENDS | {"state": LATENT}),
     ),
-    "keep": (lambda r: r.keep(x(8), x(6), PAGED), ("keep", [8, 6], "all", 0, {"state": PAGED})),
+    "keep": (lambda r: r.write_kv(x(8), x(6), PAGED), ("write_kv", [8, 6], "all", 0, {"state": PAGED})),
     "pool": (lambda r: r.pool(x(4), "mean"), ("pool", [4], "wanted", 4, {"kind": "mean"})),
     "choose": (
-        lambda r: r.choose(x(12), x(4), x(3), LATENT, 5),
-        ("choose", [12, 4, 3], "all", WORDS, {"state": LATENT, "most": 5, "block": 1, "heads": 3}),
+        lambda r: r.select_keys(x(12), x(4), x(3), LATENT, 5),
+        ("select_keys", [12, 4, 3], "all", WORDS, {"state": LATENT, "most": 5, "block": 1, "heads": 3}),
     ),
     "choose without weights": (
-        lambda r: r.choose(x(12), x(4), None, LATENT, 5, 2),
-        ("choose", [12, 4], "all", WORDS, {"state": LATENT, "most": 5, "block": 2, "heads": 3}),
+        lambda r: r.select_keys(x(12), x(4), None, LATENT, 5, 2),
+        ("select_keys", [12, 4], "all", WORDS, {"state": LATENT, "most": 5, "block": 2, "heads": 3}),
     ),
     "choose_blocks": (
-        lambda r: r.choose_blocks(x(12), x(4), LATENT, 5, 2, 1),
-        ("choose_blocks", [12, 4], "all", 3 * WORDS, {"state": LATENT, "most": 5, "block": 2, "local": 1, "heads": 3}),
+        lambda r: r.select_key_blocks(x(12), x(4), LATENT, 5, 2, 1),
+        ("select_key_blocks", [12, 4], "all", 3 * WORDS,
+         {"state": LATENT, "most": 5, "block": 2, "local": 1, "heads": 3}),
     ),
     "rowwise": (lambda r: r.add(x(4), x(4)), ("add", [4, 4], "all", 4, {})),
     "rowwise with numbers": (lambda r: r.softcap(x(4), 30), ("softcap", [4], "all", 4, {"cap": 30.0})),
@@ -230,20 +245,24 @@ SAID = {
         ("sinkhorn", [9], "all", 9, {"size": 3, "iterations": 5, "epsilon": 0.5}),
     ),
     "head_dots": (lambda r: r.head_dots(x(6), x(6), 3), ("head_dots", [6, 6], "all", 3, {"heads": 3})),
-    "mix": (lambda r: r.mix(x(12), x(6), 3), ("mix", [12, 6], "all", 8, {"streams": 3})),
+    "mix": (lambda r: r.mix_streams(x(12), x(6), 3), ("mix_streams", [12, 6], "all", 8, {"streams": 3})),
     "add_vector": (lambda r: r.add_vector(x(2), w(2)), ("add_vector", [2], "all", 2, {"vector": rows(1, 2)})),
     "add_vector of numbers": (
         lambda r: r.add_vector(x(2), np.array([3, 4])), ("add_vector", [2], "all", 2, {"vector": rows(3, 4)}),
     ),
     "temper": (
-        lambda r: r.temper(x(4), ALL, 0.5, 7), ("temper", [4], "all", 4, {"slope": 0.5, "length": 7, "offset": 0}),
+        lambda r: r.scale_by_position(x(4), ALL, 0.5, 7),
+        ("scale_by_position", [4], "all", 4, {"slope": 0.5, "length": 7, "offset": 0}),
     ),
     "as_column": (lambda r: r.as_column(ALL), ("as_column", [], "all", 1, {})),
     "embed_hashed": (
         lambda r: r.embed_hashed(w(12, 5), x(2), Hashing((3, 5), 10, 2, 0)),
         ("embed_hashed", [2], "all", 5, {"weight": "w", "hashing": Hashing((3, 5), 10, 2, 0)}),
     ),
-    "given": (lambda r: r.given(np.zeros((1, 4)), 3), ("given", [], "all", 3, {"memory": [rows(0, 0, 0, 0)]})),
+    "given": (
+        lambda r: r.external_input(np.zeros((1, 4)), 3),
+        ("external_input", [], "all", 3, {"memory": [rows(0, 0, 0, 0)]}),
+    ),
     "softplus": (lambda r: r.softplus(x(2), w(2)), ("softplus", [2], "all", 2, {"bias": rows(1, 2)})),
     "softplus without bias": (lambda r: r.softplus(x(2)), ("softplus", [2], "all", 2, {"bias": rows(0, 0)})),
     "convolve": (
@@ -329,14 +348,14 @@ REFUSED = [
     (lambda r: r.replace_ids(ALL, np.arange(8)), "8 numbers for 9 tokens"),
     (lambda r: r.embed_positions(w(63, 8), ALL), "the model has only 63 positions, too few for a context of 64"),
     (lambda r: r.embed_positions(w(64, 9), ALL), "tensor w should have 8 columns, has 9"),
-    (lambda r: r.columns(x(12), -1, 2), f"{FIT}columns -1 to 2 of 12"),
-    (lambda r: r.columns(x(12), 2, 2), f"{FIT}columns 2 to 2 of 12"),
-    (lambda r: r.columns(x(12), 2, 13), f"{FIT}columns 2 to 13 of 12"),
-    (lambda r: r.columns(x(12), 2, 5, 4), f"{FIT}columns 2 to 5 of 12"),
-    (lambda r: r.columns(x(12), 2, 4, 5), f"{FIT}columns 2 to 4 of 12"),
-    (lambda r: r.join(x(5), x(6), 2), f"{FIT}5, 6 columns, 2 heads"),
-    (lambda r: r.join(x(4), x(5), 2), f"{FIT}4, 5 columns, 2 heads"),
-    (lambda r: r.join(x(5), x(4), 2, True), f"{FIT}5, 4 columns, 2 heads"),
+    (lambda r: r.slice_columns(x(12), -1, 2), f"{FIT}columns -1 to 2 of 12"),
+    (lambda r: r.slice_columns(x(12), 2, 2), f"{FIT}columns 2 to 2 of 12"),
+    (lambda r: r.slice_columns(x(12), 2, 13), f"{FIT}columns 2 to 13 of 12"),
+    (lambda r: r.slice_columns(x(12), 2, 5, 4), f"{FIT}columns 2 to 5 of 12"),
+    (lambda r: r.slice_columns(x(12), 2, 4, 5), f"{FIT}columns 2 to 4 of 12"),
+    (lambda r: r.concat_heads(x(5), x(6), 2), f"{FIT}5, 6 columns, 2 heads"),
+    (lambda r: r.concat_heads(x(4), x(5), 2), f"{FIT}4, 5 columns, 2 heads"),
+    (lambda r: r.concat_heads(x(5), x(4), 2, True), f"{FIT}5, 4 columns, 2 heads"),
     (lambda r: r.head_linear(x(7), w(2, 3, 4)), "tensor w does not fit 7 columns, or has a bias or a scale"),
     (lambda r: r.head_linear(x(8), w(2, 3, 4, bias=6)), "tensor w does not fit 8 columns, or has a bias or a scale"),
     (lambda r: r.head_linear(x(8), w(2, 3, 4, scale=1)), "tensor w does not fit 8 columns, or has a bias or a scale"),
@@ -364,13 +383,13 @@ REFUSED = [
      "layer 3: biases of the shape (3, 3) for 4 heads"),
     (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, biases=BIASES[:, :2])),
      "layer 3: biases of the shape (4, 2) for 4 heads"),
-    (lambda r: r.keep(x(7), x(6), PAGED), "layer 3: keys and values of 7 and 6 columns"),
-    (lambda r: r.keep(x(8), x(7), PAGED), "layer 3: keys and values of 8 and 7 columns"),
-    (lambda r: r.choose(x(13), x(4), None, LATENT, 5), "layer 5: an indexer of 13 and 4 columns"),
-    (lambda r: r.choose(x(12), x(5), None, LATENT, 5), "layer 5: an indexer of 12 and 5 columns"),
-    (lambda r: r.choose(x(12), x(4), x(4), LATENT, 5), "layer 5: an indexer of 12 and 4 columns"),
-    (lambda r: r.choose_blocks(x(13), x(4), LATENT, 5, 2, 1), "layer 5: an indexer of 13 and 4 columns"),
-    (lambda r: r.choose_blocks(x(12), x(5), LATENT, 5, 2, 1), "layer 5: an indexer of 12 and 5 columns"),
+    (lambda r: r.write_kv(x(7), x(6), PAGED), "layer 3: keys and values of 7 and 6 columns"),
+    (lambda r: r.write_kv(x(8), x(7), PAGED), "layer 3: keys and values of 8 and 7 columns"),
+    (lambda r: r.select_keys(x(13), x(4), None, LATENT, 5), "layer 5: an indexer of 13 and 4 columns"),
+    (lambda r: r.select_keys(x(12), x(5), None, LATENT, 5), "layer 5: an indexer of 12 and 5 columns"),
+    (lambda r: r.select_keys(x(12), x(4), x(4), LATENT, 5), "layer 5: an indexer of 12 and 4 columns"),
+    (lambda r: r.select_key_blocks(x(13), x(4), LATENT, 5, 2, 1), "layer 5: an indexer of 13 and 4 columns"),
+    (lambda r: r.select_key_blocks(x(12), x(5), LATENT, 5, 2, 1), "layer 5: an indexer of 12 and 5 columns"),
     (lambda r: r.route(x(3), ROUTING), "a router for 3 of 4 experts"),
     (lambda r: r.route(x(4), ROUTING, w(3)), "tensor w should have 4 weights, has 3"),
     (lambda r: r.route(x(4), Routing(27, 3), table=w(9, 3, format="I32")),
@@ -402,8 +421,8 @@ REFUSED = [
     (lambda r: r.sinkhorn(x(8), 3, 5, 0.5), f"{FIT}8 columns, 3 streams"),
     (lambda r: r.head_dots(x(6), x(5), 3), f"{FIT}6 columns meet 5"),
     (lambda r: r.head_dots(x(6), x(6), 4), f"{FIT}6 columns, 4 heads"),
-    (lambda r: r.mix(x(11), x(6), 3), f"{FIT}11 columns, 6 weights, 3 streams"),
-    (lambda r: r.mix(x(12), x(5), 3), f"{FIT}12 columns, 5 weights, 3 streams"),
+    (lambda r: r.mix_streams(x(11), x(6), 3), f"{FIT}11 columns, 6 weights, 3 streams"),
+    (lambda r: r.mix_streams(x(12), x(5), 3), f"{FIT}12 columns, 5 weights, 3 streams"),
     (lambda r: r.add_vector(x(2), w(3)), "tensor w should have 2 weights, has 3"),
     (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}3 numbers for 2 columns"),
     (lambda r: r.embed_hashed(w(11, 5), x(2), Hashing((3, 5), 10, 2, 0)),
@@ -469,9 +488,9 @@ def test_heads_are_experts_that_every_token_goes_to():
 
     def product(rows, before, columns, behind, heads):
         return [
-            ("deal", [before, heads], "heads", columns, {}),
+            ("to_heads", [before, heads], "heads", columns, {}),
             ("expert_linear", [columns, heads], "heads", behind, {"weight": "w", "bias": None}),
-            ("collect", [behind, heads], rows, heads * behind, {}),
+            ("from_heads", [behind, heads], rows, heads * behind, {}),
         ]
 
     of_two, of_four = ("every_head", [], "all", 2, {}), ("every_head", [], "all", 4, {})
@@ -550,13 +569,13 @@ def test_what_goes_into_layers_is_shown(layers, entered, columns):
     assert recorder.reveals == (not layers)
     went_in = {layer: x(4) for layer in entered}
     for layer, activation in went_in.items():
-        assert recorder.enter(activation, layer) is activation
+        assert recorder.tap_layer_input(activation, layer) is activation
     done = recorder.operations
     if not layers:
         assert done == []
-        recorder.reveal(went_in[0])
-        recorder.enter(went_in[0], 0)
-    assert [one.verb for one in done] == ["join"] * (len(layers) - 1) + ["show"]
+        recorder.export_hidden(went_in[0])
+        recorder.tap_layer_input(went_in[0], 0)
+    assert [one.verb for one in done] == ["concat_heads"] * (len(layers) - 1) + ["export_hidden"]
     assert done[0].inputs == tuple(went_in[layer] for layer in layers or (0,))
     assert all((one.heads, one.shared) == (1, False) for one in done[:-1])
     assert done[-1].memory is memory
@@ -567,10 +586,10 @@ def test_rows_of_images_stand_where_a_family_lets_them():
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     assert (recorder.begins, recorder.reveals) == (False, False)
     y = x(4)
-    assert recorder.begin(lambda: y) is y
-    assert recorder.deepen(y, 1) is y
+    assert recorder.embed_inputs(lambda: y) is y
+    assert recorder.add_deepstack(y, 1) is y
     assert recorder.begins
-    assert recorder.enter(y, 0) is y
+    assert recorder.tap_layer_input(y, 0) is y
     assert recorder.operations == []
 
 

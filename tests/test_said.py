@@ -239,11 +239,11 @@ def test_what_is_rotated():
 class Numbers(Teller):
     """Activations are arrays [tokens, columns]."""
 
-    def join(self, x: Any, y: Any, heads: int) -> Any:
+    def concat_heads(self, x: Any, y: Any, heads: int) -> Any:
         parts = [np.split(each, heads, axis=1) for each in (x, y)]
         return np.concatenate([part for pair in zip(*parts, strict=True) for part in pair], axis=1)
 
-    def columns(self, x: Any, first: int, end: int, period: int) -> Any:
+    def slice_columns(self, x: Any, first: int, end: int, period: int) -> Any:
         return x.reshape(len(x), -1, period)[:, :, first:end].reshape(len(x), -1)
 
     def multiply(self, x: Any, y: Any) -> Any:
@@ -297,7 +297,7 @@ def test_what_the_delta_rule_writes_and_forgets():
     d: Any = SimpleNamespace(heads=6, key_heads=2)
     both = "linear(x, ssm_ba)"
     assert qwen35.strength_and_steps(b, weights(ssm_ba=(12, 4)), d, "x") == [
-        f"columns({both}, 0, 3, 6)", f"columns({both}, 3, 6, 6)"
+        f"slice_columns({both}, 0, 3, 6)", f"slice_columns({both}, 3, 6, 6)"
     ]  # fmt: skip
     apart = weights(ssm_beta=(6, 4), ssm_alpha=(6, 4))
     assert qwen35.strength_and_steps(b, apart, d, "x") == ["linear(x, ssm_beta)", "linear(x, ssm_alpha)"]

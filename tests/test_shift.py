@@ -267,11 +267,11 @@ def test_how_keys_turn(said: Said, product: Activation):
     assert turned(said, pairs) == (PAIRS.frequencies().tolist(), 2, 1)
     assert turned(said, said("scale", pairs)) == turned(said, pairs)
     still = said("linear", Activation(ALL, 48), columns=48)
-    behind = said("join", still, neox, heads=2)
+    behind = said("concat_heads", still, neox, heads=2)
     assert turned(said, behind) == ([0] * 24 + expected, 1, 16)
-    assert turned(said, said("join", still, pairs, heads=2)) == ([0] * 12 + PAIRS.frequencies().tolist(), 2, 1)
-    assert turned(said, said("join", neox, still, heads=2)) == (expected, 1, 16)
-    for never in (product, said("join", still, product, heads=2), said("add", product, said("linear", neox))):
+    assert turned(said, said("concat_heads", still, pairs, heads=2)) == ([0] * 12 + PAIRS.frequencies().tolist(), 2, 1)
+    assert turned(said, said("concat_heads", neox, still, heads=2)) == (expected, 1, 16)
+    for never in (product, said("concat_heads", still, product, heads=2), said("add", product, said("linear", neox))):
         assert turned(said, never) is None
     ones, uneven = np.full(32, 2.0), np.arange(32.0)
     assert turned(said, said("rms_norm", neox, group=32, vector=ones)) == (expected, 1, 16)
@@ -279,7 +279,7 @@ def test_how_keys_turn(said: Said, product: Activation):
     for verb, x in (
         ("rms_norm", said("rms_norm", neox, group=32, vector=uneven)),
         ("rms_norm", said("rms_norm", neox, group=64, vector=ones)),
-        ("add", said("add", product, neox)), ("join", said("join", pairs, neox, heads=2)),
+        ("add", said("add", product, neox)), ("concat_heads", said("concat_heads", pairs, neox, heads=2)),
     ):  # fmt: skip
         assert turned(said, x) == f"keys are changed by '{verb}' after they were rotated: shift is not possible"
 
@@ -291,7 +291,7 @@ def test_which_states_have_keys_that_turn(said: Said, product: Activation):
     said("attend", product, keys, product, state=states[0], choices=None)
     said("attend", product, product, product, state=states[1], choices=None)
     said("attend", product, state=states[2], choices=None)  # keys of another layer
-    said("choose", product, keys, state=states[2])
+    said("select_keys", product, keys, state=states[2])
     said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
     found = turns([*said.values()], states)
     assert {state.layer: turn.apart for state, turn in found.items()} == {0: 16, 2: 16}

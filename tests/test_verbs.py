@@ -63,9 +63,17 @@ def test_every_row_is_tested():
 
 
 NO_OPERATIONS = {  # verbs that record none, or those of others
-    "begin", "deepen", "enter", "rowwise", "by_context", "ignore", "reveal", "head_linear", "previous", "mean",
+    "embed_inputs", "add_deepstack", "tap_layer_input", "rowwise", "by_context", "ignore", "export_hidden",
+    "head_linear", "previous", "mean",
 }  # fmt: skip
-UNSAID = {"deal", "collect", "every_head", "show", "given", "add_squares"}  # operations that no architecture asks for
+UNSAID = {
+    "to_heads",
+    "from_heads",
+    "every_head",
+    "export_hidden",
+    "external_input",
+    "add_squares",
+}  # operations that no architecture asks for
 
 
 def verbs_of(kind: type) -> set[str]:

@@ -222,9 +222,9 @@ def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int
     """Scale heads of so many numbers by their factors [tokens, heads]."""
     every, repeats = factors, 1
     while 2 * repeats <= dim:
-        every, repeats = b.join(every, every, heads), 2 * repeats
+        every, repeats = b.concat_heads(every, every, heads), 2 * repeats
     if rest := dim - repeats:
-        every = b.join(every, b.columns(every, 0, rest, repeats), heads)
+        every = b.concat_heads(every, b.slice_columns(every, 0, rest, repeats), heads)
     return b.multiply(x, every)
 
 

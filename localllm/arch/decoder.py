@@ -29,10 +29,10 @@ def decoder(
     tokens' embeddings if None; norm: the last one, RMSNorm with output_norm if None. h has layer_states() and epsilon.
     Without an output matrix the embedding matrix is one.
     """
-    x = b.begin(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
+    x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
     for state in h.layer_states():
-        x = block(b, w.block(state.layer), h, state, b.enter(x, state.layer), **shared)
-    return last(b, w, h, b.enter(x, h.layers), norm)
+        x = block(b, w.block(state.layer), h, state, b.tap_layer_input(x, state.layer), **shared)
+    return last(b, w, h, b.tap_layer_input(x, h.layers), norm)
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
@@ -43,7 +43,7 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
         b.ignore(w.get("output"), w.bias("output"))
         return pooled(b, w, h, normed(x))
     b.ignore(w.get("cls.output"), w.bias("cls.output"))
-    x = b.select(b.reveal(normed(x)), b.wanted) if b.reveals else normed(b.select(x, b.wanted))
+    x = b.select(b.export_hidden(normed(x)), b.wanted) if b.reveals else normed(b.select(x, b.wanted))
     return b.linear(x, w.get("output") or w.token_embd)
 
 

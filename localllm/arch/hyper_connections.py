@@ -38,7 +38,7 @@ def joined(b: Builder, streams: list[Activation]) -> Activation:
     """Return one behind the other."""
     first, *others = streams
     for other in others:
-        first = b.join(first, other, 1)
+        first = b.concat_heads(first, other, 1)
     return first
 
 
@@ -53,7 +53,7 @@ def mixed(b: Builder, h: Any, flat: Activation, fn: Weight, scales: Weight, base
     base.shaped(count * len(factors))
     parts = np.split(offsets, len(factors))
     return [
-        b.add_vector(b.scale(b.columns(mixes, i * count, (i + 1) * count), float(factor)), part)
+        b.add_vector(b.scale(b.slice_columns(mixes, i * count, (i + 1) * count), float(factor)), part)
         for i, (factor, part) in enumerate(zip(factors, parts, strict=True))
     ]
 
@@ -62,7 +62,7 @@ def reduced(b: Builder, h: Any, streams: list[Activation], gates: Activation) ->
     """Compute the sum of the streams by their weights."""
     y = None
     for i, x in enumerate(streams):
-        gated = b.sigmoid_gate(x, b.columns(gates, i, i + 1))
+        gated = b.sigmoid_gate(x, b.slice_columns(gates, i, i + 1))
         gated = b.add(gated, b.scale(x, h.streams.more))
         y = gated if y is None else b.add(y, gated)
     return y
@@ -72,7 +72,7 @@ def added(b: Builder, h: Any, streams: list[Activation], y: Activation, gates: A
     """Return the streams, and what a half of a layer has made by their weights."""
     found = []
     for i, x in enumerate(streams):
-        gated = b.scale(b.sigmoid_gate(y, b.columns(gates, i, i + 1)), h.streams.magnitude)
+        gated = b.scale(b.sigmoid_gate(y, b.slice_columns(gates, i, i + 1)), h.streams.magnitude)
         found.append(b.add(x, b.add(gated, b.scale(y, h.streams.more))))
     return found
 

@@ -36,7 +36,7 @@ def guessed(
     """
     own, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
     x = normed(b.embed(own.get("nextn.embed_tokens") or w.token_embd, b.ids), own.require("nextn.enorm"))
-    x = b.join(x, normed(made, own.require("nextn.hnorm")), 1)
+    x = b.concat_heads(x, normed(made, own.require("nextn.hnorm")), 1)
     x = b.linear(x, own.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
     x = block(b, own, h, guessing_state(h), x)
     x = normed(x, own.get("nextn.shared_head_norm") or w.output_norm)

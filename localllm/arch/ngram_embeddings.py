@@ -82,7 +82,7 @@ def with_sequences(b: Builder, whole: Weights, w: Weights, h: Any, state: Recurr
     key = each_normed(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
     agreement = b.head_dots(key, each_normed(b, h, x, w.ple_norm_query.flat()), h.streams)
     gates = b.sigmoid(b.signed_root(b.scale(agreement, h.width**-0.5), LEAST))
-    gated = b.mix(value, gates, 1)
+    gated = b.mix_streams(value, gates, 1)
     normed = each_normed(b, h, gated, w.ple_norm_conv.flat())
     near = b.convolve(normed, w.ple_conv1d.shaped(columns, n.taps), state, n.number, dilation=n.length)
     return b.add(x, b.add(gated, near))
@@ -98,7 +98,7 @@ def embedded_sequences(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> A
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):
         last = b.previous(last, state, number)
-        tokens = b.join(tokens, last, 1)
+        tokens = b.concat_heads(tokens, last, 1)
     table = w.per_layer_token_embd
     if table.shape[1:] != (n.dim,):
         raise ModelError(f"tensor {table.name} should have rows of {n.dim} numbers, has the shape {list(table.shape)}")

@@ -1,4 +1,4 @@
-"""The verbs of recurrent layers: what they keep of a sequence is a Recurrent state (localllm.arch.layer_state).
+"""The verbs of recurrent layers, whose state is a localllm.arch.layer_state.Recurrent.
 
 See localllm.arch.verbs for what a verb is.
 """
@@ -15,7 +15,7 @@ Activation = Any
 
 @frozen
 class HeadState:
-    """What the heads of a recurrent layer keep: state `number`, h [heads, key_dim, value_dim].
+    """The state of a recurrent layer's heads: state `number`, h [heads, key_dim, value_dim].
 
     Before each token h is multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
     i / repeat % key_heads.
@@ -29,35 +29,38 @@ class HeadState:
 
 
 class StateVerbs(Protocol):
-    """What a builder does for recurrent layers."""
+    """The verbs of recurrent layers."""
 
     def convolve(
         self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
     ) -> Activation:
-        """y[t] = sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation] + bias, column by column, over
-        the tokens of a sequence; zeros stand before its first. With `silu` it is multiplied by its sigmoid.
+        """Convolve over time, column by column, with zeros before a sequence's first token.
 
-        State `number` [(taps - 1) * dilation, columns]: the last tokens.
+        y[t] = sum over taps of weight[:, tap] * x[t - (taps - 1 - tap) * dilation] + bias; with `silu` times its
+        sigmoid. State `number` [(taps - 1) * dilation, columns]: the last tokens.
         """
         ...
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Of each token the row of the one before, zeros before the first. State `number` [1, columns]: the last."""
+        """Return the previous token's row, zeros before the first. State `number` [1, columns]: the last row."""
         ...
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Of each token the mean of it and as many before as state `number` has rows [before, columns], zeros before
-        the first."""
+        """Average each token's row with the previous ones, zeros before the first.
+
+        State `number` [before, columns]: as many as there are rows are averaged besides the token's own.
+        """
         ...
 
     def gated_mean(
         self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
     ) -> Activation:
-        """y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], column by column, p the softmax over the taps of
-        gates[t - taps + 1 + tap] + places[tap], over the tokens of a sequence that there are (a pool of an indexer's
-        keys: GLM 5.3, 2026; compressed keys: DeepSeek-V4, 2026).
+        """Average over the last tokens, column by column, weighted by the softmax of gates.
 
-        Taps in two stretches, of as many each, have columns of their own, the earlier ones first: blocks overlap.
+        y[t] = the sum over taps of p[tap] * x[t - taps + 1 + tap], p the softmax over the taps of gates[t - taps + 1 +
+        tap] + places[tap], over the tokens of a sequence that exist (pools of an indexer's keys: GLM 5.3, 2026;
+        compressed keys: DeepSeek-V4, 2026). With two stretches, each half of the taps has columns of its own, the
+        earlier taps' first: blocks overlap.
 
         x [tokens, 2 * stretches * columns]: what is averaged, and its gates. places [taps / stretches, stretches *
         columns]. State `number` [taps - 1, 2 * stretches * columns]: the last tokens.
@@ -74,7 +77,7 @@ class StateVerbs(Protocol):
         skip: Weight,
         state: Recurrent,
     ) -> Activation:
-        """For each column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Gu and Dao 2023).
+        """Compute per column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Mamba: Gu and Dao 2023).
 
         x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
         columns].
@@ -84,7 +87,7 @@ class StateVerbs(Protocol):
     def state_space(
         self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
-        """For each head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
+        """Compute per head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
 
         x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
         """
@@ -93,8 +96,9 @@ class StateVerbs(Protocol):
     def delta_rule(
         self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
-        """For each head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h: what the key has read
-        so far is replaced (the gated delta rule: Yang et al. 2024, arXiv 2412.06464).
+        """Apply the gated delta rule, which replaces what a key has read so far (Yang et al. 2024, arXiv 2412.06464).
+
+        Per head h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h.
 
         q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
         """
@@ -103,7 +107,7 @@ class StateVerbs(Protocol):
     def lightning_attention(
         self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
     ) -> Activation:
-        """For each head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
+        """Compute per head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
 
         q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
@@ -112,7 +116,7 @@ class StateVerbs(Protocol):
     def gated_linear_attention(
         self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
     ) -> Activation:
-        """For each head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
+        """Compute per head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
 
         q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
@@ -121,9 +125,9 @@ class StateVerbs(Protocol):
     def wkv6(
         self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
     ) -> Activation:
-        """For each head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6: Peng et al. 2024, arXiv
-        2404.05892): a token is read with weights of its own, `first` [heads, key_dim], before it is kept.
+        """Compute per head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6).
 
+        The current token has weights of its own, `first` [heads, key_dim] (Peng et al. 2024, arXiv 2404.05892).
         Otherwise as gated_linear_attention.
         """
         ...
@@ -139,10 +143,9 @@ class StateVerbs(Protocol):
         state: Recurrent,
         number: int,
     ) -> Activation:
-        """For each head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456): what a
-        reads is taken away by b, as a is -b.
+        """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456).
 
-        r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim,
-        value_dim].
+        What a reads is removed by b, for a is -b. r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads *
+        value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
         ...

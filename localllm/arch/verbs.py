@@ -1,12 +1,12 @@
 """The verbs that an architecture is written in.
 
 A verb gets everything by argument, changes no argument and returns a new activation. The recorder of localllm.engine
-writes them down, once, when a model is opened; `Reference` of localllm.kernels computes them at once in NumPy. An
+records them once, when a model is opened; `Reference` of localllm.engine.operations computes them at once in NumPy. An
 Activation is float32 [rows, columns] in the builder's own form; rows are the tokens of a run, or those of them that
 were selected.
 
-Verbs that treat rows one by one, and nothing but numbers of the same place together, are all here: what they mean, and
-their formulas in NumPy. Each has a row in localllm.kernels.verbs, and kernels. Those of recurrent layers are in
+All verbs that compute each element of a row from the same elements of their inputs are here with their formulas in
+NumPy. Each has a row in localllm.kernels.verbs, and kernels. Those of recurrent layers are in
 localllm.arch.recurrent_verbs.
 """
 
@@ -47,14 +47,14 @@ class Scores:
     """How queries and keys make scores: query heads in equal groups share key-value heads.
 
     A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and loses slope * |distance| if heads have slopes
-    (ALiBi, Press et al. 2021). A sink is a score of each head for nothing (gpt-oss, 2025). Tokens see the `ahead`
-    tokens behind them, too: EVERY_TOKEN where attention goes both ways.
+    (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025). Tokens also see
+    the next `ahead` tokens: EVERY_TOKEN for bidirectional attention.
 
-    Biases are added by distance: of a head, number i where the key stands i - reach places behind the query, the first
-    and the last one beyond (T5, Raffel et al. 2020). Queries of a decoder see what it has written itself, or, where
-    they cross, what the encoder has read. Patches of a picture may see those of their window only.
+    Biases are added by distance: of a head, number i where the key is i - reach positions after the query; the first
+    and the last one apply beyond (T5, Raffel et al. 2020). With `crosses`, queries of a decoder see the encoder's keys
+    instead of its own (cross-attention). With `windowed`, patches of an image see those of their window only.
 
-    Where heads see two sets of keys apart, `logs` of what they see are needed to put both together.
+    With `logs`, the results of two sets of keys can be combined.
     """
 
     heads: int
@@ -63,18 +63,19 @@ class Scores:
     slopes: Sequence[float] = ()
     sinks: Weight | None = None
     ahead: int = 0
-    chosen: Activation | None = None  # which keys count, as `choose` says; None: all that a token sees
+    chosen: Activation | None = None  # the keys of select_keys; None: all visible ones
     biases: np.ndarray | None = None  # float32 [heads, 2 * reach + 1]
     crosses: bool = False
     windowed: bool = False
-    logs: bool = False  # behind what the heads see stand logarithms of the sums of their e^score, sinks among them
+    logs: bool = False  # append per head the logarithm of its sum of e^score, sinks included
 
 
 @frozen
 class Hashing:
-    """A row of a table for some tokens: `first`, and the exclusive or of their ids, each times its factor, modulo
-    `size`. Factors are for the token itself, the one before and so on. What stands before an `end`, and before a
-    sequence's first token, counts as an `end`.
+    """A hash of a token and its predecessors to a row of a table.
+
+    The row is `first` plus the exclusive or of the ids, each times its factor, modulo `size`. Factors are for the token
+    itself, the one before and so on. Tokens before an `end`, and before a sequence's first token, count as `end`.
     """
 
     factors: tuple[int, ...]
@@ -84,170 +85,174 @@ class Hashing:
 
 
 class RowwiseVerbs(Protocol):
-    """Verbs that treat rows one by one: y has the shape of x."""
+    """Elementwise verbs: y has the shape of x."""
 
     def rowwise(self, verb: str, formula: Callable[..., Any], *inputs: Activation, **given: float) -> Activation:
-        """What a builder does with such a verb; formula: of activations and numbers as NumPy has them."""
+        """Apply an elementwise verb; formula: its meaning for NumPy arrays and numbers."""
         ...
 
     def add(self, x: Activation, y: Activation) -> Activation:
-        """x + y."""
+        """Compute x + y."""
         return self.rowwise("add", np.add, x, y)
 
     def multiply(self, x: Activation, y: Activation) -> Activation:
-        """x * y."""
+        """Compute x * y."""
         return self.rowwise("multiply", np.multiply, x, y)
 
     def swiglu(self, gate: Activation, up: Activation) -> Activation:
-        """silu(gate) * up (Shazeer 2020)."""
+        """Compute silu(gate) * up (Shazeer 2020)."""
         return self.rowwise("swiglu", swiglu, gate, up)
 
     def swiglu_limited(self, gate: Activation, up: Activation, sharpness: float, limit: float) -> Activation:
-        """gate * sigmoid(sharpness * gate) * (up + 1) of numbers that are not beyond the limit (gpt-oss, 2025)."""
+        """Compute gate * sigmoid(sharpness * gate) * (up + 1) of inputs clamped to the limit (gpt-oss, 2025)."""
         return self.rowwise("swiglu_limited", swiglu_limited, gate, up, sharpness=sharpness, limit=limit)
 
     def geglu(self, gate: Activation, up: Activation) -> Activation:
-        """gelu(gate) * up (Shazeer 2020)."""
+        """Compute gelu(gate) * up (Shazeer 2020)."""
         return self.rowwise("geglu", geglu, gate, up)
 
     def reglu(self, gate: Activation, up: Activation) -> Activation:
-        """max(gate, 0) * up (Shazeer 2020), NaN where the gate is infinite."""
+        """Compute max(gate, 0) * up (Shazeer 2020), NaN where the gate is infinite."""
         return self.rowwise("reglu", reglu, gate, up)
 
     def gelu(self, x: Activation) -> Activation:
-        """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+        """Compute x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu", gelu, x)
 
     def gelu_erf(self, x: Activation) -> Activation:
-        """x / 2 * (1 + erf(x / sqrt(2))), which `gelu` comes near to within 5e-4 (Hendrycks and Gimpel 2016)."""
+        """Compute x / 2 * (1 + erf(x / sqrt(2))), which `gelu` approximates to 5e-4 (Hendrycks and Gimpel 2016)."""
         return self.rowwise("gelu_erf", gelu_erf, x)
 
     def relu_squared(self, x: Activation) -> Activation:
-        """max(x, 0)^2 (So et al. 2021), NaN for infinity."""
+        """Compute max(x, 0)^2 (So et al. 2021), NaN for infinity."""
         return self.rowwise("relu_squared", relu_squared, x)
 
     def relu(self, x: Activation) -> Activation:
-        """max(x, 0), NaN for infinity."""
+        """Compute max(x, 0), NaN for infinity."""
         return self.rowwise("relu", relu, x)
 
     def exponential(self, x: Activation) -> Activation:
-        """e^x, NaN for infinity."""
+        """Compute e^x, NaN for infinity."""
         return self.rowwise("exponential", exponential, x)
 
     def plus(self, x: Activation, number: float) -> Activation:
-        """x + number."""
+        """Compute x + number."""
         return self.rowwise("plus", plus, x, number=number)
 
     def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
-        """alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x (xIELU, Huang and
-        Schlag 2024, arXiv 2411.13010). The alphas as they multiply: learned ones have gone through softplus, and the
-        second one through adding beta. epsilon is a little below 0.
+        """Compute xIELU (Huang and Schlag 2024, arXiv 2411.13010).
+
+        alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x. The alphas are
+        final: softplus of the learned ones, and beta added to the second. epsilon is slightly below 0.
         """
         return self.rowwise("xielu", xielu, x, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, epsilon=epsilon)
 
     def sigmoid(self, x: Activation) -> Activation:
-        """1 / (1 + e^-x), NaN for infinity."""
+        """Compute 1 / (1 + e^-x), NaN for infinity."""
         return self.rowwise("sigmoid", sigmoid, x)
 
     def clamp(self, x: Activation, limit: float) -> Activation:
-        """x, but nothing beyond limit or -limit, and NaN for infinity."""
+        """Limit x to -limit..limit, NaN for infinity."""
         return self.rowwise("clamp", clamp, x, limit=limit)
 
     def signed_root(self, x: Activation, least: float) -> Activation:
-        """sqrt(|x|), but of no less than `least`, with the sign of x; 0 for 0 and NaN for infinity."""
+        """Compute sign(x) * sqrt(max(|x|, least)); 0 for 0 and NaN for infinity."""
         return self.rowwise("signed_root", signed_root, x, least=least)
 
     def softcap(self, x: Activation, cap: float) -> Activation:
-        """cap * tanh(x / cap): about x where it is small, never beyond the cap; NaN for infinity."""
+        """Compute cap * tanh(x / cap), NaN for infinity."""
         return self.rowwise("softcap", softcap, x, cap=cap)
 
 
 class Builder(RowwiseVerbs, StateVerbs, Protocol):
-    """What all builders can do."""
+    """The verbs that all builders have."""
 
     ids: Numbers  # of the run's tokens
-    positions: Numbers  # theirs in their sequences
-    kinds: Numbers  # theirs in a pair of texts: 0 in the first one, 1 in the second
-    wanted: Numbers  # which tokens' logits are asked for
-    reveals: bool  # whether somebody goes on with what the model makes of all tokens
+    positions: Numbers  # of the tokens in their sequences
+    kinds: Numbers  # of the tokens in a pair of texts: 0 for the first one, 1 for the second
+    wanted: Numbers  # tokens whose logits are requested
+    reveals: bool  # whether the last hidden states of all tokens are exported
 
-    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
-        """What goes into the first layer: what `embedded` makes of the run's tokens, or the rows of an image that stand
-        for them. parts: of such a row, equally wide, of which this is the first; the others are for `deepen`."""
+    def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
+        """Return the first layer's input: embedded(), or the rows of an image in place of tokens.
+
+        parts: equally wide parts of an image's row, of which this returns the first; add_deepstack adds the others.
+        """
         ...
 
-    def deepen(self, x: Activation, part: int) -> Activation:
-        """x, and of an image's rows a part behind the first one added to it (DeepStack, Meng et al. 2024, arXiv
-        2406.04334)."""
+    def add_deepstack(self, x: Activation, part: int) -> Activation:
+        """Add a further part of an image's rows to x (DeepStack, Meng et al. 2024, arXiv 2406.04334)."""
         ...
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
-        """The embedding rows of the tokens: [tokens, width]."""
+        """Look up the embedding rows of the tokens: [tokens, width]."""
         ...
 
     def replace_ids(self, ids: Numbers, table: np.ndarray) -> Numbers:
-        """Numbers for the tokens' ids, int64 [vocab]: other ids, or those of rows of a smaller table."""
+        """Map the tokens' ids through a table, int64 [vocab], to other ids or to rows of a smaller table."""
         ...
 
     def as_column(self, ids: Numbers) -> Activation:
-        """Each token's id and 1, exact below 2^24: [tokens, 1]. 0 is none, as before a sequence's first token."""
+        """Return each token's id + 1 as a number, exact below 2^24: [tokens, 1]. 0 means no token."""
         ...
 
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
-        """A row of a table for each token and those before it: [tokens, width] (embeddings of sequences by their
-        hashes: Svenstrup et al. 2017, arXiv 1709.03933).
+        """Look up a row for each token and its predecessors by their hash: [tokens, width].
 
-        tokens: as `as_column` has them, those of a row side by side, itself first.
+        (Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933.) tokens: of `as_column`, those of a row side by side,
+        the token itself first.
         """
         ...
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
-        """The rows of a table of positions: [tokens, width]."""
+        """Look up the rows of a position table: [tokens, width]."""
         ...
 
     def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
-        """The rows of a table of kinds of tokens: [tokens, width]."""
+        """Look up the rows of a token-type table: [tokens, width]."""
         ...
 
-    def reveal(self, x: Activation) -> Activation:
-        """The same, for a layer that guesses (localllm.arch.mtp) to go on with. Only if the builder reveals."""
+    def export_hidden(self, x: Activation) -> Activation:
+        """Return x unchanged; exports it to a draft head (localllm.arch.mtp). Only if the builder `reveals`."""
         ...
 
-    def enter(self, x: Activation, layer: int) -> Activation:
-        """The same: what goes into a layer, or comes out of the last one if there are no more than that. Heads in files
-        of their own go on with some of these."""
+    def tap_layer_input(self, x: Activation, layer: int) -> Activation:
+        """Return x unchanged; lets an external draft head (EAGLE-3) tap the input of this layer.
+
+        The last layer's output counts as the input of one more layer.
+        """
         ...
 
     def select(self, x: Activation, which: Numbers) -> Activation:
-        """Some of the rows, by their numbers."""
+        """Select rows by their numbers."""
         ...
 
-    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
-        """The columns from `first` up to `end`, of each `period` columns."""
+    def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+        """Take the columns from `first` up to `end` of every `period` columns."""
         ...
 
-    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
-        """Head by head, columns of x and then columns of y; all heads get the same of y if it is shared."""
+    def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+        """Concatenate x and y head by head; with `shared`, y has the columns of one head, for all."""
         ...
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
+        """Multiply each head's columns with its own matrix; the weight is a stack [heads, rows, columns]."""
         ...
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
-        """x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
+        """Compute x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
 
-        Each `group` columns are normalized on their own, the whole row if it is None; the weight has as many numbers
-        as a group or as a row, and None stands for ones.
+        Each `group` of columns is normalized separately, None: the whole row. The weight has the size of a group or of
+        a row; None stands for ones.
         """
         ...
 
     def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups and weight as in rms_norm."""
+        """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups as in rms_norm."""
         ...
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
-        """x W^T * scale + bias: [tokens, rows of W]."""
+        """Compute x W^T * scale + bias: [tokens, rows of W]."""
         ...
 
     def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
@@ -255,137 +260,141 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         ...
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
-        """`long` if sequences may become longer than `original` tokens, else `short`."""
+        """Return `long` if sequences may become longer than `original` tokens, else `short`."""
         ...
 
     def ignore(self, *weights: Weight | None) -> None:
-        """These stand in the file, but nothing needs them."""
+        """Accept weights that are in the file but not needed."""
         ...
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
     ) -> Activation:
-        """softmax(q k^T * scale) v over the keys that a token sees: its sequence's up to its own, within the window.
+        """Compute softmax(q k^T * scale) v over a token's visible keys: up to its own, within the window.
 
-        The run's keys and values go to the cache first, unless they are None: then an earlier layer has filled it. The
-        values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], or with `logs` one
-        column more for each head.
+        The run's keys and values are written to the cache first, unless they are None: then an earlier layer has
+        written them. The values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], or
+        with `logs` one column more for each head.
         """
         ...
 
-    def keep(self, k: Activation, v: Activation, state: Paged) -> None:
-        """The run's keys and values go to the cache, for attention elsewhere."""
+    def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
+        """Write the run's keys and values to the cache, for attention elsewhere."""
         ...
 
     def pool(self, x: Activation, kind: str) -> Activation:
-        """One row for each text, of a row for each of its tokens: their "mean", the first ("cls") or the "last"."""
+        """Pool the tokens' rows to one per text: their "mean", the first ("cls") or the "last"."""
         ...
 
-    def choose(
+    def select_keys(
         self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
     ) -> Activation:
-        """Which keys a token sees, for `attend`: of its sequence's up to its own the `count` with the largest sums over
-        heads of weight * max(q k, 0), of equal ones the first (lightning indexer: DeepSeek-V3.2, 2025). If one of the
-        sums is not a number, it sees none.
+        """Select the keys that a token attends to: the `count` visible ones with the largest indexer scores.
 
-        So many blocks of `block` positions, if it is not 1: a block is seen as a whole, and its key is that of its last
-        token; tokens behind the last whole block see each other anyway.
+        A score is the sum over heads of weight * max(q k, 0); of equal ones the first is taken (lightning indexer:
+        DeepSeek-V3.2, 2025). If a score is NaN, the token sees no keys.
 
-        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. A bit of each position
-        of a sequence, 32 in a number.
+        With a `block` other than 1, `count` blocks of that many positions are selected: a block's key is that of its
+        last token, and tokens after the last whole block always see each other.
+
+        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. Returns a bit mask
+        over the positions of a sequence, 32 per number.
         """
         ...
 
-    def choose_blocks(
+    def select_key_blocks(
         self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
     ) -> Activation:
-        """Which keys each group of query heads sees, for `attend`: `count` blocks of `block` positions, whose largest
-        q k is largest, among them always the last `local` (MiniMax M3, 2026). Otherwise as `choose`.
+        """Select `count` blocks of keys for each group of query heads, by the largest q k of a block.
 
-        q [tokens, groups * key_dim], k [tokens, key_dim]. The bits of the groups are side by side.
+        The last `local` blocks are always selected (MiniMax M3, 2026). Otherwise as select_keys.
+
+        q [tokens, groups * key_dim], k [tokens, key_dim]. The groups' bit masks are side by side.
         """
         ...
 
     def route(
         self, logits: Activation, routing: Routing, bias: Weight | None = None, table: Weight | None = None
     ) -> Choice:
-        """Which experts each token goes to (localllm.arch.routing.Routing), and their weights.
+        """Route each token to experts (localllm.arch.routing.Routing), with weights.
 
-        The bias counts in the choice only. A table [vocab, used] of whole numbers says where tokens go by their ids
-        (hash layers: Roller et al. 2021, arXiv 2106.04426). A token with a logit that is not a number goes anywhere,
-        with NaN.
+        The bias affects the selection only. A table [vocab, used] of whole numbers routes tokens by their ids (hash
+        layers: Roller et al. 2021, arXiv 2106.04426). A token with a NaN logit goes to any experts, with NaN weights.
         """
         ...
 
     def gather(self, x: Activation, choice: Choice) -> Activation:
-        """A row for each expert that a token goes to; here in the order of the tokens."""
+        """Repeat rows for each expert that a token is routed to; here in the order of the tokens."""
         ...
 
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
-        """Each row by the matrix of its expert, as in `linear`; the weight is a stack [experts, rows, columns]."""
+        """Multiply each row with its expert's matrix, as `linear`; the weight is a stack [experts, rows, columns]."""
         ...
 
     def scatter(self, x: Activation, choice: Choice) -> Activation:
-        """What its experts make of a token, weighted and added up."""
+        """Sum the weighted outputs of each token's experts."""
         ...
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
-        """x * sigmoid(gate), which has one column."""
+        """Compute x * sigmoid(gate), gate [tokens, 1]."""
         ...
 
     def scale(self, x: Activation, factor: float | Weight) -> Activation:
-        """x * factor, a number or a tensor of one."""
+        """Compute x * factor, a number or a tensor of one."""
         ...
 
     def scale_columns(self, x: Activation, weight: Weight) -> Activation:
-        """Each column of x times its number of a vector."""
+        """Multiply each column of x with its element of a vector."""
         ...
 
     def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
-        """x + (z - x) * weight, a vector of a number for each column: so far from x to z."""
+        """Compute x + (z - x) * weight, a vector of one number per column."""
         ...
 
     def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
-        """Each head's columns of x times its gate; gates [tokens, heads]."""
+        """Multiply each head's columns of x with its gate; gates [tokens, heads]."""
         ...
 
     def softmax(self, x: Activation) -> Activation:
-        """e^x of each column, divided by the sum of all of the row's; NaN where one of them is not finite."""
+        """Compute the softmax of each row; NaN where a number is not finite."""
         ...
 
     def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
-        """Of each row's numbers, a matrix of `size` rows, one whose rows and columns add up to about 1, transposed: the
-        softmax of each row, and epsilon; then columns are divided by their sums and epsilon, and, iterations - 1 times,
-        rows and columns (Sinkhorn and Knopp 1967; in residual streams: Xie et al. 2025, arXiv 2512.24880). NaN where
-        one of the row's numbers is not finite.
+        """Normalize each row's matrix of `size` rows so that its rows and columns sum to about 1, transposed.
+
+        Each row becomes its softmax plus epsilon; then columns are divided by their sums plus epsilon, and, iterations
+        - 1 times, rows and columns (Sinkhorn and Knopp 1967; in residual streams: Xie et al. 2025, arXiv 2512.24880).
+        NaN where one of the numbers is not finite.
         """
         ...
 
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
-        """The sum of x * z over the columns of each head: [tokens, heads]."""
+        """Sum x * z over the columns of each head: [tokens, heads]."""
         ...
 
-    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
-        """Streams side by side, y_i = the sum over j of weights_ij * x_j.
+    def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
+        """Mix residual streams, side by side: y_i = the sum over j of weights_ij * x_j.
 
         x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first: y [tokens, m * width].
         """
         ...
 
     def add_vector(self, x: Activation, vector: Weight | np.ndarray) -> Activation:
-        """x + vector, which is the same for all tokens: a tensor, or float32 [columns]."""
+        """Compute x + vector: a tensor, or float32 [columns]."""
         ...
 
-    def temper(self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0) -> Activation:
-        """x * (1 + slope * log(floor((position + offset) / length) + 1)): sharper attention far behind (Llama 4)."""
+    def scale_by_position(
+        self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0
+    ) -> Activation:
+        """Compute x * (1 + slope * log(floor((position + offset) / length) + 1)): Llama 4's attention temperature."""
         ...
 
     def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
-        """log(1 + e^(x + bias)), NaN for infinity."""
+        """Compute log(1 + e^(x + bias)), NaN for infinity."""
         ...
 
 
-# ---- formulas of the verbs that treat rows one by one, float32 as their inputs ----
+# ---- formulas of rowwise verbs, float32 as their inputs ----
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -58,18 +58,18 @@ class DraftHead:
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
         try:
             if g.fuse:
-                rows = g.fuse(fusing, g.weights, h, fusing.given(self._shown, g.columns))
+                rows = g.fuse(fusing, g.weights, h, fusing.external_input(self._shown, g.columns))
                 if rows.columns != self.width:
                     raise ModelError(f"rows of {rows.columns} numbers for a layer of {self.width}")
                 recorder.use(fusing)
-            guessed = g.guess(recorder, g.weights, h, recorder.given(self._before, self.width))
+            guessed = g.guess(recorder, g.weights, h, recorder.external_input(self._before, self.width))
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
                 raise ModelError(f"logits for {guessed.logits.columns} tokens of {count}")
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
-        recorder.reveal(guessed.made)
+        recorder.export_hidden(guessed.made)
         *others, logits, shown = recorder.operations
         return [*others, shown, logits], fusing.operations  # logits come last
 

@@ -112,7 +112,7 @@ def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, colum
     """What a family says of up to `most` rows that are given. Raises ModelError."""
     rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
     recorder = TurningRecorder(h, most, most)
-    say(recorder, Weights(file.tensors), h, recorder.given(rows, columns))
+    say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
     return SaidPart(recorder, rows)
 
 

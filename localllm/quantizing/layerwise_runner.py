@@ -110,7 +110,7 @@ def plan_reuse(
 
     Everything is computed again where verbs read keys and values that earlier verbs stored.
     """
-    is_alone = not shared and "keep" not in last.verbs
+    is_alone = not shared and "write_kv" not in last.verbs
     starts = [last.first_verb_with(names) if is_alone else 0 for names in groups]
     filled = RecordedActivations(set[int]().union(*map(last.read_from, starts)))
     return filled, [RecordedActivations((), filled.made, start) for start in starts]
@@ -201,14 +201,14 @@ class LayerwiseRunner:
         assert said == verb, f"{verb} where {said} was recorded"
         return [x for place, x in (*enumerate(given), *named.items()) if place in places]
 
-    def begin(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
+    def embed_inputs(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
         """Embed the texts, which have no images."""
         return embedded()
 
-    def deepen(self, x: BatchedActivations, part: int) -> BatchedActivations:
+    def add_deepstack(self, x: BatchedActivations, part: int) -> BatchedActivations:
         return x
 
-    def enter(self, x: BatchedActivations, layer: int) -> BatchedActivations:
+    def tap_layer_input(self, x: BatchedActivations, layer: int) -> BatchedActivations:
         return x
 
     def ignore(self, *weights: Weight | None) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 from localllm.arch.weights import Weight
 from localllm.engine.operations.activation import Activation
 
-WITHOUT = ("begin", "deepen", "enter", "ignore", "by_context")  # verbs that make no new activation
+WITHOUT = (
+    "embed_inputs",
+    "add_deepstack",
+    "tap_layer_input",
+    "ignore",
+    "by_context",
+)  # verbs that make no new activation
 
 
 class LastReads:

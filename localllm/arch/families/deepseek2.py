@@ -143,13 +143,13 @@ def projected_from(
     Of the rotated key, if it is normalized.
     """
     if h.temperature:
-        q = b.temper(q, b.positions, h.temperature, h.temperature_length)
+        q = b.scale_by_position(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
-    latent = b.rms_norm(b.columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
-    key = b.columns(both, h.latent, h.latent + h.rope.dims)
+    latent = b.rms_norm(b.slice_columns(both, 0, h.latent), w.attn_kv_a_norm, h.epsilon)
+    key = b.slice_columns(both, h.latent, h.latent + h.rope.dims)
     key = b.rope(b.rms_norm(key, key_norm, h.epsilon) if key_norm else key, h.rope, b.positions, factors)
-    rotated = b.rope(b.columns(q, h.key_dim, period, period), h.rope, b.positions, factors)
-    return [b.columns(q, 0, h.key_dim, period), rotated, latent, key]
+    rotated = b.rope(b.slice_columns(q, h.key_dim, period, period), h.rope, b.positions, factors)
+    return [b.slice_columns(q, 0, h.key_dim, period), rotated, latent, key]
 
 
 def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
@@ -158,8 +158,8 @@ def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activatio
     Queries by the matrices of the keys, latent rows, and results by those of the values.
     """
     plain, rotated, latent, key = projected(b, w, h, x)
-    q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
-    y = b.attend(q, b.join(latent, key, 1), None, state, Scores(h.heads, h.scale))
+    q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
+    y = b.attend(q, b.concat_heads(latent, key, 1), None, state, Scores(h.heads, h.scale))
     return b.head_linear(y, w.attn_v_b)
 
 
@@ -169,6 +169,6 @@ def to_keys(
     """Compute the heads' outputs, of keys and values."""
     plain, rotated, latent, key = projected(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
-    k = b.join(b.columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
-    v = b.columns(both, h.key_dim, period, period)
-    return b.attend(b.join(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))
+    k = b.concat_heads(b.slice_columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
+    v = b.slice_columns(both, h.key_dim, period, period)
+    return b.attend(b.concat_heads(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))

@@ -117,7 +117,7 @@ def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Acti
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
     q, k = turned(b, indexer, q, indexer.heads), turned(b, indexer, k, 1)
-    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), index, indexer.count)
+    return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), index, indexer.count)
 
 
 def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
@@ -130,8 +130,8 @@ def turned(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activatio
 def turned_at_end(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
     """Rotate the last numbers of heads of `dim` numbers; rope: of heads of so many."""
     plain = dim - rope.dims
-    behind = b.rope(b.columns(x, plain, dim, dim), rope, b.positions)
-    return b.join(b.columns(x, 0, plain, dim), behind, heads)
+    behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
+    return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)
 
 
 def attention(
@@ -143,5 +143,5 @@ def attention(
     Queries by the matrices of the keys, latent rows, and results by those of the values.
     """
     plain, rotated, latent, key = projected_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
-    q = b.join(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
-    return b.head_linear(b.attend(q, b.join(latent, key, 1), None, state, scores), w.attn_v_b)
+    q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
+    return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)

@@ -138,7 +138,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
     (gates,) = mixed(b, h, x, w.output_hc_fn, w.output_hc_scale.shaped(1), w.output_hc_base)
-    x = b.mix(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
+    x = b.mix_streams(x, b.plus(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
 
@@ -164,7 +164,9 @@ def seen(
     k, picked = blocks(b, w, h, kept, "attn", x), choose(b, w, h, kept, narrow, x) if kept.choosing else None
     far = b.attend(q, k, None, kept.far, replace(scores, chosen=picked, logs=True))
     wide = h.heads * h.dim
-    (near, of_near), (far, of_far) = ((b.columns(y, 0, wide), b.columns(y, wide, wide + h.heads)) for y in (near, far))
+    (near, of_near), (far, of_far) = (
+        (b.slice_columns(y, 0, wide), b.slice_columns(y, wide, wide + h.heads)) for y in (near, far)
+    )
     share = b.sigmoid(b.add(of_near, b.scale(of_far, -1.0)))
     return b.add(far, b.multiply_heads(b.add(near, b.scale(far, -1.0)), share))
 
@@ -174,7 +176,7 @@ def blocks(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, name: str, x
     assert kept.far and kept.last
     ratio, is_index = kept.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))
-    rows = b.join(b.linear(x, rows), b.linear(x, gates), 1)
+    rows = b.concat_heads(b.linear(x, rows), b.linear(x, gates), 1)
     y = b.gated_mean(rows, places, kept.last, int(is_index), 2 if kept.choosing else 1)
     y = b.rms_norm(y, norm, h.epsilon)
     return turned_at_end(b, replace(h.far, before=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
@@ -185,7 +187,7 @@ def choose(b: Builder, w: Weights, h: DeepSeek4, kept: LayerStates, narrow: Acti
     assert kept.choosing
     q = turned_at_end(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
     k = blocks(b, w, h, kept, "indexer", x)
-    return b.choose(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
+    return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), kept.choosing, h.count, CHOSEN)
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:

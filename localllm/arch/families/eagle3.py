@@ -78,7 +78,7 @@ def guess(b: Builder, pair: Pair, h: Eagle, made: Activation) -> MtpOutput:
     w, a, (state,) = pair.own.block(0), h.attention, h.states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
     normed = b.rms_norm(made, w.require("attn_norm_2"), h.epsilon)
-    both = b.join(x, normed, 1)
+    both = b.concat_heads(x, normed, 1)
     counts = a.heads[0], state.kv_heads, state.kv_heads
     shapes = [(count * a.head_dim, 2 * h.width) for count in counts]
     matrices = [w.attn_q, w.attn_k, w.attn_v]

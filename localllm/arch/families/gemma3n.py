@@ -88,9 +88,9 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = layer_inputs(b, w, h, x)
     others = b.head_linear(repeated(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
-    x = b.join(x, as_long_as(b, h, others, x), 1)
+    x = b.concat_heads(x, as_long_as(b, h, others, x), 1)
     for layer in range(h.layers):
-        own = b.columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+        own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
         x = block(b, w.block(layer), h, layer, x, own)
     ignore_guessing(b, w, h)
     x = b.rms_norm(merged(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
@@ -99,11 +99,11 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
 
 def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute the mean of the streams, each made as long as the first one."""
-    total, rest = b.columns(x, 0, h.width), b.columns(x, h.width, STREAMS * h.width)
+    total, rest = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
     others = b.head_linear(rest, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
     others = as_long_as(b, h, others, total)
     for stream in range(STREAMS - 1):
-        total = b.add(total, b.columns(others, stream * h.width, (stream + 1) * h.width))
+        total = b.add(total, b.slice_columns(others, stream * h.width, (stream + 1) * h.width))
     return b.scale(total, 1 / STREAMS)
 
 
@@ -117,7 +117,7 @@ def repeated(b: Builder, x: Activation, count: int) -> Activation:
     """Repeat x `count` times, side by side."""
     every = x
     for _ in range(count - 1):
-        every = b.join(every, x, 1)
+        every = b.concat_heads(every, x, 1)
     return every
 
 
@@ -126,21 +126,23 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, o
 
     And what that says of the others.
     """
-    guesses = b.add(streams, b.mix(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS))
-    active = b.columns(guesses, 0, h.width)
+    guesses = b.add(
+        streams, b.mix_streams(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS)
+    )
+    active = b.slice_columns(guesses, 0, h.width)
     x = computed(b, w, h, layer, active)
     surprise = b.add(x, b.scale(active, -1))
     strengths = b.plus(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
-    corrected = b.add(guesses, b.mix(surprise, strengths, 1))
-    first, rest = b.columns(corrected, 0, h.width), b.columns(corrected, h.width, STREAMS * h.width)
+    corrected = b.add(guesses, b.mix_streams(surprise, strengths, 1))
+    first, rest = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
     y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
     y = b.rms_norm(b.linear(b.geglu(y, own), w.proj), w.post_norm, h.epsilon)
-    return b.join(first, b.add(rest, repeated(b, y, STREAMS - 1)), 1)
+    return b.concat_heads(first, b.add(rest, repeated(b, y, STREAMS - 1)), 1)
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute what the first stream, or what became of it, is like: [tokens, STREAMS], from -1 to 1."""
-    y = b.rms_norm(b.columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
+    y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 

@@ -85,7 +85,7 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     for layer in range(h.layers):
         x = block(b, w.block(layer), h, layer, x, factors)
         if inputs is not None:
-            own = b.columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
+            own = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
             x = let_in(b, w.block(layer), h, x, own)
         if factor := w.block(layer).get("layer_output_scale"):
             x = b.scale(x, factor)
@@ -142,7 +142,7 @@ def of_experts(b: Builder, factors: Weight, rows: Activation, choice: Choice) ->
     many = factors.repeated(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)
     stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
-    equal = b.plus(b.scale(b.columns(rows, 0, PLACES), 0.0), 1 / PLACES)
+    equal = b.plus(b.scale(b.slice_columns(rows, 0, PLACES), 0.0), 1 / PLACES)
     return b.expert_linear(equal, stack, choice)
 
 

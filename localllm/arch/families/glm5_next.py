@@ -170,7 +170,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
         y, add = half(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x, width = b.select(x, b.wanted), h.width
-    parts = [b.columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
+    parts = [b.slice_columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
     mean = b.scale(reduce(b.add, parts), 1 / h.streams.count)
     return b.linear(b.rms_norm(mean, w.output_norm, h.epsilon), w.output)
 
@@ -187,7 +187,7 @@ def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Acti
     mixes = b.linear(b.rms_norm(x, None, h.epsilon), fn.shaped((2 + n) * n, n * h.width))
 
     def part(number: int, first: int, end: int) -> Activation:
-        y = b.scale(b.columns(mixes, first, end), float(factors[number]))
+        y = b.scale(b.slice_columns(mixes, first, end), float(factors[number]))
         return b.add_vector(y, offsets[first:end])
 
     of_sum = b.plus(b.sigmoid(part(0, 0, n)), streams.epsilon)
@@ -195,9 +195,9 @@ def half(b: Builder, w: Weights, h: Any, x: Activation, name: str) -> tuple[Acti
     of_streams = b.sinkhorn(part(2, 2 * n, (2 + n) * n), n, streams.iterations, streams.epsilon)
 
     def add(y: Activation) -> Activation:
-        return b.add(b.mix(y, of_adding, 1), b.mix(x, of_streams, n))
+        return b.add(b.mix_streams(y, of_adding, 1), b.mix_streams(x, of_streams, n))
 
-    return b.mix(x, of_sum, n), add
+    return b.mix_streams(x, of_sum, n), add
 
 
 def choose(
@@ -208,9 +208,9 @@ def choose(
     norm = w.require("indexer.k_norm").shaped(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
     gates, places = b.linear(x, w.require("indexer_compressor_gate")), w.require("indexer_compressor_ape")
-    k = b.gated_mean(b.join(k, gates, 1), places, states[2])  # type: ignore[arg-type]
+    k = b.gated_mean(b.concat_heads(k, gates, 1), places, states[2])  # type: ignore[arg-type]
     q, weights = b.linear(narrow, w.require("indexer.attn_q_b")), b.linear(x, w.require("indexer.proj"))
-    return b.choose(q, k, weights, states[1], pools.count, pools.size)  # type: ignore[arg-type]
+    return b.select_keys(q, k, weights, states[1], pools.count, pools.size)  # type: ignore[arg-type]
 
 
 def attention(

@@ -81,7 +81,7 @@ def mixed(b: Builder, h: KimiK3, kept: Sequence[Activation], x: Activation, w: W
         return x
     all_ = [*kept, x]
     scores = joined(b, [b.linear(b.rms_norm(one, None, h.epsilon), by.as_row()) for one in all_])
-    return b.mix(joined(b, all_), b.softmax(scores), len(all_))
+    return b.mix_streams(joined(b, all_), b.softmax(scores), len(all_))
 
 
 def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:

@@ -75,5 +75,5 @@ def attention(
             head_dim = h.attention.head_dim
             q, k = b.rms_norm(q, None, h.epsilon, head_dim), b.rms_norm(k, None, h.epsilon, head_dim)
     else:
-        q = b.temper(q, b.positions, TEMPERATURE, TEMPERATURE_LENGTH, offset=1)
+        q = b.scale_by_position(q, b.positions, TEMPERATURE, TEMPERATURE_LENGTH, offset=1)
     return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))

@@ -75,6 +75,6 @@ def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activat
     ((heads, dim, _),) = state.shapes
     every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))
-    q, k, v = (b.columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
+    q, k, v = (b.slice_columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
     y = b.lightning_attention(q, k, v, h.slopes(state.layer), state, 0)
     return b.multiply(b.rms_norm(y, w.attn_norm_2, h.epsilon), b.sigmoid(b.linear(x, w.attn_gate)))

@@ -90,4 +90,4 @@ def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -
         y = b.rms_norm(y, norm.shaped(h.index_dim), h.epsilon, h.index_dim)
         return b.rope(y, replace(h.attention.rope, head_dim=h.index_dim), b.positions)
 
-    return b.choose_blocks(heads("q"), heads("k"), index, h.blocks, h.block, h.local)
+    return b.select_key_blocks(heads("q"), heads("k"), index, h.blocks, h.block, h.local)

@@ -50,6 +50,6 @@ def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, fact
     """Apply one layer: attention, then the feed-forward network, each added to the residual stream."""
     q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if h.temperature:
-        q = b.temper(q, b.positions, h.temperature, h.attention.rope.original_context)
+        q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, gated_or_mixture(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -95,7 +95,7 @@ def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) ->
 def scanned(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
     """Compute the outputs of Mamba's heads, through a gate."""
     both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
-    gate, inner = b.columns(both, 0, size, 2 * size), b.columns(both, size, 2 * size, 2 * size)
+    gate, inner = b.slice_columns(both, 0, size, 2 * size), b.slice_columns(both, size, 2 * size, 2 * size)
     inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)
     of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.state_size, h.state_size, rank)]
     norms = [w.exactly(f"ssm_{name}_norm") for name in ("b", "c", "dt")]

@@ -128,7 +128,7 @@ def attention(
     Each head's query has its gate behind it. chosen: as of Scores.
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
-    q, gate = (b.columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
+    q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
     q, k = normed_heads(b, w, h, q, b.linear(x, w.attn_k))
     y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=chosen)
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
@@ -158,7 +158,7 @@ def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> li
     if not (fused := w.get("ssm_ba", by_layer=True)):
         return [b.linear(x, w.ssm_beta), b.linear(x, w.ssm_alpha)]
     both, heads = b.linear(x, fused), d.heads // d.key_heads
-    return [b.columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
+    return [b.slice_columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
 
 
 def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:

@@ -42,11 +42,11 @@ def read(fields: Fields) -> Qwen3VL:
 
 def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
     """Compute the logits of the wanted tokens."""
-    x = b.begin(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
+    x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
     return decoder(b, w, h, block, x, factors=rope_factors(b, w, h))
 
 
 def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, factors: Weight | None) -> Activation:
     """Apply one layer of Qwen 3, and what an image's rows have for it."""
     x = qwen3.block(b, w, h, state, x, factors)
-    return b.deepen(x, 1 + state.layer) if state.layer < h.deep else x
+    return b.add_deepstack(x, 1 + state.layer) if state.layer < h.deep else x

@@ -132,7 +132,7 @@ def half(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Ac
     y, normed = mean_of_streams(b, w, h, x, name)
     weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
     weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
-    return y, lambda made: b.add(x, b.mix(made, weights, 1))
+    return y, lambda made: b.add(x, b.mix_streams(made, weights, 1))
 
 
 def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
@@ -145,7 +145,7 @@ def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
     narrow = b.scale(narrow, 1 / h.streams)
     gates = b.linear(b.multiply(narrow, b.sigmoid(narrow)), w.require(f"{name}_up").shaped(h.streams * width, h.rank))
     gated = b.multiply(normed, b.sigmoid(gates))
-    parts = [b.columns(gated, i * width, (i + 1) * width) for i in range(h.streams)]
+    parts = [b.slice_columns(gated, i * width, (i + 1) * width) for i in range(h.streams)]
     return b.scale(reduce(b.add, parts), 1 / h.streams), normed
 
 
@@ -180,4 +180,4 @@ def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activat
     k = b.linear(x, k_proj)
     k = b.mean(k, last[0], 0) if last else k  # type: ignore[arg-type]
     k = b.rope(b.rms_norm(k, k_norm, h.epsilon), replace(rope, before=size - 1), b.positions)
-    return b.choose(b.rope(q, rope, b.positions), k, None, index, h.blocks.tokens // size, size)  # type: ignore[arg-type]
+    return b.select_keys(b.rope(q, rope, b.positions), k, None, index, h.blocks.tokens // size, size)  # type: ignore[arg-type]

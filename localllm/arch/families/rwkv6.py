@@ -30,7 +30,7 @@ def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -
     y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))
     change, found = b.add(before, b.scale(x, -1.0)), []
     for use, by in enumerate(lerps(w, h, USES)):
-        far = b.add_vector(b.columns(y, use * h.width, (use + 1) * h.width), by)
+        far = b.add_vector(b.slice_columns(y, use * h.width, (use + 1) * h.width), by)
         found.append(b.add(x, b.multiply(change, far)))
     return found
 
@@ -57,7 +57,7 @@ def for_every_head(b: Builder, h: Rwkv, x: Activation) -> Activation:
     """Repeat keys or values for the heads that share them."""
     every = x
     for _ in range(h.heads // h.kv_heads - 1):
-        every = b.join(every, x, h.kv_heads)
+        every = b.concat_heads(every, x, h.kv_heads)
     return every
 
 

@@ -105,7 +105,7 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
     x = encoded(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
     for number, state in enumerate(h.states()[-h.decoder_layers :]):
         layer = w.part("dec.").block(number)
-        b.keep(b.linear(x, layer.cross_attn_k), b.linear(x, layer.cross_attn_v), state)
+        b.write_kv(b.linear(x, layer.cross_attn_k), b.linear(x, layer.cross_attn_v), state)
     return b.select(x, b.wanted)
 
 

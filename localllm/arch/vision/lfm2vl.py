@@ -101,7 +101,7 @@ def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
     """Compute a row for each patch."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
-    x = b.add(embedded(b, v, h, b.columns(x, 0, h.pixels)), b.columns(x, h.pixels, h.columns))
+    x = b.add(embedded(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.columns))
     return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 

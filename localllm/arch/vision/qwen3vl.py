@@ -55,14 +55,14 @@ def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     """Compute a row for each patch: what the last layer makes of it, and then those whose rows go deep."""
     v = w.part("v.")
     use_square_table(b, v.position_embd, h.width)
-    positions = b.columns(x, h.pixels, h.columns)
-    x, kept = b.add(patches(b, v, h, b.columns(x, 0, h.pixels)), positions), list[Activation]()
+    positions = b.slice_columns(x, h.pixels, h.columns)
+    x, kept = b.add(patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
     for state in h.states():
         x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
         kept += [x] if state.layer in h.deep else []
     x = normed(b, h, x, v.post_ln)
     for one in kept:
-        x = b.join(x, one, 1)
+        x = b.concat_heads(x, one, 1)
     return x
 
 
@@ -72,7 +72,7 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
     for number, layer in enumerate(h.deep, 1):
         own = w.part(f"v.deepstack.{layer}.")
         deep = b.layer_norm(part(b, h, x, number), own.norm, h.epsilon)
-        y = b.join(y, two_products(b, deep, own.fc1, own.fc2), 1)
+        y = b.concat_heads(y, two_products(b, deep, own.fc1, own.fc2), 1)
     return y
 
 
@@ -81,4 +81,4 @@ def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
 
     The last one, and then those that go deep.
     """
-    return b.columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)
+    return b.slice_columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)

@@ -16,7 +16,8 @@ from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
 VERBS: dict[str, Callable[..., None]] = {
-    "linear": linear, "expert_linear": expert_linear, "attend": attend, "choose": choose, "choose_blocks": choose,
+    "linear": linear, "expert_linear": expert_linear, "attend": attend,
+    "select_keys": choose, "select_key_blocks": choose,
     "quantize": quantize, "pack": pack,
     **dict.fromkeys((kind.kernel for kind in HALVES.values()), halves),
 }  # fmt: skip

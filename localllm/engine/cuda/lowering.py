@@ -27,8 +27,8 @@ from localllm.kernels.cuda import grid, parameters
 
 VERBS: dict[str, Callable[..., None]] = {
     "linear": products.linear, "expert_linear": products.expert_linear, "route": products.route, "attend": attend,
-    "choose": choose,
-    "choose_blocks": choose,
+    "select_keys": choose,
+    "select_key_blocks": choose,
     "quantize_planes": products.quantize_planes, "halve": products.halve, "split_bf16": products.split_bf16,
 }  # fmt: skip
 

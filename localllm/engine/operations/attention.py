@@ -95,7 +95,7 @@ class Attend(StateOperation):
 class WriteKV(StateOperation):
     """Keys and values go to the cache, for attention elsewhere."""
 
-    VERB = "keep"
+    VERB = "write_kv"
 
     state: Paged
 
@@ -140,7 +140,7 @@ class AttentionVerbs(Recording):
             )
         )  # fmt: skip
 
-    def keep(self, k: Activation, v: Activation, state: Paged) -> None:
+    def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
         if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
             raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
         self._add(WriteKV((k, v), Activation(k.rows, 0), state))
@@ -204,7 +204,7 @@ class AttentionReference(Computing, RowwiseVerbs):
         np.copyto(s, -np.inf, where=hidden)
         return s, sees
 
-    def keep(self, k: Array, v: Array, state: Paged) -> None:
+    def write_kv(self, k: Array, v: Array, state: Paged) -> None:
         for span, rows in self._rows():
             span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
 

@@ -16,7 +16,7 @@ from localllm.errors import ModelError
 class SliceColumns(Operation):
     """Columns from `first` on of each of the groups that a row consists of."""
 
-    VERB = "columns"
+    VERB = "slice_columns"
 
     first: int
     groups: int
@@ -33,7 +33,7 @@ class SliceColumns(Operation):
 class ConcatHeads(Operation):
     """Head by head the columns of two activations; shared: all heads get the same of the second."""
 
-    VERB = "join"
+    VERB = "concat_heads"
 
     heads: int
     shared: bool
@@ -67,7 +67,7 @@ class HeadDots(Operation):
 class MixStreams(Operation):
     """Weighted sums of streams that stand side by side."""
 
-    VERB = "mix"
+    VERB = "mix_streams"
 
     streams: int
 
@@ -83,14 +83,14 @@ class MixStreams(Operation):
 class ColumnVerbs(Recording):
     """The verbs as a recorder has them."""
 
-    def columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+    def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
         period = period or x.columns
         if not 0 <= first < end <= period or x.columns % period:
             raise ModelError(f"{MISFIT}: columns {first} to {end} of {x.columns}")
         groups = x.columns // period
         return self._add(SliceColumns((x,), Activation(x.rows, groups * (end - first)), first, groups))
 
-    def join(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+    def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
         if x.columns % heads or (y.columns % heads and not shared):
             raise ModelError(f"{MISFIT}: {x.columns}, {y.columns} columns, {heads} heads")
         columns = x.columns + y.columns * (heads if shared else 1)
@@ -101,7 +101,7 @@ class ColumnVerbs(Recording):
             raise ModelError(f"{MISFIT}: {x.columns} columns, {heads} heads")
         return self._add(HeadDots((x, z), Activation(x.rows, heads), heads))
 
-    def mix(self, x: Activation, weights: Activation, streams: int) -> Activation:
+    def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
         if x.columns % streams or weights.columns % streams:
             raise ModelError(f"{MISFIT}: {x.columns} columns, {weights.columns} weights, {streams} streams")
         columns = x.columns // streams * (weights.columns // streams)
@@ -111,12 +111,12 @@ class ColumnVerbs(Recording):
 class ColumnReference(Computing):
     """The verbs in NumPy."""
 
-    def columns(self, x: Array, first: int, end: int, period: int | None = None) -> Array:
+    def slice_columns(self, x: Array, first: int, end: int, period: int | None = None) -> Array:
         period = period or x.shape[1]
         groups = x.shape[1] // period
         return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
 
-    def join(self, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
+    def concat_heads(self, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
         rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
         of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
         return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
@@ -125,7 +125,7 @@ class ColumnReference(Computing):
         products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
         return products.sum(axis=2, dtype=np.float64).astype(np.float32)
 
-    def mix(self, x: Array, weights: Array, streams: int) -> Array:
+    def mix_streams(self, x: Array, weights: Array, streams: int) -> Array:
         rows, made, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
         of_made = weights.reshape(rows, made, streams)
         return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, made * width)

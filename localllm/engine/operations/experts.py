@@ -104,7 +104,7 @@ class Gather(ChoiceOperation):
 class ToHeads(ChoiceOperation):
     """A row for each head: other columns of a token."""
 
-    VERB = "deal"
+    VERB = "to_heads"
 
     def lower(self, steps: Steps, target: Target) -> None:
         x, choice, output = self.inputs[0], self.choice, self.output
@@ -117,7 +117,7 @@ class ToHeads(ChoiceOperation):
 class FromHeads(ChoiceOperation):
     """The rows of a token's heads side by side."""
 
-    VERB = "collect"
+    VERB = "from_heads"
 
     def lower(self, steps: Steps, target: Target) -> None:
         x, choice = self.inputs[0], self.choice

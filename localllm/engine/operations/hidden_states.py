@@ -28,7 +28,7 @@ class HiddenStateTap(NamedTuple):
 class ExternalInput(Operation):
     """Rows that whoever runs this has laid down before, float32 [BATCH, columns or more]."""
 
-    VERB = "given"
+    VERB = "external_input"
 
     memory: np.ndarray
 
@@ -42,7 +42,7 @@ class ExternalInput(Operation):
 class ExportHidden(Operation):
     """Rows that are laid down for whoever runs this."""
 
-    VERB = "show"
+    VERB = "export_hidden"
 
     memory: np.ndarray
 
@@ -61,24 +61,24 @@ class HiddenStateVerbs(ColumnVerbs):
     _shown: HiddenStateTap | None = None
     begins = reveals = False
 
-    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
+    def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
         self.begins = True
         return embedded()
 
-    def deepen(self, x: Activation, part: int) -> Activation:
+    def add_deepstack(self, x: Activation, part: int) -> Activation:
         return x
 
-    def reveal(self, x: Activation) -> Activation:
+    def export_hidden(self, x: Activation) -> Activation:
         assert self._shown
         self._add(ExportHidden((x,), Activation(ALL, x.columns), self._shown.memory))
         return x
 
-    def enter(self, x: Activation, layer: int) -> Activation:
+    def tap_layer_input(self, x: Activation, layer: int) -> Activation:
         if self._shown and layer in self._shown.layers:
             self._entered[layer] = x
             if len(self._entered) == len(set(self._shown.layers)):
                 first, *others = (self._entered[layer] for layer in self._shown.layers)
-                self.reveal(reduce(lambda some, more: self.join(some, more, 1), others, first))
+                self.export_hidden(reduce(lambda some, more: self.concat_heads(some, more, 1), others, first))
         return x
 
     def tap(self, shown: HiddenStateTap | None) -> None:
@@ -86,7 +86,7 @@ class HiddenStateVerbs(ColumnVerbs):
         self._shown, self._entered = shown, dict[int, Activation]()
         self.reveals = shown is not None and not shown.layers
 
-    def given(self, rows: np.ndarray, columns: int) -> Activation:
+    def external_input(self, rows: np.ndarray, columns: int) -> Activation:
         """Record rows that whoever runs this has laid down before: float32 [BATCH, columns or more]."""
         return self._add(ExternalInput((), Activation(ALL, columns), rows))
 
@@ -103,20 +103,20 @@ class HiddenStateReference(Computing):
     entered: dict[int, Array]
     _parts: list[Array] | None
 
-    def begin(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
+    def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
         """Of a run that is one image, return its rows."""
         (seen,) = {span.seen for span in self._spans}
         self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]
 
-    def deepen(self, x: Array, part: int) -> Array:
+    def add_deepstack(self, x: Array, part: int) -> Array:
         return x if self._parts is None else x + self._parts[part]
 
-    def reveal(self, x: Array) -> Array:
+    def export_hidden(self, x: Array) -> Array:
         self.revealed = x
         return x
 
-    def enter(self, x: Array, layer: int) -> Array:
+    def tap_layer_input(self, x: Array, layer: int) -> Array:
         if layer in self.entered:
             self.entered[layer] = x
         return x

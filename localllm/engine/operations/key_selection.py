@@ -26,7 +26,8 @@ class SelectKeys(StateOperation):
         most: keys, or blocks of them.  block: positions of a block.  heads: of the indexer, or groups of heads.
     """
 
-    VERB = "choose"
+    VERB = "select_keys"
+    KERNEL = "choose"
 
     state: Latent
     most: int
@@ -47,7 +48,7 @@ class SelectKeys(StateOperation):
         arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
         more, reads = self.own_arguments(steps)
         arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | more
-        return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.verb}-{side.kind.upper()}"
+        return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
     def own_arguments(self, steps: Steps) -> tuple[dict[str, Any], list[Buffer]]:
         """Return what this kernel is given besides, and what it reads of that."""
@@ -61,7 +62,8 @@ class SelectKeys(StateOperation):
 class SelectKeyBlocks(SelectKeys):
     """The keys that each group of heads sees, in blocks; local: the last ones, always among them."""
 
-    VERB = "choose_blocks"
+    VERB = "select_key_blocks"
+    KERNEL = "choose_blocks"
 
     local: int
 
@@ -73,7 +75,7 @@ class SelectKeyBlocks(SelectKeys):
 class KeySelectionVerbs(Recording):
     """The verbs as a recorder has them."""
 
-    def choose(
+    def select_keys(
         self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
     ) -> Activation:
         heads = indexer_heads(q, k, index)
@@ -82,7 +84,7 @@ class KeySelectionVerbs(Recording):
         inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, self._words)
         return self._add(SelectKeys(inputs, output, index, count, block, heads))
 
-    def choose_blocks(
+    def select_key_blocks(
         self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
     ) -> Activation:
         groups = indexer_heads(q, k, index)
@@ -110,7 +112,9 @@ class Selection(NamedTuple):
 class KeySelectionReference(Computing):
     """The verbs in NumPy."""
 
-    def choose(self, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1) -> Array:
+    def select_keys(
+        self, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1
+    ) -> Array:
         def scores(q: Array, keys: Array, rows: slice) -> Array:
             products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
             return (products.sum(1) if weights is None else np.einsum("thk,th->tk", products, weights[rows]))[:, None]
@@ -120,7 +124,7 @@ class KeySelectionReference(Computing):
 
         return self._selected(q, k, index, scores, of_blocks, Selection(count, block))
 
-    def choose_blocks(self, q: Array, k: Array, index: Latent, count: int, block: int, local: int) -> Array:
+    def select_key_blocks(self, q: Array, k: Array, index: Latent, count: int, block: int, local: int) -> Array:
         def scores(q: Array, keys: Array, rows: slice) -> Array:
             return np.einsum("thd,kd->thk", q, keys, optimize=True)
 

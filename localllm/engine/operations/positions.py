@@ -64,7 +64,7 @@ class Rotate(Operation):
 class ScaleByPosition(Operation):
     """x * (1 + slope * log(floor((position + offset) / length) + 1))."""
 
-    VERB = "temper"
+    VERB = "scale_by_position"
 
     slope: float
     length: int
@@ -99,7 +99,9 @@ class PositionVerbs(Recording):
             require_divisors(weight.name, weight.vector())
         return long if self._context > original else short
 
-    def temper(self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0) -> Activation:
+    def scale_by_position(
+        self, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
+    ) -> Activation:
         return self._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
 
 
@@ -135,7 +137,7 @@ class PositionReference(Computing):
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short
 
-    def temper(self, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
+    def scale_by_position(self, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 

@@ -60,12 +60,12 @@ class RowRecorder(TurningRecorder):
         self.rows = np.zeros((BATCH, row_bytes(hyperparameters.row_width) // 4), np.float32)
         self._is_whole = is_whole
 
-    def begin(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
+    def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
         self.begins = True
-        return self.given(self.rows, self._width)
+        return self.external_input(self.rows, self._width)
 
-    def deepen(self, x: Activation, part: int) -> Activation:
-        return self.add(x, self.given(self.rows[:, part * self._width :], self._width))
+    def add_deepstack(self, x: Activation, part: int) -> Activation:
+        return self.add(x, self.external_input(self.rows[:, part * self._width :], self._width))
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
