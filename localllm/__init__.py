@@ -48,7 +48,7 @@ _LAZY = {
 
 
 def builtin_model() -> "Path":
-    """The file of the tiny model that comes with localllm and answers questions about it."""
+    """Return the path of the tiny model that comes with localllm and answers questions about it."""
     from pathlib import Path
 
     return Path(__file__).parent / "data" / "guide.gguf"

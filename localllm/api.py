@@ -122,7 +122,7 @@ class Model(GenerationMixin):
         Raises as Sequence.append.
         """
         if self.engine.hyperparameters.fills:
-            return self.engine.read_whole(token_ids(ids))
+            return self.engine.forward_full(token_ids(ids))
         sequence = self.sequence()
         try:
             return sequence.append(token_ids(ids), "all")
@@ -337,13 +337,13 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
-    from localllm.engine.trace.recorder import recorded
+    from localllm.engine.trace.recorder import trace_model
 
     with GGUFFile.open(path) as file:
         with suppress(UnsupportedError):  # a damaged file is refused, whatever is wanted of it
             module, hyperparameters = architecture(file)
             if file.tensors:
-                recorded(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
+                trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
         return tokenizer_of(file)
 
 

@@ -96,7 +96,7 @@ class Bare(Engine):
     def __init__(self, **known):
         self.context, self.vocab_size, self.runs, self.device = 300, 100, Runs(), "CPU"
         self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
-        self.lock, self.abandoned, self._images = Lock(), [], WeakValueDictionary()
+        self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
         self._path, self._start, self._takes_rows, self._shifts = "m.gguf", None, True, False
         self._shown = self._guesser = self._head = None
         self._backend, self._turns = Backend(), lambda: "turns"
@@ -227,15 +227,15 @@ def test_an_encoder_reads_the_text_before_the_answer():
 def test_texts_that_are_read_whole(engine, runs_of_4, most):
     engine._backend.error = None if most == 4 else ModelError("not numbers")
     if most == 4:
-        assert engine.read_whole([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
+        assert engine.forward_full([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
         assert engine.ran() == [[(0, [1, 2, 3, 4], 4)]]
         with pytest.raises(ContextError, match=r"^5 tokens are more than the 4 that see each other at most$"):
-            engine.read_whole([1] * 5)
+            engine.forward_full([1] * 5)
     else:
         stores = []
         engine._backend.store = lambda: stores.append(Store()) or stores[-1]
         with pytest.raises(ModelError):
-            engine.read_whole([1])
+            engine.forward_full([1])
         assert [store.is_closed for store in stores] == [True]
     engine.hyperparameters.fills = True
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_forgetting_as_much_as_there_is(engine):
 def test_what_goes_with_an_image_takes_its_positions(engine):
     """Fewer than its rows."""
     seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
-    engine.see(seen)
+    engine.register_image(seen)
     for keep, distance in ((0, PAGE - 3), (10, PAGE)):
         sequence = engine.sequence()
         sequence.append([*[1] * 4, *seen.ids, *[2] * 100])
@@ -342,10 +342,10 @@ def test_which_images_can_be_seen(engine, runs_of_4):
         ),
     ):
         with pytest.raises(error) as caught:
-            Bare(**known).see(seen)
+            Bare(**known).register_image(seen)
         assert str(caught.value) == told
     for seen in (ImageEmbedding(b"long", rows), ImageEmbedding(b"whole", rows[:4], is_whole=True)):
-        engine.see(seen)
+        engine.register_image(seen)
         sequence = engine.sequence()
         ids = [1, *seen.ids, 2]
         sequence.append(ids)
@@ -357,7 +357,7 @@ def test_which_images_can_be_seen(engine, runs_of_4):
 def test_places_behind_images(engine, runs_of_4):
     """Are ahead of positions; an image is read alone."""
     seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
-    engine.see(seen)
+    engine.register_image(seen)
     engine.sequence().append([1, *seen.ids, 2])
     assert engine._backend.ran == [
         [(0, [1], 0, 0, 0)], [(1, seen.ids[:4], 0, 0, 0)], [(5, seen.ids[4:], 0, 0, 0)], [(7, [2], 1, 0, 3)],
@@ -402,7 +402,7 @@ def test_what_was_read_in_whole_runs(pieces, aligned):
 )
 def test_going_back(length, held, aligned):
     sequence = read_in(4, 4, 2)
-    sequence.listener = SimpleNamespace(forget_behind=lambda place: told.append(place), engine=None)
+    sequence.listener = SimpleNamespace(rewind_to=lambda place: told.append(place), engine=None)
     told = list[int]()
     assert sequence.truncate(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held, told) == (held, aligned, held, [held])
@@ -441,7 +441,7 @@ def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
 
 def test_a_fork_goes_its_own_way(engine):
     seen = ImageEmbedding(b"x", np.zeros((2, 2), np.float32))
-    engine.see(seen)
+    engine.register_image(seen)
     sequence = engine.sequence()
     sequence.append([1, *seen.ids])
     sequence.aligned, sequence.encoded, sequence._begun = 1, 2, 3
@@ -460,7 +460,7 @@ def test_images_in_runs(engine, runs_of_4, monkeypatch):
     monkeypatch.setattr("localllm.engine.sequence.BATCH", 4)
     engine.runs = Runs(4, 4)
     seen = ImageEmbedding(b"x", np.zeros((6, 2), np.float32))
-    engine.see(seen)
+    engine.register_image(seen)
     for pieces, aligned in (
         ([[1] * 4, seen.ids], 10), ([[1] * 4, seen.ids[:4], seen.ids[4:]], 10),
         ([[1] * 4, seen.ids[:3], seen.ids[3:]], 4),
@@ -478,11 +478,11 @@ def test_closing(engine):
     """Once; nobody waits then, and there is nothing left to ask."""
     sequence, closed = engine.sequence(), list[int]()
     sequence.append([1, 2])
-    sequence.listener = SimpleNamespace(forget_behind=lambda place: None, close=lambda: closed.append(1), engine=None)
-    sequence.no_listener()
-    sequence.no_listener()
+    sequence.listener = SimpleNamespace(rewind_to=lambda place: None, close=lambda: closed.append(1), engine=None)
+    sequence.detach_listener()
+    sequence.detach_listener()
     assert closed == [1] and sequence.listener is None
-    sequence.listener = SimpleNamespace(forget_behind=lambda place: None, close=lambda: closed.append(2), engine=None)
+    sequence.listener = SimpleNamespace(rewind_to=lambda place: None, close=lambda: closed.append(2), engine=None)
     store = sequence.store
     assert not sequence.closed
     sequence.close()
@@ -501,12 +501,12 @@ class Head:
     """Makes followers."""
 
     def __init__(self, *given):
-        self.given, self.abandoned, self.closed = given, [], 0
+        self.given, self.orphaned, self.closed = given, [], 0
 
     def follower(self, place: int) -> DraftSequence:
         made = DraftSequence.__new__(DraftSequence)
         made.engine, made.begin, made.told = self, place, []
-        made.heard = lambda *given: made.told.append((given[0], given[1].tolist(), given[2].tolist()))
+        made.on_hidden_states = lambda *given: made.told.append((given[0], given[1].tolist(), given[2].tolist()))
         return made
 
     def close(self) -> None:
@@ -549,7 +549,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     given = []
     monkeypatch.setattr(engine_module, "DraftHead", Head)
     monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "guesser")
-    monkeypatch.setattr(engine_module, "shown_to", lambda guesser: f"shown to {guesser}")
+    monkeypatch.setattr(engine_module, "hidden_state_tap", lambda guesser: f"shown to {guesser}")
     said, before = [Operation((), Activation(ALL, 4))], Head()
     known = {"_file": "file", "_options": "options", "_head": before, "_guesser": "own", "_shown": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
@@ -588,13 +588,13 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
 
 def test_what_was_forgotten_without_being_closed_goes_back(engine):
     stores = [Store(), Store()]
-    engine.abandoned += stores
+    engine.orphaned += stores
     assert engine.places() == (3, 4)
-    assert all(store.is_closed for store in stores) and engine.abandoned == []
+    assert all(store.is_closed for store in stores) and engine.orphaned == []
     sequence = engine.sequence()
-    engine.abandoned.append(Store())
+    engine.orphaned.append(Store())
     sequence.append([1])
-    assert engine.abandoned == []
+    assert engine.orphaned == []
 
 
 def test_an_engine_ends_once(engine):

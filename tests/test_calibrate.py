@@ -26,7 +26,7 @@ from localllm.engine.operations.reference import Reference
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import Span
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.recorder import trace_model
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
@@ -422,7 +422,7 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch
     w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
     texts = [np.random.default_rng(n).integers(0, vocabulary, 20) for n in range(3)]
     last = LastReads()
-    again = shared_states(recorded(file, last.record(module.forward), w, h, 20).operations)
+    again = shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
     together = LayerwiseRunner(texts, again, AsTheyAre(), 2, last)
     found = module.forward(together, w, h)
     together.close()
@@ -518,7 +518,7 @@ def test_what_nobody_reads_any_more_is_given_up(model: Path):
     file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastReads()
     module, h = architecture(file)
     w = Weights(file.tensors)
-    again = shared_states(recorded(file, last.record(module.forward), w, h, 20).operations)
+    again = shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
     builder = LayerwiseRunner([np.arange(20)], again, matrices, 1, last)
     module.forward(builder, w, h)
     builder.close()

@@ -7,14 +7,14 @@ import pytest
 from kernel_calls import Scratch, caller, count, for_any_parts
 from models import model, write
 from simulated import launch
-from test_cuda_attention import Cache, Few, Shape, attend_few, content, error, places, run
+from test_cuda_attention import Cache, FewTokenAttention, Shape, attend_few, content, error, places, run
 
 from localllm.engine.cpu.attention import choose_scratch
 from localllm.engine.engine import Engine
 from localllm.engine.operations.computing import largest
 from localllm.engine.operations.key_selection import unpacked
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import turns
+from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 
@@ -175,7 +175,7 @@ def test_attention_on_a_card():
         expected[token] = weights / weights.sum(axis=1, keepdims=True) @ values.kept[0, at]
     chosen = np.packbits(bits, axis=1, bitorder="little")
     got = attend_few(shape, tokens, q, keys, values, chosen=chosen)
-    assert Few(shape.key_dim, shape.value_dim, shape.group).bundle == shape.group
+    assert FewTokenAttention(shape.key_dim, shape.value_dim, shape.group).bundle == shape.group
     assert error(got, expected.reshape(len(q), -1)) < 1e-11
     chosen[1] = 0  # as if a sum had not been a number
     with np.errstate(invalid="ignore"):
@@ -186,7 +186,7 @@ def test_attention_on_a_card():
 def test_keys_of_an_indexer_turn_when_tokens_move(model_path):
     engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
     states = engine.hyperparameters.states()
-    found = turns(engine.operations, states)
+    found = rotations(engine.operations, states)
     engine.close()
     assert found.keys() == set(states)
     indexes = [found[state] for state in states if state.is_index]

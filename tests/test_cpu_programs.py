@@ -200,13 +200,14 @@ def test_a_program_is_compiled(monkeypatch, passes):
     tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
-    for name, value in (("target_for_this_cpu", target), ("prepared", "prepared"), ("Tape", tape), ("Threads", walker),
+    for name, value in (
+        ("target_for_this_cpu", target), ("optimize_graph", "prepared"), ("Tape", tape), ("Threads", walker),
                         ("lower_operations", SimpleNamespace(all="lowered")), ("Library", library),
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
     program = program_module.compiled(operations, places, 3, "progress", "given", keeps=False, passes=passes)
-    assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["prepared"] == (operations, target, {})
+    assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["optimize_graph"] == (operations, target, {})
     assert made["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and made["Tape"] == (
         "lowered",
         {},
@@ -352,7 +353,7 @@ def test_what_a_backend_keeps(monkeypatch):
     monkeypatch.setattr(backend, "compiled", lambda *given: SimpleNamespace(run=None, warning=None))
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
     found = CpuBackend(["model"], states, 100, options)
-    assert made["KVCache"] == (states[::2], 100, options.kept_as) and made["StateLayout"] == (states[1:2],)
+    assert made["KVCache"] == (states[::2], 100, options.kv_cache_type) and made["StateLayout"] == (states[1:2],)
     assert made["CachePool"] == (found._cache, found._places.layout) and found._places.layout is not None
     assert (found.store, found.places, found.place_bytes) == ("store", "places", 5)
     found.prepare_shift("turns")
@@ -389,7 +390,9 @@ def test_rows_of_an_image(monkeypatch):
     reader = RowProgram(said, places, EngineOptions(threads=3, progress="shown"))
     ((operations, own, *rest),) = made
     assert (operations, own.cache, rest) == ("operations", "cache", [3, "shown"]) and own.header is not places.header
-    seen = SimpleNamespace(rows_of=lambda ids: np.arange(6).reshape(2, 3) + ids[0], turns_of=lambda ids, at: (*ids, at))
+    seen = SimpleNamespace(
+        rows_of=lambda ids: np.arange(6).reshape(2, 3) + ids[0], mrope_positions=lambda ids, at: (*ids, at)
+    )
     span = Span(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
     assert reader.run(span, True) == "logits"
     assert said.rows.tolist() == [[1, 2, 3, 9, 9], [4, 5, 6, 9, 9], [9] * 5, [9] * 5]
@@ -464,7 +467,7 @@ def test_memory_is_read_in_parts(monkeypatch):
 
 def test_a_reader_of_pictures_has_its_options(monkeypatch):
     monkeypatch.setattr(pictures, "projector", lambda file: ("family", "hyperparameters"))
-    monkeypatch.setattr(pictures, "said_parts", lambda *given: given)
+    monkeypatch.setattr(pictures, "trace_parts", lambda *given: given)
     file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)
     assert VisionEncoder(file, options)._options is options and VisionEncoder(file)._options == EngineOptions()
     assert VisionEncoder(file)._said == (file, "family", "hyperparameters")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simulated import launch
 
-from localllm.engine.cuda.attention import Few
+from localllm.engine.cuda.attention import FewTokenAttention
 from localllm.kernels.arguments import PAGE, SEQUENCE
 
 NOWHERE = 1000.0  # in places of the cache that nobody may read
@@ -110,7 +110,7 @@ def attend_few(
     slopes=None, sinks=None, parts=3, chosen=None, ahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
     """What the kernels make of it: float32 [tokens, heads * value_dim]."""
-    few, heads = Few(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
+    few, heads = FewTokenAttention(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
     room = len(q) + 1
     y = np.full((room, heads * (shape.value_dim + logs)), 7, np.float32)
     partial = np.full((room * heads * parts, few.partial_bytes // 4), np.nan, np.float32)
@@ -226,7 +226,7 @@ def test_many_on_tensor_cores():
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (64, 64), (128, 128), (192, 128), (256, 256), (576, 512)])
 def test_heads_are_bundled_in_equal_parts(key_dim, value_dim, group):
     """None is left out, none is empty, and what each thread holds of a bundle fits the registers."""
-    few = Few(key_dim, value_dim, group)
+    few = FewTokenAttention(key_dim, value_dim, group)
     assert few.bundle * few.bundles >= group > few.bundle * (few.bundles - 1)
     assert few.bundle * few.bundles - group < few.bundles, "equal parts"
     numbers = 8 * (-(-key_dim // 256) + -(-value_dim // 256))  # of 32 threads, which read 8 at once
@@ -238,7 +238,7 @@ def test_heads_are_bundled_in_equal_parts(key_dim, value_dim, group):
 @pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 16), (4, 2), (8, 8), (132, 3)])
 def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
     """By just so many blocks; up to 8 tokens, a token has the parts that it would have alone, and so the same bits."""
-    few = Few(64, 64, group)
+    few = FewTokenAttention(64, 64, group)
     for tokens in range(1, 17):
         blocks = kv_heads * few.bundles * (tokens if tokens > 8 else 1)
         assert 264 <= few.parts(tokens, kv_heads) * blocks < 264 + blocks

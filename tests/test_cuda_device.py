@@ -11,7 +11,7 @@ from localllm.engine.cuda import device as cuda_device
 from localllm.engine.cuda.card import Grid, Launch, LibraryProduct
 from localllm.engine.cuda.device import CudaCard, NoCardError
 from localllm.engine.cuda.lowering import encoded, kernels_of
-from localllm.engine.cuda.matmul import Within
+from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
 
@@ -160,7 +160,7 @@ def test_arguments_of_kernels_are_numbers():
     buffer, array = Buffer(3, 64, address=128), np.zeros(2)
     for value, expected in (
         (buffer, 5128),
-        (Within(buffer, 24), 5152),
+        (BufferSlice(buffer, 24), 5152),
         (Buffer(0, 64, address=128), 0),
         (array, 77),
         (9, 9),
@@ -197,7 +197,7 @@ def test_what_a_card_can_do(name: str):
 
 
 def test_an_error_without_words_is_called_by_its_name():
-    with pytest.raises(LocalllmError, match=r"^the graphics card failed: BrokenError$"), cuda_device.told():
+    with pytest.raises(LocalllmError, match=r"^the graphics card failed: BrokenError$"), cuda_device.report_failures():
         raise BrokenError
 
 

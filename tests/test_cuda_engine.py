@@ -18,7 +18,7 @@ from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.device import NoCardError, limits
-from localllm.engine.cuda.matmul import Factor, Within, multiply
+from localllm.engine.cuda.matmul import BufferSlice, Factor, multiply
 from localllm.engine.cuda.placement import (
     MARGIN,
     Sizes,
@@ -162,7 +162,7 @@ def test_everything_is_given_back(card):
 )
 def test_what_is_chosen_to_compute(backend, layers, driver, kind, is_told):
     """That there is no driver is told who wanted layers on a card; who named a card will hear it of the card."""
-    choice = opening.chosen(EngineOptions(backend=backend, gpu_layers=layers), lambda: driver)
+    choice = opening.choose_backend(EngineOptions(backend=backend, gpu_layers=layers), lambda: driver)
     assert (choice.kind, choice.note is not None) == (kind, is_told)
 
 
@@ -302,11 +302,11 @@ def test_a_product_begins_where_it_should():
     steps = SimpleNamespace(max_rows=lambda rows: 7, append=lambda *given: told.append(given))
     a, b, y, x = Buffer(3, 64), Buffer(5, 128), Buffer(7, 256), SimpleNamespace(rows=None, columns=48)
     multiply(steps, "f16", Factor(a, 32), Factor(b, 64), x, y, 9)
-    multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, Within(y, 40), 9, adds=True)
+    multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, BufferSlice(y, 40), 9, adds=True)
     same = {"kind": "f16", "m": 9, "n": 7, "k": 48, "a_stride": 32, "b_stride": 64, "c_stride": 64, "b": b}
     assert told == [
-        ("product", same | {"a": a, "c": Within(y, 0), "adds": False}, 0, [b, a], [y]),
-        ("product", same | {"a": 12, "c": Within(y, 40), "adds": True}, 0, [b], [y]),
+        ("product", same | {"a": a, "c": BufferSlice(y, 0), "adds": False}, 0, [b, a], [y]),
+        ("product", same | {"a": 12, "c": BufferSlice(y, 40), "adds": True}, 0, [b], [y]),
     ]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda.fusion import fused
+from localllm.engine.cuda.fusion import fuse
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.kernels.arguments import KERNELS
 
@@ -27,7 +27,7 @@ def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> Step:
 
 
 def names(*steps: Step) -> list[str]:
-    made = fused(list(steps))
+    made = fuse(list(steps))
     for step in made:
         assert step.arguments.keys() == set(KERNELS[step.kernel]._fields)
     return [step.kernel for step in made]
@@ -39,7 +39,7 @@ def buffers(count: int) -> list[Buffer]:
 
 def test_a_sum_and_its_norm():
     x, z, y, normed = buffers(4)
-    (step,) = fused([add(x, z, x), norm(x, normed)])
+    (step,) = fuse([add(x, z, x), norm(x, normed)])
     assert step.kernel == "add_rms_norm" and step.reads == [x, z] and step.writes == [x, normed]
     assert step.arguments["total"] is x and step.arguments["y"] is normed
     assert names(add(x, z, y), norm(y, y), add(z, y, z)) == ["add_rms_norm", "add"]
@@ -53,7 +53,7 @@ def test_a_sum_and_its_norm():
 
 def test_norms_of_heads_and_their_rotation():
     x, q, k, other, table = buffers(5)
-    made = fused([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
+    made = fuse([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
     assert [step.kernel for step in made] == ["rms_norm_rope"] * 2
     assert made[0].reads == [x, table] and made[0].writes == [q]
     assert made[0].arguments["x"] is x and made[0].arguments["y"] is q

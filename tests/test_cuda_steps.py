@@ -18,7 +18,14 @@ from localllm.engine.cuda import weights as card_weights
 from localllm.engine.cuda.cache import CudaCache
 from localllm.engine.cuda.card import Launch, LibraryProduct
 from localllm.engine.cuda.lowering import card_steps, work_of
-from localllm.engine.cuda.program import CudaProgram, Nowhere, PinnedHeader, SizedProgram, fitting, words_of_header
+from localllm.engine.cuda.program import (
+    CudaProgram,
+    NullPlacement,
+    PinnedHeader,
+    SizedProgram,
+    program_size,
+    words_of_header,
+)
 from localllm.engine.cuda.recurrent import CardLayout
 from localllm.engine.cuda.weights import CardWeights, pieces
 from localllm.engine.lower.steps import StepPlaces
@@ -36,7 +43,7 @@ from localllm.kernels.cuda import CHOOSING, parameters
 from localllm.quant.formats import BY_NAME
 
 
-class Somewhere(Nowhere):
+class Somewhere(NullPlacement):
     """Matrices at an address."""
 
     def __init__(self, capability=(8, 0)):
@@ -262,14 +269,14 @@ def test_states_of_a_card_go_back_when_nobody_has_them():
     assert layout.offset(0, 1) == here.offset(0, 1)
     assert not layout.content(layout.zeros).any() and len(layout.content(layout.zeros)) == here.zeros.nbytes
     content = np.arange(here.zeros.nbytes, dtype=np.uint8)
-    one, other = layout.filled(content), layout.new()
+    one, other = layout.from_bytes(content), layout.new()
     assert layout.content(one).tolist() == content.tolist()
     assert layout.address(one) != layout.address(other) and other.nbytes == here.zeros.nbytes
     assert len(card.memory) == 3
     del one, other
     assert [*card.memory] == [layout.address(layout.zeros)]
     with pytest.raises(ValueError, match=r"^1 bytes for 320$"):
-        layout.filled(content[:1])
+        layout.from_bytes(content[:1])
 
 
 def test_what_a_card_is_told_of_texts():
@@ -389,7 +396,7 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     assert len(made) == 4 and len(pinned) == 1
     program.read([*texts, *texts[:2]], "pages")
     assert pinned[1:] == [4 * 8 * 3]
-    assert [fitting(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
+    assert [program_size(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
 
 
 @pytest.mark.parametrize(
@@ -483,7 +490,7 @@ def test_a_program_is_a_graph(monkeypatch):
     monkeypatch.setattr(card_program, "work_of", lambda step, place, memory: (step.kernel, memory))
     monkeypatch.setattr(card_program, "offsets", lambda steps: 77)
     arena = SimpleNamespace(address=lambda size: 1000 + size)
-    model = card_program.OnCard(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
+    model = card_program.GpuContext(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
     program = SizedProgram(model, (4, 1), "progress")
     header = program.header
     ((operations, places, weights, size, taken),) = given

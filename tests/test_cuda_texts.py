@@ -53,8 +53,8 @@ def test_as_many_texts_as_a_card_has_tables_for(monkeypatch, context, pages):
     monkeypatch.setattr(card_texts, "CudaProgram", program)
     monkeypatch.setattr(card_texts, "MOST_SEQUENCES", 3)
     options = EngineOptions(backend="cuda:2")
-    reader = card_texts.CardTexts(["operation"], ["state"], context, options)
-    cache = card, ["state"], (pages + 3) * PAGE, options.kept_as, 0
+    reader = card_texts.CudaEmbeddingRunner(["operation"], ["state"], context, options)
+    cache = card, ["state"], (pages + 3) * PAGE, options.kv_cache_type, 0
     assert made == [2, (card, ["operation"], cache, None, context, options, {})]
     assert (reader.name, reader.warning) == ("a card", "slow")
     for count, groups in ((1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])):
@@ -65,5 +65,5 @@ def test_as_many_texts_as_a_card_has_tables_for(monkeypatch, context, pages):
     assert made.pop() == "closed"
     monkeypatch.setattr(card_texts, "CudaProgram", lambda *given: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        card_texts.CardTexts(["operation"], ["state"], context, EngineOptions(backend="cuda"))
+        card_texts.CudaEmbeddingRunner(["operation"], ["state"], context, EngineOptions(backend="cuda"))
     assert made[2:] == [0, "closed"]

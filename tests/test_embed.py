@@ -452,7 +452,7 @@ def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
     )
     h = SimpleNamespace(fills=fills, looks_ahead=ahead, pooling="mean")
     engine = SimpleNamespace(
-        hyperparameters=h, read_whole=lambda ids: ("whole", ids), prepare_all=lambda: heard.append("all")
+        hyperparameters=h, forward_full=lambda ids: ("whole", ids), prepare_all=lambda: heard.append("all")
     )
     model: Any = SimpleNamespace(engine=engine, sequence=lambda: sequence, file="file")
     found = api.Model.logits(model, np.array([1, 2]))

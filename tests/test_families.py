@@ -16,7 +16,7 @@ from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.encode import encode
@@ -467,7 +467,7 @@ def test_biases_that_are_missing(golden, name, bias):
         del file.tensors[tensor]
     module, h = architecture(file)
     with pytest.raises(ModelError, match=f"the model has no tensor {its_name}$"):
-        recorded(file, module.forward, Weights(file.tensors), h, 128)
+        trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
 
 # Others that a model must have, though verbs could do without them.
@@ -485,7 +485,7 @@ def test_tensors_that_are_missing(golden, name, lost):
     }
     module, h = architecture(file)
     with pytest.raises(ModelError, match=rf": the model has no tensor (blk\.\d+\.)?{lost}$"):
-        recorded(file, module.forward, Weights(file.tensors), h, 128)
+        trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
 
 def said(file) -> list:
@@ -493,7 +493,7 @@ def said(file) -> list:
     arch = file.metadata["general.architecture"]
     module = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}")
     h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
-    return recorded(file, module.forward, Weights(file.tensors), h, 128).operations
+    return trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
 
 
 @pytest.mark.parametrize(("name", "key", "verb", "counts"), [
@@ -580,7 +580,7 @@ def test_gemma_4_scales_what_its_experts_read_and_make(golden, lost):
     with pytest.raises(
         ModelError, match=r"ffn_gate_inp\.weight and blk\.0\.ffn_down_exps\.weight should have a scale$"
     ):
-        recorded(file, module.forward, Weights(file.tensors), h, 128)
+        trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
 
 @pytest.mark.parametrize(("experts", "normed"), [(127, True), (128, False), (129, True)])
@@ -599,8 +599,8 @@ def test_long_contexts_of_glm_have_an_indexer_in_every_fourth_layer(tmp_path, co
 def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
     file = golden("llama4")
     module, h = architecture(file)
-    operations = recorded(file, module.forward, Weights(file.tensors), h, 128).operations
-    tempered = [operation for operation in operations if operation.verb == "temper"]
+    operations = trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
+    tempered = [operation for operation in operations if operation.verb == "scale_by_position"]
     assert tempered and all((each.slope, each.length) == (0.1, 8192) for each in tempered)
 
 
@@ -621,7 +621,7 @@ def test_what_granite_takes_if_nothing_is_said(golden):
 
 def test_tokens_before_have_as_many_columns_as_are_kept(golden):
     module, h = architecture(file := golden("rwkv6"))
-    recorder = recorded(file, module.forward, Weights(file.tensors), h, 128)
+    recorder = trace_model(file, module.forward, Weights(file.tensors), h, 128)
     state = h.states()[0]
     with pytest.raises(ModelError, match="x for 3 of 96 columns"):
         recorder.previous(Activation(ALL, 3), state, 1)

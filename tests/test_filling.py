@@ -46,11 +46,11 @@ def test_logits(model_path, name, backend):
     golden, tokens = RowsGolden.load(name), prompt(name, 272)
     assert model(name).digest() == golden.digest
     engine = open_engine(model_path(name), context=128, kv_type="f32", backend=backend)
-    assert nmse(kept(engine.read_whole(tokens)), golden.rows) < (1e-11 if backend == "reference" else FAITHFUL)
+    assert nmse(kept(engine.forward_full(tokens)), golden.rows) < (1e-11 if backend == "reference" else FAITHFUL)
     with pytest.raises(UnsupportedError, match="fill masked places"):
         engine.sequence()
     with pytest.raises(ContextError, match="512"):
-        engine.read_whole([1] * 513)
+        engine.forward_full([1] * 513)
     engine.close()
 
 
@@ -274,7 +274,7 @@ def test_room_for_a_prompt_and_its_places():
 
 def test_what_a_file_says_of_its_mask():
     def of(mask: object, **more: object) -> DiffusionModel:
-        engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, read_whole=len)
+        engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, forward_full=len)
         return filling_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
 
     assert of(0) == DiffusionModel(len, 0, True)

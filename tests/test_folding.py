@@ -14,7 +14,7 @@ from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.operations.activation import ALL, Activation
-from localllm.engine.trace.recorder import Recorder, recorded
+from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
@@ -51,7 +51,7 @@ FOLDED = {
 def found_in(path: Path) -> list[ScaleFold]:
     file = GGUFFile.open(path)
     module, h = architecture(file)
-    return folds(recorded(file, module.forward, Weights(file.tensors), h, 32).operations, file.tensors)
+    return folds(trace_model(file, module.forward, Weights(file.tensors), h, 32).operations, file.tensors)
 
 
 @pytest.mark.parametrize("kind", FOLDED)

@@ -307,7 +307,7 @@ class Listening:
 
     def __init__(self, has_guess_layer: bool = True, listener: object = None):
         self.has_guess_layer, self.listener, self.told = has_guess_layer, listener, list[object]()
-        self.listen, self.no_listener = (
+        self.listen, self.detach_listener = (
             lambda sequence: self.told.append(sequence) or "follower",
             lambda: self.told.append(0),
         )

@@ -464,7 +464,7 @@ class Told(DraftHead):
 
     def __init__(self, tokens: list[int] | None = None):
         self.vocab_size, self.width, self.context = 5, 1, 300
-        self.runs, self.lock, self.abandoned = Runs(LATER), Lock(), []
+        self.runs, self.lock, self.orphaned = Runs(LATER), Lock(), []
         self._before, self._made, self._tokens = np.zeros((9, 2), np.float32), np.zeros((9, 2), np.float32), tokens
         self.told, self._fuse, self._backend = list[tuple](), None, self
         outer = self
@@ -496,7 +496,7 @@ def test_what_a_follower_reads_of_whom(monkeypatch):
     """Of each token what the model showed of the one before; on guesses, what the layer has made of it itself."""
     head = Told()
     follower = head.follower(0)
-    follower.heard(0, np.array([1, 2, 3]), shown(10, 20, 30))
+    follower.on_hidden_states(0, np.array([1, 2, 3]), shown(10, 20, 30))
     assert (follower.tokens, head.of_runs()) == ([], [])
     follower.append([1, 2, 3, 4])
     assert head.of_runs() == [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)]
@@ -504,18 +504,18 @@ def test_what_a_follower_reads_of_whom(monkeypatch):
     follower.append([1])
     assert head.of_runs() == [(4, [2], [400], 1), (5, [1], [200], 1)]
     assert follower.truncate(6) == 4  # what was read on guesses is not kept
-    follower.heard(3, np.array([4, 3]), shown(40, 50))
+    follower.on_hidden_states(3, np.array([4, 3]), shown(40, 50))
     assert follower.tokens == [1, 2, 3, 4]  # it is the same token
     follower.append([3, 2])
     assert head.of_runs() == [(4, [3, 2], [40, 50], 1)]
-    follower.heard(4, np.array([1, 1, 2]), shown(41, 51, 61))
+    follower.on_hidden_states(4, np.array([1, 1, 2]), shown(41, 51, 61))
     assert follower.tokens == [1, 2, 3, 4]  # it is another one
     follower.append([1, 1], "none")
     follower.append([2, 3, 0])
     # What was shown of the token before is forgotten by then.
     assert head.of_runs() == [(4, [1, 1], [0, 41], 0), (6, [2, 3, 0], [51, 61, 0], 1)]
     assert follower.truncate(9) == 6  # of the last run one token was a guess, so none counts
-    follower.forget_behind(6)
+    follower.rewind_to(6)
     assert (follower.begin, follower.tokens) == (0, [1, 2, 3, 4, 1, 1])
     follower.append([3, 2])
     assert head.of_runs() == [(6, [3, 2], [51, 0], 1)]
@@ -525,10 +525,10 @@ def test_what_a_follower_reads_of_whom(monkeypatch):
 def test_a_follower_goes_on_only_where_it_was(place, begin):
     """Elsewhere it begins anew, and knows nothing of what is before."""
     follower = (head := Told()).follower(9)
-    follower.heard(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
+    follower.on_hidden_states(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
     follower.append([1, 2, 3, 4, 1])
     head.of_runs()
-    follower.heard(place, np.array([2]), shown(60))
+    follower.on_hidden_states(place, np.array([2]), shown(60))
     assert follower.begin == begin
     missing = place - begin - len(follower.tokens)
     follower.append([*[1] * missing, 2, 0])
@@ -539,11 +539,11 @@ def test_a_follower_goes_on_only_where_it_was(place, begin):
 @pytest.mark.parametrize(("begin", "place", "tokens"), [(3, 2, []), (3, 3, []), (3, 4, [1]), (3, 9, [1, 2])])
 def test_a_follower_goes_back_with_the_model(begin, place, tokens):
     follower = Told().follower(begin)
-    follower.heard(begin, np.array([1, 2]), shown(10, 20))
+    follower.on_hidden_states(begin, np.array([1, 2]), shown(10, 20))
     follower.append([1, 2])
-    follower.forget_behind(place)
+    follower.rewind_to(place)
     assert (follower.begin, follower.tokens) == (min(begin, place), tokens)
-    follower.heard(min(place, 5), np.array([3]), shown(30))
+    follower.on_hidden_states(min(place, 5), np.array([3]), shown(30))
     assert follower.begin == min(begin, place)
 
 
@@ -551,9 +551,9 @@ def test_a_follower_goes_back_with_the_model(begin, place, tokens):
 def test_a_follower_reads_by_itself_when_it_is_late(monkeypatch, late):
     monkeypatch.setattr(guess_head, "LATE", late)
     follower = (head := Told()).follower(7)
-    follower.heard(7, np.array([1, 2]), shown(10, 20))
+    follower.on_hidden_states(7, np.array([1, 2]), shown(10, 20))
     assert head.of_runs() == []
-    follower.heard(9, np.array([3]), shown(30))
+    follower.on_hidden_states(9, np.array([3]), shown(30))
     assert head.of_runs() == ([(0, [1, 2, 3], [0, 10, 20], 0)] if late == 2 else [])
     follower.append([4] if late == 2 else [1, 2, 3, 4])
     assert head.of_runs() == ([(3, [4], [30], 1)] if late == 2 else [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)])
@@ -570,10 +570,10 @@ def test_runs_of_a_head(monkeypatch):
         assert [run[3] for run in head.of_runs()] == [0] * len(wanted)
     closed = list[int]()
     some = Told([3, 1])
-    some.abandoned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
+    some.orphaned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
     rows = (follower := some.follower(0)).append([2])
     assert rows.tolist() == [[-np.inf, 2, -np.inf, 2, -np.inf]] and rows.dtype == np.float32
-    assert (sorted(closed), some.abandoned, follower.tokens) == ([0, 1, 2], [], [2])
+    assert (sorted(closed), some.orphaned, follower.tokens) == ([0, 1, 2], [], [2])
     some.lock = TakenLock()
     with pytest.raises(BlockingIOError):
         follower.append([2])

@@ -211,14 +211,14 @@ def test_layers_of_both(monkeypatch, on_cpu):
         keep(name, value)
     options = EngineOptions(threads=3)
     backend = CudaBackend(card, ["operations"], states, 64, options, on_cpu, 9)
-    assert made["CudaCache"] == (card, states[on_cpu:], 64, options.kept_as, 9)
+    assert made["CudaCache"] == (card, states[on_cpu:], 64, options.kv_cache_type, 9)
     operations = ["behind"] if on_cpu else ["operations"]
     *program, taken = made["CudaProgram"]
     assert program == [card, operations, cache, None, 64, options]
     assert backend.warning == ("slow kernels" if on_cpu else "slow card")
     assert backend.place_bytes == (10 if on_cpu else 5)
     if on_cpu:
-        assert made["split"] == (["operations"], 1) and made["KVCache"] == (states[:1], 64, options.kept_as, (1,))
+        assert made["split"] == (["operations"], 1) and made["KVCache"] == (states[:1], 64, options.kv_cache_type, (1,))
         before, places, threads, progress, crossing = made["compiled"]
         assert (before, places.cache, threads, progress, crossing) == (["before"], cache, 3, None, taken)
         assert [(key.columns, rows.shape, rows.dtype) for key, rows in taken.items()] == [(20, (512, 48), np.float32)]

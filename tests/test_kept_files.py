@@ -13,7 +13,7 @@ from test_reuse import TakenLock
 
 from localllm.arch.layer_state import Paged, Recurrent
 from localllm.engine.memory import prefix_cache as prefixes
-from localllm.engine.memory.prefix_cache import PendingWrite, PrefixCache, kept_store
+from localllm.engine.memory.prefix_cache import PendingWrite, PrefixCache, paged_store
 from localllm.engine.memory.sequence_state import PagedStore
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -71,7 +71,7 @@ class World:
             lock=Lock(),
         )  # fmt: skip
         for name, value in (("fingerprint", lambda *given: b"root" * 8), ("state_of", lambda file: self.state),
-                            ("is_worth_keeping", lambda ids: True)):  # fmt: skip
+                            ("is_worth_caching", lambda ids: True)):  # fmt: skip
             monkeypatch.setattr(prefixes, name, value)
         self.state = "as it was"
         self.prefixes = PrefixCache(engine, SimpleNamespace(path="folder\\m.gguf"))
@@ -95,7 +95,7 @@ class World:
 
 def test_the_store_of_these_tests_is_one():
     assert isinstance(Store(), PagedStore)
-    assert kept_store(SimpleNamespace(store=(store := Store()))) is store
+    assert paged_store(SimpleNamespace(store=(store := Store()))) is store
 
 
 def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
@@ -157,9 +157,9 @@ def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, foun
     world.prefixes._engine.sequence = limited
     read = world.prefixes.find(ids)
     assert (read and len(read.sequence.tokens)) == found and world.prefixes.find([99]) is None
-    monkeypatch.setattr(prefixes, "is_worth_keeping", lambda ids: False)
+    monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: False)
     assert world.found(ids) is None
-    monkeypatch.setattr(prefixes, "is_worth_keeping", lambda ids: True)
+    monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: True)
     assert world.found(ids)
     world.prefixes.close()
     assert world.found(ids) is None
@@ -232,7 +232,7 @@ def test_a_file_that_is_damaged_goes(folder, monkeypatch):
     for error, is_told in ((MemoryLimitError("full"), False), (ZeroDivisionError(), True)):
         store = Store()
         store.error = error
-        monkeypatch.setattr(prefixes, "kept_store", lambda sequence, store=store: store)
+        monkeypatch.setattr(prefixes, "paged_store", lambda sequence, store=store: store)
         stored = world.prefixes.stored(ids)
         if is_told:
             with pytest.raises(ZeroDivisionError):

@@ -15,10 +15,10 @@ from test_pictures import picture
 import localllm
 from localllm import images
 from localllm.arch import vision
-from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
+from localllm.engine.image_tokens import is_worth_caching, last_end, piece_ends
 from localllm.engine.memory import fingerprint as fingerprints
 from localllm.engine.memory import image_cache as seen_rows
-from localllm.engine.memory.image_cache import SeenRows, key_of
+from localllm.engine.memory.image_cache import EncodedImageCache, key_of
 from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
 from localllm.engine.runs import Runs
@@ -83,7 +83,7 @@ def test_another_process_reads_no_image_again(tmp_path, name, before):
     layers, what is behind the last of few snapshots."""
     path = written(tmp_path, name)
     first = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
-    assert (first.known, first.encoded) == (0, 2) and is_worth_keeping(first.prompt)
+    assert (first.known, first.encoded) == (0, 2) and is_worth_caching(first.prompt)
     again = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
     assert (again.known, again.encoded) == (len(first.prompt), 0)
     assert np.array_equal(again.logits, first.logits)
@@ -292,7 +292,10 @@ def test_what_a_cache_depends_on(monkeypatch):
 
 def test_rows_that_are_kept(folder, monkeypatch):
     """Lot by lot; they are used then, and what cannot be is removed."""
-    kept, lots = SeenRows("name", 3), [np.arange(9.0).reshape(3, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)]
+    kept, lots = (
+        EncodedImageCache("name", 3),
+        [np.arange(9.0).reshape(3, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)],
+    )
     assert kept.find(b"a") is None
     kept.keep(b"a", lots)
     file = folder / key_of(b"a")
@@ -317,7 +320,7 @@ def test_rows_that_are_kept(folder, monkeypatch):
     parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
     prefix_files.write_prefix(key_of(b"c"), about, parts)
     assert kept.find(b"c") is None and not (folder / key_of(b"c")).exists()
-    assert SeenRows("name", 4).find(b"a") is None and not file.exists()
+    assert EncodedImageCache("name", 4).find(b"a") is None and not file.exists()
     for failure in (OSError(), LocalllmError()):
         full = Mock(side_effect=failure)
         monkeypatch.setattr(seen_rows, "prune", full)

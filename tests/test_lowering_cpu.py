@@ -19,7 +19,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.cpu import attention, lowering
 from localllm.engine.cpu import matmul as products
 from localllm.engine.cpu.attention import attention_scratch, choose_scratch, most_units
-from localllm.engine.cpu.lowering import VERBS, prepared, target_for_this_cpu
+from localllm.engine.cpu.lowering import VERBS, optimize_graph, target_for_this_cpu
 from localllm.engine.cpu.matmul import float_scratch, parts_of
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import few_count
@@ -128,7 +128,7 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
-    steps, told = lower_operations(prepared(builder.operations, target), target, places), Told(places)
+    steps, told = lower_operations(optimize_graph(builder.operations, target), target, places), Told(places)
     lines = [told.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 

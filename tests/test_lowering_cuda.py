@@ -16,9 +16,9 @@ from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.rope import Rope
 from localllm.arch.routing import Routing
 from localllm.arch.verbs import Scores
-from localllm.engine.cuda.attention import Few
+from localllm.engine.cuda.attention import FewTokenAttention
 from localllm.engine.cuda.lowering import card_steps, encoded, kernels_of
-from localllm.engine.cuda.matmul import Within
+from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import StepPlaces
 from localllm.engine.lower.tape import Buffer
@@ -50,11 +50,13 @@ def sizes_of(case: str) -> list[str]:
     return ["eight", "sixteen", "many"] if case.startswith("attend") else ["one", "eight", "sixteen"]
 
 
-class OnCard(Told):
+class GpuContext(Told):
     """Places in buffers, too."""
 
     def value(self, value: Any) -> str:
-        return f"{super().value(value.buffer)}+{value.offset}" if isinstance(value, Within) else super().value(value)
+        return (
+            f"{super().value(value.buffer)}+{value.offset}" if isinstance(value, BufferSlice) else super().value(value)
+        )
 
 
 HEADS_TURN = Rope(16, 16, False)
@@ -93,7 +95,7 @@ def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
     weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
-    steps, told = card_steps(builder.operations, places, weights, size, {}), OnCard(places)
+    steps, told = card_steps(builder.operations, places, weights, size, {}), GpuContext(places)
     assert kernels_of(steps) == {step.kernel for step in steps} - {"product"}
     lines = [told.step(step) for step in steps]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
@@ -126,7 +128,7 @@ def test_steps(known: dict[str, list[str]], name: str):
 ])  # fmt: skip
 def test_heads_that_a_block_treats_together(group: int, dims: tuple[int, int], bundle: int, bundles: int):
     """Equal parts of a group, whose numbers fit the registers."""
-    few = Few(*dims, group)
+    few = FewTokenAttention(*dims, group)
     assert (few.bundle, few.bundles) == (bundle, bundles)
     assert few.parts(8, 2) == few.parts(1, 2) == -(-264 // (2 * bundles)) and few.parts(9, 2) == -(
         -264 // (18 * bundles)
@@ -134,7 +136,7 @@ def test_heads_that_a_block_treats_together(group: int, dims: tuple[int, int], b
 
 
 def test_bytes_of_a_part_of_a_context():
-    assert [Few(8, dim, 1).partial_bytes for dim in (64, 65, 72)] == [4 * 68, 4 * 76, 4 * 76]
+    assert [FewTokenAttention(8, dim, 1).partial_bytes for dim in (64, 65, 72)] == [4 * 68, 4 * 76, 4 * 76]
 
 
 def test_what_cards_do_not_do():
@@ -170,7 +172,7 @@ def test_arguments_as_64_bits():
     buffer.address = empty.address = 640
     place = {id(array): 77}
     found = [encoded(value, lambda array: place[id(array)], 1000) for value in
-             (buffer, empty, Within(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
+             (buffer, empty, BufferSlice(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
     assert found == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]
 
 

@@ -18,10 +18,10 @@ from localllm.arch.rope import Rope
 from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.engine import backend_selection as opening
 from localllm.engine import forks
-from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, chosen, opened
+from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
-from localllm.engine.cuda.devices import Placed, layers_on
+from localllm.engine.cuda.devices import GpuPlacement, layers_on
 from localllm.engine.cuda.placement import MARGIN, Sizes, sizes, spare, state_bytes
 from localllm.engine.embedding_only import EmbeddingOnlyEngine
 from localllm.engine.forks import Refusal, lock_for, was_forked
@@ -68,7 +68,7 @@ def test_the_choice(backend, layers, driver, choice):
         assert driver is not None
         return driver
 
-    assert chosen(EngineOptions(backend=backend, gpu_layers=layers), has_driver) == choice
+    assert choose_backend(EngineOptions(backend=backend, gpu_layers=layers), has_driver) == choice
 
 
 def said(encoding=()) -> TracedModel:
@@ -89,10 +89,10 @@ def made(monkeypatch) -> list[tuple]:
 
 def test_the_cpu(made):
     options = EngineOptions()
-    assert opened(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
+    assert build_backend(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
     assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
     options = EngineOptions(observer=SimpleNamespace(watch=lambda operations: ["watched", *operations]))
-    opened(said(), options)
+    build_backend(said(), options)
     assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows")]
 
 
@@ -105,9 +105,9 @@ def test_the_reference(made, monkeypatch, encodes):
     of_model, options = said(), EngineOptions(backend="reference", observer="observer")
     h = of_model.hyperparameters
     h.encode = (lambda *given, **named: ("encoded", given, named)) if encodes else None
-    assert opened(of_model, options) == SelectedBackend("plain")
+    assert build_backend(of_model, options) == SelectedBackend("plain")
     ((forward, kept_as, context, observer, encoding),) = heard
-    assert (kept_as, context, observer) == (options.kept_as, 64, "observer")
+    assert (kept_as, context, observer) == (options.kv_cache_type, 64, "observer")
     assert forward("builder") == (("builder",), {"w": "weights", "h": h})
     assert (encoding and encoding("builder")) == (
         ("encoded", ("builder",), {"w": "weights", "h": h}) if encodes else None
@@ -126,10 +126,14 @@ def card(**known):
 def test_a_card(made, monkeypatch, layers, limits):
     """Its limits are those of what computes only if it computes all."""
     asked, (one, closed) = [], card()
-    monkeypatch.setattr(devices, "placed", lambda *given: asked.append(given) or Placed(one, layers, 7, "slow"))
+    monkeypatch.setattr(
+        devices, "place_layers", lambda *given: asked.append(given) or GpuPlacement(one, layers, 7, "slow")
+    )
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", lambda *given: asked.append(given) or "on a card")
     options = EngineOptions(backend="cuda")
-    assert opened(said(), options) == SelectedBackend("on a card", f"a card, {layers} of 4 layers", "slow", limits)
+    assert build_backend(said(), options) == SelectedBackend(
+        "on a card", f"a card, {layers} of 4 layers", "slow", limits
+    )
     (asked_options, file, states, count, context, buffers), backend = asked
     assert (asked_options, file.tensors, states, count, context) == (options, {}, ["a", "b"], 4, 64)
     assert buffers.args == (["operation"],)
@@ -137,10 +141,12 @@ def test_a_card(made, monkeypatch, layers, limits):
     assert made == [] and closed == []
 
 
-@pytest.mark.parametrize("found", [Placed(None, 0), Placed(None, 0, 0, "why"), Placed(card()[0], 0, 0, "why")])
+@pytest.mark.parametrize(
+    "found", [GpuPlacement(None, 0), GpuPlacement(None, 0, 0, "why"), GpuPlacement(card()[0], 0, 0, "why")]
+)
 def test_a_card_that_gets_no_layers(made, monkeypatch, found):
-    monkeypatch.setattr(devices, "placed", lambda *given: found)
-    assert opened(said(), EngineOptions(backend="auto")) == SelectedBackend("the CPU", "CPU", found.warning)
+    monkeypatch.setattr(devices, "place_layers", lambda *given: found)
+    assert build_backend(said(), EngineOptions(backend="auto")) == SelectedBackend("the CPU", "CPU", found.warning)
 
 
 def test_a_card_that_fails(made, monkeypatch):
@@ -150,20 +156,20 @@ def test_a_card_that_fails(made, monkeypatch):
     def broken(*given):
         raise LocalllmError("it is on fire")
 
-    monkeypatch.setattr(devices, "placed", lambda *given: Placed(one, 4))
+    monkeypatch.setattr(devices, "place_layers", lambda *given: GpuPlacement(one, 4))
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", broken)
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
-        opened(said(), EngineOptions(backend="cuda"))
+        build_backend(said(), EngineOptions(backend="cuda"))
     assert closed == [1]
-    found = opened(said(), EngineOptions(backend="auto"))
+    found = build_backend(said(), EngineOptions(backend="auto"))
     assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
 
 
 def test_an_encoder_is_no_cards(made):
-    found = opened(said(["encode"]), EngineOptions(backend="auto"))
+    found = build_backend(said(["encode"]), EngineOptions(backend="auto"))
     assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
     with pytest.raises(UnsupportedError) as error:
-        opened(said(["encode"]), EngineOptions(backend="cuda"))
+        build_backend(said(["encode"]), EngineOptions(backend="cuda"))
     assert str(error.value) == "what an encoder reads is computed by the CPU only: use --device cpu"
 
 
@@ -188,29 +194,29 @@ def test_a_card_is_found(monkeypatch):
     one.free_bytes = lambda: MARGIN + 100
     monkeypatch.setattr(devices, "open_card", lambda number: asked.append(number) or one)
 
-    def placed(device, layers="auto", buffers=lambda states, kv_type: 30):
+    def place_layers(device, layers="auto", buffers=lambda states, kv_type: 30):
         file = SimpleNamespace(tensors={})
-        return devices.placed(EngineOptions(backend=device, gpu_layers=layers), file, [], 2, 64, buffers)
+        return devices.place_layers(EngineOptions(backend=device, gpu_layers=layers), file, [], 2, 64, buffers)
 
-    assert placed("cuda", 0) == Placed(None, 0) and asked == []
+    assert place_layers("cuda", 0) == GpuPlacement(None, 0) and asked == []
     for device, number in (("cuda", 0), ("cuda:12", 12), ("auto", 0)):
-        assert placed(device) == Placed(one, 2, 70) and asked.pop() == number
-    assert placed("cuda", 1) == Placed(one, 1, 70) and closed == []
+        assert place_layers(device) == GpuPlacement(one, 2, 70) and asked.pop() == number
+    assert place_layers("cuda", 1) == GpuPlacement(one, 1, 70) and closed == []
     told = "a card has 0.4 GB free, too few for a layer of this model"
-    assert placed("auto", buffers=lambda *given: 101) == Placed(None, 0, 0, f"the CPU computes: {told}")
+    assert place_layers("auto", buffers=lambda *given: 101) == GpuPlacement(None, 0, 0, f"the CPU computes: {told}")
     assert closed == [1]
     for device, layers in (("cuda", "auto"), ("auto", "all"), ("auto", 1)):
         with pytest.raises(MemoryLimitError):
-            placed(device, layers, lambda *given: 101)
+            place_layers(device, layers, lambda *given: 101)
     assert closed == [1] * 4
 
     def missing(number):
         raise NoCardError("there is none")
 
     monkeypatch.setattr(devices, "open_card", missing)
-    assert placed("auto", 1) == Placed(None, 0, 0, "the CPU computes: there is none")
+    assert place_layers("auto", 1) == GpuPlacement(None, 0, 0, "the CPU computes: there is none")
     with pytest.raises(NoCardError):
-        placed("cuda")
+        place_layers("cuda")
 
 
 def test_what_layers_take_on_a_card():
@@ -252,7 +258,7 @@ def test_a_model_without_text():
     h = SimpleNamespace(arch="bert", context=77, vocab_size=9)
     options = EngineOptions(threads=2)
     engine = EmbeddingOnlyEngine("m.gguf", h, options)
-    assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kept_as)
+    assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kv_cache_type)
     assert EmbeddingOnlyEngine("m.gguf", h, EngineOptions(context=5)).context == 5
     assert (engine.device, engine.warning, engine.place_bytes, engine.runs, engine.head_path) == (
         "CPU", None, 0, Runs(), None,
@@ -550,7 +556,7 @@ def test_logits_of_a_text():
         return "logits"
 
     engine = SimpleNamespace(
-        hyperparameters=SimpleNamespace(fills=False), read_whole=lambda ids: ("whole", list(ids)),
+        hyperparameters=SimpleNamespace(fills=False), forward_full=lambda ids: ("whole", list(ids)),
         sequence=lambda: SimpleNamespace(append=append, close=lambda: told.append("closed")),
     )  # fmt: skip
     model = model_with(engine=engine)

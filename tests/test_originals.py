@@ -299,7 +299,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
             made.heard.append("closed")
 
     monkeypatch.setattr(calibrate, "Weights", lambda tensors: f"weights of {tensors}")
-    monkeypatch.setattr(calibrate, "recorded", lambda *given: made.heard.append(given) or states)
+    monkeypatch.setattr(calibrate, "trace_model", lambda *given: made.heard.append(given) or states)
     monkeypatch.setattr(calibrate, "folds", lambda *given: given)
     monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(record=lambda forward: ("watched", forward)))
     monkeypatch.setattr(calibrate, "LayerwiseRunner", Builder)

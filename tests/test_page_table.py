@@ -392,10 +392,10 @@ def test_where_states_lie():
         assert (len(memory), memory.dtype, layout.address(memory) % 64) == (144, np.float32, 0)
     assert not layout.zeros.any()
     content = np.arange(576, dtype=np.uint16).astype(np.uint8)
-    assert layout.content(filled := layout.filled(content)).tolist() == content.tolist()
+    assert layout.content(filled := layout.from_bytes(content)).tolist() == content.tolist()
     assert filled.dtype == np.float32
     with pytest.raises(ValueError, match=r"^575 bytes for 576$"):
-        layout.filled(content[:-1])
+        layout.from_bytes(content[:-1])
 
 
 def test_pages_are_taken_where_there_is_room():

@@ -14,7 +14,7 @@ from models import pairs
 from models.golden import FOLDER
 from PIL import Image
 
-from localllm.engine.clip_encoder import PairReader
+from localllm.engine.clip_encoder import ClipEncoder
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -94,7 +94,7 @@ def test_merges_that_are_none(merges: list[str], problem: str | None):
 @pytest.mark.parametrize("pieces", [4, 5])
 def test_a_row_for_each_token(pieces: int, monkeypatch):
     reader = SimpleNamespace(width=8, context=9, vocab_size=4)
-    monkeypatch.setattr(pair_embedding, "PairReader", lambda file, options: reader)
+    monkeypatch.setattr(pair_embedding, "ClipEncoder", lambda file, options: reader)
     monkeypatch.setattr(pair_embedding, "ClipWords", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
     with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, embeddings of 4$"):
         made = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
@@ -191,9 +191,9 @@ def test_files_that_lie(clip):
             continue
         damaged.metadata = dict(damaged.metadata) | {key: int(value) * 3 + 1}
         with pytest.raises(ModelError):
-            PairReader(damaged, EngineOptions())
+            ClipEncoder(damaged, EngineOptions())
     for name in file.tensors:
         damaged = GGUFFile.open(str(clip))
         damaged.tensors = {other: tensor for other, tensor in damaged.tensors.items() if other != name}
         with pytest.raises(ModelError):
-            PairReader(damaged, EngineOptions())
+            ClipEncoder(damaged, EngineOptions())

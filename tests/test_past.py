@@ -9,7 +9,7 @@ from models import DECLARATIONS
 
 from localllm.arch import architecture
 from localllm.arch.weights import Weights
-from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.recorder import trace_model
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
 from localllm.quantizing.calibrate import shared_states
@@ -46,7 +46,7 @@ def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: 
     weights = Weights(file.tensors)
     texts = [np.random.default_rng(n).integers(0, file.tensors["token_embd.weight"].shape[0], 9 + n) for n in range(2)]
     last = LastReads()
-    shared = shared_states(recorded(file, last.record(module.forward), weights, h, 20).operations)
+    shared = shared_states(trace_model(file, last.record(module.forward), weights, h, 20).operations)
 
     def read(matrices, past=None):
         builder = LayerwiseRunner(texts, shared, matrices, 2, last, past)

@@ -11,8 +11,8 @@ from test_reuse import TakenLock
 from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
 from localllm.engine import vision_encoder as pictures
-from localllm.engine.clip_encoder import PairReader, rows_of
-from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, said_by, said_parts
+from localllm.engine.clip_encoder import ClipEncoder, rows_of
+from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_part, trace_parts
 from localllm.errors import ModelError
 
 H = SimpleNamespace(
@@ -35,7 +35,7 @@ def file(*names: str) -> SimpleNamespace:
 
 
 def test_what_a_family_says_of_both_parts():
-    tower, project = said_parts(file("tower", "project"), family(), H)
+    tower, project = trace_parts(file("tower", "project"), family(), H)
     assert (len(tower.rows), len(project.rows)) == (6, 3)
     assert (tower.width, project.width) == (3, 5)
     for part, columns in ((tower, 20), (project, 6)):
@@ -60,7 +60,7 @@ def test_what_a_family_says_of_both_parts():
 )  # fmt: skip
 def test_files_that_do_not_fit(tensors, columns, told):
     with pytest.raises(ModelError) as error:
-        said_parts(file(*tensors), family(columns), H)
+        trace_parts(file(*tensors), family(columns), H)
     assert str(error.value) == told
 
 
@@ -153,7 +153,7 @@ def test_a_program_gives_back_what_it_took(fails):
 def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
     """And each layer's keys where those of the last one were."""
     heard = []
-    part = said_by(lambda b, weights, h, x: x, file(), H, rows, 4)
+    part = trace_part(lambda b, weights, h, x: x, file(), H, rows, 4)
     monkeypatch.setattr(pictures, "RunCache", lambda *given: heard.append(given) or "cache")
     program = SimpleNamespace(close="close")
     monkeypatch.setattr(pictures, "compiled", lambda *given, **named: heard.append((given, named)) or program)
@@ -169,7 +169,7 @@ def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
 
 def test_pairs(programs, monkeypatch):
     """Two programs for pictures and two for texts, made when they are needed; of texts the last row counts."""
-    reader = PairReader.__new__(PairReader)
+    reader = ClipEncoder.__new__(ClipEncoder)
     vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
     reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
     reader._pair, reader._said = clip.Towers(vision, "text"), ["see", "of picture", "read", "of text"]
@@ -221,13 +221,13 @@ def test_both_encoders_of_a_pair(monkeypatch):
         monkeypatch.setattr(clip, name, lambda b, weights, h, x, name=name: b.linear(x, w(3, 4, name=name)))
     names = "a", "b", "vector_of_picture", "vector_of_text"
     pair = SimpleNamespace(vision=vision, text=text)
-    said = pairs.said_parts(file(*names), pair)
+    said = pairs.trace_parts(file(*names), pair)
     assert [(len(part.rows), part.recorder.operations[0].output.columns, part.width) for part in said] == [
         (6, 20, 4), (1, 4, 3), (7, 4, 4), (1, 4, 3),
     ]  # fmt: skip
     with pytest.raises(ModelError, match=r"^mmproj\.gguf: tensor more: not part of this architecture"):
-        pairs.said_parts(file(*names, "more"), pair)
+        pairs.trace_parts(file(*names, "more"), pair)
     text.out = 4
     with pytest.raises(ModelError) as error:
-        pairs.said_parts(file(*names), pair)
+        pairs.trace_parts(file(*names), pair)
     assert str(error.value) == "mmproj.gguf: vectors of 3 numbers, not of 4 as projection_dim says"

@@ -17,7 +17,7 @@ from localllm.engine.operations.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.hidden_states import HiddenStateTap
 from localllm.engine.operations.operation import Operation
-from localllm.engine.trace.recorder import Recorder, recorded
+from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.files.oddities import Oddities
@@ -611,7 +611,7 @@ def test_a_whole_architecture():
         hyperparameters = SimpleNamespace(
             vocab_size=VOCABULARY, width=WIDTH, encode=encode if encodes else None, pooling=pooling
         )
-        return recorded(file, forward, "weights", hyperparameters, CONTEXT)
+        return trace_model(file, forward, "weights", hyperparameters, CONTEXT)
 
     both = of(uses=("w",))
     assert [[one.weight.name for one in some] for some in (both.encoding, both.operations)] == [["e"], ["w"]]

@@ -11,18 +11,18 @@ from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
     ImageEmbedding,
-    ahead_of,
+    end_outside_images,
     has_images,
     images_between,
     is_within,
-    is_worth_keeping,
+    is_worth_caching,
     key_of,
     last_end,
     passages,
     piece_ends,
+    position_offset,
     row_of,
-    texts_only,
-    whole_end,
+    without_images,
 )
 from localllm.engine.runs import Runs
 from localllm.errors import UsageError
@@ -52,7 +52,7 @@ def opened(tmp_path, request):
 
 def read(engine, seen: ImageEmbedding, pieces=(40,)) -> np.ndarray:
     """Logits behind IDS, some of them an image."""
-    engine.see(seen)
+    engine.register_image(seen)
     ids, sequence, rows, first = [*IDS[:FIRST], *seen.ids, *IDS[LAST:]], engine.sequence(), [], 0
     for piece in pieces:
         rows.append(sequence.append(ids[first : first + piece], "all"))
@@ -97,7 +97,7 @@ def test_positions_behind_an_image(opened):
     engine, embedded = opened("qwen2vl", "reference")
     seen = ImageEmbedding(b"grid", embedded[FIRST:LAST], GRID)
     assert seen.places == 5
-    engine.see(seen)
+    engine.register_image(seen)
     sequence = engine.sequence()
     sequence.append([*IDS[:FIRST], *seen.ids])
     before = sequence.append(IDS[LAST:], "all")
@@ -123,7 +123,7 @@ def test_forgetting_around_an_image(tmp_path, name, backend):
     ids = np.random.default_rng(3).integers(3, 250, 300).tolist()
     rows = made.tensors["token_embd.weight"][ids[100:115]] * np.float32(SCALED.get(name, 1))
     seen = ImageEmbedding(b"image", rows, GRID if name == "qwen2vl" else None, is_whole=name == "gemma3")
-    engine.see(seen)
+    engine.register_image(seen)
     tokens = [*ids[:100], *seen.ids, *ids[115:]]
     for keep, count in ((4, 64), (4, 128), (0, 128), (120, 64)):
         moved, alone = engine.sequence(), engine.sequence()
@@ -152,7 +152,7 @@ def test_many_rows(opened, tmp_path):
         rows = made.tensors["token_embd.weight"][ids]
         images = [ImageEmbedding(b"one", rows[:700]), ImageEmbedding(b"two", rows[700:1250])]
         for seen in images:
-            engine.see(seen)
+            engine.register_image(seen)
         shown = [*images[0].ids, *images[1].ids, *ids[1250:].tolist()]
         found[backend] = engine.sequence().append(shown), engine.sequence().append(ids.tolist())
         engine.close()
@@ -167,7 +167,7 @@ def test_ids_of_nothing(opened):
     ids = seen.ids
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
-    engine.see(seen)
+    engine.register_image(seen)
     sequence = engine.sequence()
     sequence.append(ids)
     with pytest.raises(UsageError, match="token ids"):
@@ -178,9 +178,9 @@ def test_ids_of_nothing(opened):
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
     with pytest.raises(UsageError, match="numbers"):
-        engine.see(ImageEmbedding(b"wide", np.zeros((1, 7), np.float32)))
+        engine.register_image(ImageEmbedding(b"wide", np.zeros((1, 7), np.float32)))
     with pytest.raises(UsageError, match="rows"):
-        engine.see(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
+        engine.register_image(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
 
 
 def test_pieces():
@@ -193,8 +193,8 @@ def test_pieces():
     assert list(batches([np.array(ids), np.arange(4)])) == [
         [(0, 0, 1)], [(0, 1, 4)], [(0, 4, 7)], [(0, 7, 8)], [(0, 8, 520)], [(0, 520, 608)], [(1, 0, 4)],
     ]  # fmt: skip
-    assert [whole_end(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
-    assert has_images(ids) and list(texts_only(ids)) == [5, 6]
+    assert [end_outside_images(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
+    assert has_images(ids) and list(without_images(ids)) == [5, 6]
     assert ImageEmbedding(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
 
 
@@ -209,8 +209,8 @@ def test_what_is_seen_of_an_image():
     assert [(key_of(token), row_of(token)) for token in plain.ids] == [(plain.key, row) for row in range(6)]
     some = np.array(plain.ids[2:5])
     assert plain.rows_of(some).tolist() == rows[2:5].tolist()
-    assert plain.turns_of(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
-    assert turned.turns_of(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
+    assert plain.mrope_positions(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
+    assert turned.mrope_positions(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
     assert len(ImageEmbedding(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
     with pytest.raises(UsageError, match=r"^an image of 32769 rows, 32768 are the most$"):
         ImageEmbedding(b"", np.zeros((MOST_ROWS + 1, 1)))
@@ -220,7 +220,7 @@ def test_places_and_positions():
     """Behind an image that takes fewer positions than rows, from its last row on."""
     grid = ImageEmbedding(b"x", np.zeros((15, 1)), GRID)
     images = [(10, grid), (30, ImageEmbedding(b"y", np.zeros((4, 1)))), (40, grid)]
-    assert [ahead_of(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
+    assert [position_offset(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
     assert [images_between(images, *ends) for ends in ((0, 10), (10, 30), (10, 31), (11, 99))] == [
         [], images[:1], images[:2], images[1:],
     ]  # fmt: skip
@@ -234,7 +234,7 @@ def test_where_an_image_goes_on():
     tokens = [5, *rows_of(1, 3), *rows_of(2, 2), 6]
     assert [place for place in range(9) if is_within(tokens, place)] == [2, 3, 5]
     assert not is_within(rows_of(1, 2, first=4), 0) and not is_within(rows_of(1, 2), 2)
-    assert texts_only([3, 0]) == [3, 0] and texts_only(tokens) == [5, 6] and texts_only([-1, 0]) == [0]
+    assert without_images([3, 0]) == [3, 0] and without_images(tokens) == [5, 6] and without_images([-1, 0]) == [0]
     assert [has_images(some) for some in ([], [0], [0, -1])] == [False, False, True]
 
 
@@ -242,7 +242,7 @@ def test_where_an_image_goes_on():
     ("text", "rows", "is_worth"), [(512, 0, False), (513, 0, True), (127, 1, False), (128, 1, True), (0, 129, True)]
 )
 def test_what_is_worth_keeping(text, rows, is_worth):
-    assert is_worth_keeping([5] * text + rows_of(1, rows)) == is_worth
+    assert is_worth_caching([5] * text + rows_of(1, rows)) == is_worth
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from localllm.engine.operations.activation import ALL, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import turn_of, turns
+from localllm.engine.trace.rope_shift import rotation_of, rotations
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
@@ -251,7 +251,7 @@ def product(said: Said) -> Activation:
 def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | None:
     """How keys turn: radians, step, apart; or what is not possible."""
     try:
-        turn = turn_of(said, x, 32, 0)
+        turn = rotation_of(said, x, 32, 0)
     except UsageError as error:
         return str(error)
     return turn and (turn.frequencies.tolist(), turn.step, turn.apart)
@@ -293,8 +293,8 @@ def test_which_states_have_keys_that_turn(said: Said, product: Activation):
     said("attend", product, state=states[2], choices=None)  # keys of another layer
     said("select_keys", product, keys, state=states[2])
     said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
-    found = turns([*said.values()], states)
+    found = rotations([*said.values()], states)
     assert {state.layer: turn.apart for state, turn in found.items()} == {0: 16, 2: 16}
     said("embed_positions", product)
     with pytest.raises(UsageError, match="adds positions to its embeddings"):
-        turns([*said.values()], [])
+        rotations([*said.values()], [])

@@ -226,7 +226,9 @@ def test_who_computes_texts(monkeypatch):
     """A card, if one is asked for; if one may, and cannot, the CPU, and why."""
     closed = list[int]()
     card = SimpleNamespace(close=lambda: closed.append(1), warning="slow", name="a card", read="read")
-    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CardTexts", lambda *given: made.append(given) or card)
+    monkeypatch.setattr(
+        "localllm.engine.cuda.embedding_runner.CudaEmbeddingRunner", lambda *given: made.append(given) or card
+    )
     reader, made = Bare(), list[tuple]()
     options = EngineOptions(backend="cuda")
     assert reader._on_card(["operations"], ["states"], options) == "read"
@@ -238,7 +240,7 @@ def test_who_computes_texts(monkeypatch):
     def broken(*given):
         raise LocalllmError("it is on fire")
 
-    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CardTexts", broken)
+    monkeypatch.setattr("localllm.engine.cuda.embedding_runner.CudaEmbeddingRunner", broken)
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
         Bare()._on_card([], [], options)
     reader = Bare()
@@ -267,7 +269,7 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     weight = SimpleNamespace(tensor=SimpleNamespace(format=SimpleNamespace(name=format)))
     operations: Any = [Linear((), None, weight, None), SimpleNamespace()]  # type: ignore[arg-type]
     read = reader._compiled(operations, ["states"], options)
-    assert given["places"].cache == (["states"], pages + 5, options.kept_as, operations)
+    assert given["places"].cache == (["states"], pages + 5, options.kv_cache_type, operations)
     assert len(given["places"].header.ids) == max(512, context)
     assert (given["threads"], given["keeps"]) == (3, False)
     assert (reader._close, reader.prepare_all, reader.warning) == ("close", "all", "slow")
@@ -284,6 +286,6 @@ def test_the_reference_is_told_of_kinds(monkeypatch):
     options = EngineOptions()
     by_reference("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
     made, (spans, precise) = ran
-    assert (made, precise) == (("forward", options.kept_as, 64, None), True)
+    assert (made, precise) == (("forward", options.kv_cache_type, 64, None), True)
     found = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]
     assert found == [("store", 0, [5, 6, 7], 1, [0, 0, 1]), ("store", 0, [8], 1, [0])]

@@ -1,4 +1,4 @@
-"""What an engine asks of what computes."""
+"""The interface between an engine and a backend."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
@@ -13,40 +13,40 @@ from localllm.engine.trace.rope_shift import RopeShift
 
 
 class Backend(Protocol):
-    """What computes."""
+    """Computes a model's runs."""
 
-    warning: str | None  # what the user should know about it
-    place_bytes: int  # of memory for one token of a sequence
+    warning: str | None  # a line for the user, or None
+    place_bytes: int  # memory of one token in all layers
 
     def store(self) -> SequenceState:
-        """What is kept for a new sequence."""
+        """Create the state of a new sequence."""
         ...
 
     def places(self) -> tuple[int, int]:
-        """For how many tokens there are places in use, and at all; whole pages."""
+        """Return token places in use and in all, whole pages."""
         ...
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        """The wanted logits, span by span: float32 [wanted, vocab]. Together, the spans have BATCH tokens at most.
+        """Compute the wanted logits, span by span: float32 [wanted, vocab]. The spans have at most BATCH tokens.
 
         Raises ModelError if some are not numbers.
         """
         ...
 
     def encode(self, spans: Ids[Span], precise: bool) -> None:
-        """Have the model's encoder read whole texts, as `run`, for what is decoded behind them."""
+        """Run the model's encoder over whole texts, as `run`, for the tokens that are decoded later."""
         ...
 
     def prepare_all(self) -> None:
-        """Wait for kernels that are compiled behind the first runs. Raises LocalllmError."""
+        """Wait for kernels that are compiled in the background. Raises LocalllmError."""
         ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Be able to turn keys, those of a layer each in its way. Raises LocalllmError."""
+        """Prepare to rotate keys, those of each layer by its RopeShift. Raises LocalllmError."""
         ...
 
     def turn(self, store: Any, first: int, end: int, distance: int) -> None:
-        """Keys at positions `first` to end - 1, which were `distance` further behind, become those of their places."""
+        """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""From what an architecture has said of a model, and options, to what computes it."""
+"""Select a backend for a traced model by the options, and build it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,15 +15,15 @@ from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 
 if TYPE_CHECKING:
-    from localllm.engine.cuda.devices import Placed
+    from localllm.engine.cuda.devices import GpuPlacement
 
 
 class TracedModel(NamedTuple):
-    """What an architecture has said of a model.
+    """A model as its architecture describes it.
 
-    forward: says it once more, to another builder; context: the most tokens of a sequence; encoding: what an encoder
-    does, if there is one; rows: what is done with an image's rows (localllm.engine.trace.image_rows), if they see
-    each other and if not.
+    forward: traces it again with another builder; context: the most tokens of a sequence; encoding: the encoder's
+    operations, if there is one; rows: how image rows are computed (localllm.engine.trace.image_rows), with
+    bidirectional attention and without.
     """
 
     file: GGUFFile
@@ -40,9 +40,9 @@ class TracedModel(NamedTuple):
 
 
 class SelectedBackend(NamedTuple):
-    """What computes, for people what that is, and what they should know, in one line.
+    """A backend, its description for users, and a warning, in one line.
 
-    limits: of a card that computes all, bytes per second of its memory, and operations per second; None otherwise.
+    limits: of a GPU that has all layers: memory bytes per second, and operations per second; None otherwise.
     """
 
     backend: Backend
@@ -52,14 +52,14 @@ class SelectedBackend(NamedTuple):
 
 
 class BackendChoice(NamedTuple):
-    """What is going to compute: cpu, reference, or card, which has to be found first; and why no card does."""
+    """The backend to build: cpu, reference or card (which must be found first), and why there is no card."""
 
     kind: str
     note: str | None = None
 
 
-def chosen(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
-    """The choice that options make; has_driver is asked only where it matters."""
+def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
+    """Choose by the options; has_driver is called only where it matters."""
     if options.backend in ("cpu", "reference"):
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():
@@ -68,9 +68,9 @@ def chosen(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendCho
     return BackendChoice("card")
 
 
-def opened(said: TracedModel, options: EngineOptions) -> SelectedBackend:
-    """What computes a model. Raises LocalllmError."""
-    kind, note = chosen(options, has_driver)
+def build_backend(said: TracedModel, options: EngineOptions) -> SelectedBackend:
+    """Build the backend of a model. Raises LocalllmError."""
+    kind, note = choose_backend(options, has_driver)
     if kind == "reference":
         return SelectedBackend(reference(said, options))
     if kind == "card":
@@ -84,26 +84,26 @@ def opened(said: TracedModel, options: EngineOptions) -> SelectedBackend:
 
 
 def reference(said: TracedModel, options: EngineOptions) -> Backend:
-    """Plain NumPy."""
-    from localllm.engine.reference import ReferenceBackend  # seldom needed
+    """Build the NumPy backend."""
+    from localllm.engine.reference import ReferenceBackend  # rarely needed
 
     forward = partial(said.forward, w=Weights(said.file.tensors), h=said.hyperparameters)
     encode = said.hyperparameters.encode
     encoding = encode and partial(encode, w=Weights(said.file.tensors), h=said.hyperparameters)
-    return ReferenceBackend(forward, options.kept_as, said.context, options.observer, encoding)
+    return ReferenceBackend(forward, options.kv_cache_type, said.context, options.observer, encoding)
 
 
 def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
-    """What computes with a card; if none gets layers, why, should that surprise. Raises LocalllmError."""
+    """Build a backend with a GPU; if it gets no layers, returns why, where that is unexpected. Raises LocalllmError."""
     if said.encoding:
         if options.backend != "auto":
             raise UnsupportedError("what an encoder reads is computed by the CPU only: use --device cpu")
         return "the CPU computes: encoders do not run on cards"
-    from localllm.engine.cuda.devices import placed
+    from localllm.engine.cuda.devices import place_layers
     from localllm.engine.cuda.program import buffer_bytes
 
     layers, buffers = said.hyperparameters.layers, partial(buffer_bytes, said.operations)
-    found = placed(options, said.file, said.states, layers, said.context, buffers)
+    found = place_layers(options, said.file, said.states, layers, said.context, buffers)
     if found.card is None or not found.layers:
         return found.warning
     try:
@@ -117,8 +117,8 @@ def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str 
     return SelectedBackend(backend, f"{found.card.name}, {found.layers} of {layers} layers", found.warning, limits)
 
 
-def card_backend(said: TracedModel, options: EngineOptions, found: "Placed") -> Backend:
-    """Raises MemoryLimitError, UnsupportedError, LocalllmError."""
+def card_backend(said: TracedModel, options: EngineOptions, found: "GpuPlacement") -> Backend:
+    """Build the GPU backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 
     assert found.card

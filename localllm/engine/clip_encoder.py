@@ -1,4 +1,4 @@
-"""Pictures and texts as vectors of one space, by the encoders of localllm.arch.vision.clip."""
+"""Embed images and texts in one vector space with the encoders of localllm.arch.vision.clip."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from localllm.arch.vision import clip
 from localllm.arch.weights import Weights
 from localllm.engine.forks import lock_for
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import SaidPart, VisionProgram, said_by
+from localllm.engine.vision_encoder import TracedPart, VisionProgram, trace_part
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
@@ -18,31 +18,31 @@ from localllm.kernels.reference import dequantize
 Forward = Callable[..., Any]
 
 
-class PairReader:
+class ClipEncoder:
     """Both encoders. Threads that call it wait for each other.
 
     Attributes:
-        width: numbers of a vector.  context: the most tokens of a text.  vocab_size: how many tokens there are.
+        width: length of a vector.  context: the most tokens of a text.  vocab_size: number of tokens.
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions):
-        """Raises ModelError for a file that is none, or is damaged."""
+        """Open a CLIP file. Raises ModelError if it is another one, or damaged."""
         self._path, self._options, self.lock = file.path, options, lock_for(self)
         self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
-        self._said = said_parts(file, self._pair)
+        self._said = trace_parts(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
         self.vocab_size = self._weights.part("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
 
     def picture(self, picture: Any) -> np.ndarray:
-        """The vector of a picture in RGB, float32 [width]. Raises ModelError if it is not of numbers."""
+        """Embed an RGB image, float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
         rows = h.rows(clip.prepared(h, picture), self._weights)
         with self.lock:
             return self._run(1, self._run(0, rows)[:1])[0]
 
     def text(self, ids: Sequence[int]) -> np.ndarray:
-        """The vector of a text's tokens, up to `context` of them, float32 [width]. Raises ModelError as `picture`."""
+        """Embed a text's tokens, up to `context` of them, float32 [width]. Raises ModelError as `picture`."""
         t = self._weights.part("t.")
         tokens, places = np.asarray(ids, np.int64), np.arange(len(ids))
         rows = rows_of(t.token_embd, tokens) + rows_of(t.position_embd, places)
@@ -50,7 +50,7 @@ class PairReader:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
     def _run(self, number: int, rows: np.ndarray) -> np.ndarray:
-        """One of the four programs, made when it is needed."""
+        """Run one of the four programs, which is built on first use."""
         if number not in self._programs:
             h = self._pair[number // 2]
             self._programs[number] = VisionProgram(self._said[number], h, self._options)
@@ -60,21 +60,21 @@ class PairReader:
             raise ModelError(f"{self._path}: {error}") from None
 
     def close(self) -> None:
-        """End the threads; a second time does nothing."""
+        """End the threads; idempotent."""
         with self.lock:
             for program in self._programs.values():
                 program.close()
 
 
-def said_parts(file: GGUFFile, pair: clip.Towers) -> list[SaidPart]:
-    """The transformer for pictures, what makes a vector of it, and both for texts. Raises ModelError."""
-    said: list[SaidPart] = []
+def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
+    """Trace the image transformer, its projection, and both for texts. Raises ModelError."""
+    said: list[TracedPart] = []
     parts: list[tuple[Forward, Forward, Any]] = [
         (clip.see, clip.vector_of_picture, pair.vision), (clip.read, clip.vector_of_text, pair.text),
     ]  # fmt: skip
     try:
         for tower, vector, h in parts:
-            said += [said_by(tower, file, h, h.most_patches, h.columns), said_by(vector, file, h, 1, h.width)]
+            said += [trace_part(tower, file, h, h.most_patches, h.columns), trace_part(vector, file, h, 1, h.width)]
             if said[-1].width != h.out:
                 raise ModelError(f"vectors of {said[-1].width} numbers, not of {h.out} as projection_dim says")
         for part in said[:-1]:
@@ -86,7 +86,7 @@ def said_parts(file: GGUFFile, pair: clip.Towers) -> list[SaidPart]:
 
 
 def rows_of(table: Any, numbers: np.ndarray) -> np.ndarray:
-    """Rows of a matrix in any format, float32 [numbers, columns]."""
+    """Dequantize rows of a matrix, float32 [numbers, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]
     return dequantize(replace(tensor, shape=(len(numbers), tensor.shape[1]), data=data))

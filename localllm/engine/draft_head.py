@@ -1,4 +1,4 @@
-"""What guesses for a model, as something that reads tokens: localllm.arch.mtp and eagle3 say what is computed."""
+"""Run a draft head: localllm.arch.mtp and eagle3 say what it computes."""
 
 from collections.abc import Sequence as Ids
 
@@ -20,30 +20,30 @@ from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError
 from localllm.kernels.arguments import PAGE
 
-LATE = BATCH  # tokens that a sequence may be behind the model's: it reads when it is asked for a guess, or then
+LATE = BATCH  # tokens that a sequence may lag behind the model's before it reads without being asked for drafts
 
 
 def rows_for(width: int) -> np.ndarray:
-    """Memory for what a run makes of its tokens: float32 [BATCH, width or more]."""
+    """Allocate hidden states for a run: float32 [BATCH, width or more]."""
     return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
 
 
-def shown_to(guesser: DraftHeadSource | None) -> HiddenStateTap | None:
-    """What a model has to show it, and memory for that."""
+def hidden_state_tap(guesser: DraftHeadSource | None) -> HiddenStateTap | None:
+    """Return the model's hidden states that it needs, with memory for them."""
     return HiddenStateTap(rows_for(guesser.columns), guesser.layers) if guesser else None
 
 
 class DraftHead:
-    """What guesses for a model; as localllm.engine.sequence.Reader, for sequences of class DraftSequence.
+    """A draft head, a localllm.engine.sequence.Reader of DraftSequences.
 
-    It reads any number of them, but one in a run. Threads that call it wait for each other.
+    It reads any number of them, one per run. Threads that call it wait for each other.
     """
 
     def __init__(self, guesser: DraftHeadSource, context: int, options: EngineOptions):
-        """Raises ModelError, MemoryLimitError, LocalllmError."""
+        """Compile the head. Raises ModelError, MemoryLimitError, LocalllmError."""
         h, self.context = guesser.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
-        self.runs, self.lock, self.abandoned = Runs(LATER), lock_for(self), list[SequenceState]()
+        self.runs, self.lock, self.orphaned = Runs(LATER), lock_for(self), list[SequenceState]()
         self._before, self._made = rows_for(self.width), rows_for(self.width)
         self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
         if isinstance(guesser.state, Recurrent):
@@ -53,7 +53,7 @@ class DraftHead:
         self._fuse = self._backend.beside(fusing) if fusing else None
 
     def _recorded(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
-        """What it computes, and before that of what the model shows, if anything. Raises ModelError."""
+        """Trace the head, and the preprocessing of hidden states, if there is any. Raises ModelError."""
         h = g.hyperparameters
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._made)), Recorder(h, self.context)
         try:
@@ -74,16 +74,16 @@ class DraftHead:
         return [*others, shown, logits], fusing.operations  # logits come last
 
     def follower(self, place: int) -> "DraftSequence":
-        """A text that it reads behind the model, from this place of the model's sequence on."""
+        """Create a sequence that follows the model's from this position on."""
         return DraftSequence(self, self._backend.store(), place)
 
     def run(self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool) -> list[np.ndarray]:
-        """Read the tokens of one follower; the logits asked for, of the "last" token or "none"."""
+        """Read the tokens of one sequence; returns the logits of the "last" token or "none"."""
         ((follower, ids),) = requests
         assert isinstance(follower, DraftSequence)
         with self.lock:
-            while self.abandoned:
-                self.abandoned.pop().close()
+            while self.orphaned:
+                self.orphaned.pop().close()
             rows = np.empty((0, self.vocab_size if self._tokens is None else len(self._tokens)), np.float32)
             for first in range(0, len(ids), BATCH):
                 some = np.asarray(ids[first : first + BATCH], np.int64)
@@ -92,13 +92,13 @@ class DraftHead:
         return [rows if self._tokens is None else self._of_all(rows)]
 
     def _of_all(self, rows: np.ndarray) -> np.ndarray:
-        """Logits of some tokens as those of all: the others are impossible."""
+        """Expand the logits of a smaller vocabulary; other tokens are impossible."""
         found = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
         found[:, self._tokens] = rows
         return found
 
     def fused(self, shown: np.ndarray) -> np.ndarray:
-        """What it reads of what the model shows of tokens, float32 [tokens, columns]: [tokens, width]."""
+        """Preprocess the model's hidden states, float32 [tokens, columns], to [tokens, width]."""
         if self._fuse is None:
             return shown
         self._shown[: len(shown), : self._columns] = shown
@@ -113,7 +113,7 @@ class DraftHead:
         return rows
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
-        """Not for followers."""
+        """Refuse: draft sequences cannot shift."""
         raise AssertionError
 
     def close(self) -> None:
@@ -123,34 +123,33 @@ class DraftHead:
 
 
 class DraftSequence(Sequence):
-    """A text as the layer reads it: behind the model, and beyond what the model has read.
+    """A sequence of the draft head: it follows the model's, and goes beyond it with drafted tokens.
 
     Attributes:
-        begin: the place in the model's sequence of the first token here; the layer does not know those before.
+        begin: the position in the model's sequence of the first token here; earlier ones are unknown to the head.
     """
 
     engine: DraftHead
 
     def __init__(self, head: DraftHead, store: SequenceState, place: int):
         super().__init__(head, store)
-        # Places in the model's sequence, from the first token here to the last it has read.
+        # Positions in the model's sequence, from the first token here to the last one read.
         self.begin = self._end = place
-        self._shown: dict[int, np.ndarray] = {}  # by place, what the model showed of a token, if it is still of use
-        self._ids: dict[int, int] = {}  # by place, tokens that the model has read and this has not
-        self._last = np.zeros(head.width, np.float32)  # what the layer made of the last token here
-        self._firm = 0  # how many of the tokens were read together with what the model made
+        self._shown: dict[int, np.ndarray] = {}  # by position, hidden states that are still needed
+        self._ids: dict[int, int] = {}  # by position, tokens that only the model has read
+        self._last = np.zeros(head.width, np.float32)  # the layer's output for the last token here
+        self._firm = 0  # how many tokens were read with the model's own hidden states
 
-    def heard(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
-        """The model has read tokens of its sequence from this place on, and shown that of them: float32 [tokens,
-        columns].
+    def on_hidden_states(self, place: int, ids: np.ndarray, shown: np.ndarray) -> None:
+        """Take tokens that the model has read from this position on, and its hidden states, float32 [tokens, columns].
 
-        What the model has read anew is read anew here as well, at the latest when a guess is asked for.
+        Tokens that the model has read again are read again here, at the latest before the next draft.
         """
         if not self.begin <= place <= self._end:
             self.begin = self._end = place
         known = place - self.begin
         is_known = known < self._firm and self.tokens[known] == ids[0]
-        self.forget_behind(place + is_known)
+        self.rewind_to(place + is_known)
         self._shown |= dict(enumerate(shown.copy(), place))
         self._ids |= dict(enumerate(ids.tolist(), place))
         self._end = place + len(ids)
@@ -159,8 +158,8 @@ class DraftSequence(Sequence):
         if self._end - first > LATE:
             self.append([self._ids[at] for at in range(first, self._end)], "none")
 
-    def forget_behind(self, place: int) -> None:
-        """The model's sequence goes back to there."""
+    def rewind_to(self, place: int) -> None:
+        """Drop tokens from a position of the model's sequence on."""
         if place < self._end:
             self._shown = {at: row for at, row in self._shown.items() if at < place}
             self._ids = {at: id for at, id in self._ids.items() if at < place}
@@ -168,13 +167,13 @@ class DraftSequence(Sequence):
         self.truncate(max(0, place - self.begin))
 
     def truncate(self, length: int) -> int:
-        """As of Sequence; what was read on a guess alone is forgotten too."""
+        """Truncate as Sequence does; tokens that were read as drafts are dropped too."""
         kept = super().truncate(min(length, self._firm))
         self._firm = kept
         return kept
 
     def fill(self, rows: np.ndarray) -> None:
-        """What the layer reads together with its next tokens: of each the one before. What nobody knows is zeros."""
+        """Fill the hidden states that precede the next tokens; unknown ones are zeros."""
         before = self.begin + len(self.tokens) - 1
         rows[:] = 0
         places = [place for place in range(before, before + len(rows)) if place in self._shown]
@@ -186,7 +185,7 @@ class DraftSequence(Sequence):
         self._is_firm = self._firm == len(self.tokens) and before + len(rows) <= self._end
 
     def has_read(self, ids: list[int], last: np.ndarray) -> None:
-        """These tokens, and that was made of the last."""
+        """Note the tokens that were read, and the output for the last one."""
         self.tokens += ids
         self._last = last
         if self._is_firm:
@@ -194,9 +193,9 @@ class DraftSequence(Sequence):
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """What the model showed of tokens whose next ones have been read for good."""
+        """Drop hidden states that are no longer needed."""
         first = self.begin + self._firm - 1
-        if next(iter(self._shown), first) < first:  # places come in order
+        if next(iter(self._shown), first) < first:  # positions are in order
             self._shown = {at: row for at, row in self._shown.items() if at >= first}
         if next(iter(self._ids), first + 1) <= first:
             self._ids = {at: id for at, id in self._ids.items() if at > first}

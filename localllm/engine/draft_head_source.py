@@ -1,4 +1,4 @@
-"""What guesses for a model, before it runs: a layer of the model's own, or the head that another file has."""
+"""Find a draft head before it runs: a layer of the model's own, or the head in another file."""
 
 from collections.abc import Callable, Collection
 from types import ModuleType
@@ -19,19 +19,20 @@ from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 
-HEADS = ("eagle3",)  # architectures that guess for others
+HEADS = ("eagle3",)  # architectures that are draft heads
 TOKENS = "d2t"
 
 
 class DraftHeadSource(NamedTuple):
-    """Attributes:
-    path: of its file.  hyperparameters: of what guesses.  state: what it keeps of tokens.
-    columns: numbers that the model shows of a token.  layers: of the model, that go into; as of Shown.
-    weights: what the functions are given: builder, these, hyperparameters, and
-    guess: rows of the tokens before; says what it makes of tokens.
-    fuse: what the model shows; says such rows of it. None if they are that.
-    names: the tensors that have to be used.
-    tokens: those that its logits are for, int64; None for all.
+    """A draft head, not compiled yet.
+
+    Attributes:
+        path: of its file.  hyperparameters, weights: its own.  state: of its keys and values.
+        columns: length of the model's hidden states.  layers: of the model, whose inputs they are, see HiddenStateTap.
+        guess: (builder, weights, hyperparameters, hidden states) to its output.
+        fuse: (builder, weights, hyperparameters, hidden states) to preprocessed ones; None without preprocessing.
+        names: the tensors that have to be used.
+        tokens: the token of each logit, int64; None for the whole vocabulary.
     """
 
     path: str
@@ -47,23 +48,23 @@ class DraftHeadSource(NamedTuple):
 
 
 def own_layer(file: GGUFFile, model: ModuleType, h: Any) -> DraftHeadSource:
-    """The first layer behind the others, of a file that has it."""
+    """Return the first multi-token prediction layer of a file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]
     return DraftHeadSource(file.path, h, guessing_state(h), h.width, (), weights, model.guess, None, names)
 
 
 def is_head(file: GGUFFile) -> bool:
-    """Whether a file has nothing but what guesses for a model."""
+    """Tell whether a file has a draft head only."""
     return file.metadata.get("general.architecture") in HEADS
 
 
 def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
-    """What the file has, for that model. Raises ModelError, UsageError if it is for another one."""
+    """Return the file's head for that model. Raises ModelError, UsageError if it is for another one."""
     require_general(file)
     fields = Fields.of(file)
     require_kinds(fields)
-    fields.asked.clear()  # by the checks
+    fields.asked.clear()  # ensured by the checks
     h = eagle3.read(fields)
     require_asked(fields)
     if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
@@ -79,7 +80,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
 
 
 def tokens_of(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
-    """The model's tokens that a smaller vocabulary has, int64; None if there is none. Raises ModelError."""
+    """Return the tokens of a smaller vocabulary, int64; None if there is none. Raises ModelError."""
     tensor = file.tensors.get(TOKENS)
     if tensor is None:
         return None

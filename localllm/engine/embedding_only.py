@@ -1,4 +1,4 @@
-"""What stands for the engine of a model that makes no text, so that it can be opened, and asked for vectors."""
+"""A placeholder for the engine of a model that makes embeddings only."""
 
 from typing import Any, NoReturn
 
@@ -9,26 +9,26 @@ from localllm.errors import UnsupportedError
 
 
 class EmbeddingOnlyEngine:
-    """Knows the model, and computes nothing. Attributes: as of Engine."""
+    """Knows the model, and computes nothing. Attributes: see Engine."""
 
     device, warning, place_bytes, runs, head_path = "CPU", None, 0, Runs(), None
 
     def __init__(self, path: str, hyperparameters: Any, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
-        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kept_as, lock_for(self)
+        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
 
     def sequence(self) -> NoReturn:
-        """Raises UnsupportedError."""
+        """Raise UnsupportedError."""
         kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
         raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or rerank")
 
     def step(self, *requests: Any) -> NoReturn:
-        """Raises UnsupportedError."""
+        """Raise UnsupportedError."""
         self.sequence()
 
     def prepare_all(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
-"""Texts, each read whole and on its own: of each one row of numbers; nothing is kept of any.
+"""Run embedding models: each text is read whole and separately, one row per text, and no state is kept.
 
-Many go in one run, one behind the other, sorted by their lengths: nothing is padded, attention sees each text alone,
-and of the last layer's rows only those that are asked for are handed out.
+A run reads many texts, concatenated and sorted by length: there is no padding, attention sees each text alone, and only
+the requested rows of the last layer are returned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 from localllm.arch import architecture
 from localllm.arch.layer_state import Latent, Paged
 from localllm.arch.weights import Weights
-from localllm.engine.backend_selection import chosen
+from localllm.engine.backend_selection import choose_backend
 from localllm.engine.cpu.program import compiled
 from localllm.engine.cuda.driver import has_driver
 from localllm.engine.forks import lock_for
@@ -24,28 +24,28 @@ from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.operations.tokens import EmbedKinds
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Header, Span, TextSpan
-from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 Ids = Sequence[int] | np.ndarray
-SHORT = 32  # tokens of a text, up to which activations keep 16 bits
-MOST_TEXTS = 256  # of a run; each begins a page of the cache
-Read = Callable[[Sequence[TextSpan]], np.ndarray]  # texts of one run: float32 [texts, width]
+SHORT = 32  # tokens of a text up to which activations keep 16 bits
+MOST_TEXTS = 256  # texts per run; each begins a page of the cache
+Read = Callable[[Sequence[TextSpan]], np.ndarray]  # reads the texts of one run: float32 [texts, width]
 
 
 class EmbeddingRunner:
-    """A model that makes a row of numbers of each text. Threads that call it wait for each other.
+    """A model that computes a row per text. Threads that call it wait for each other.
 
     Attributes:
-        hyperparameters: the model's.  context: the most tokens of a text.  width: numbers of a row.
-        vocab_size: tokens that there are.  device: what computes, for people.
-        warning: what the user should know, in one line, or None.
+        hyperparameters: the model's.  context: the most tokens of a text.  width: length of a row.
+        vocab_size: number of tokens.  device: description of the backend.
+        warning: a line for the user, or None.
     """
 
     def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
-        """pooling: one of localllm.arch.pooling.KINDS, but "none". Raises LocalllmError."""
+        """Open a model; pooling: one of localllm.arch.pooling.KINDS except "none". Raises LocalllmError."""
         options = options or EngineOptions()
         options.require_valid()
         model, h = architecture(file)
@@ -54,18 +54,18 @@ class EmbeddingRunner:
         self.hyperparameters = replace(h, pooling=pooling)
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
-        recorder = recorded(file, model.forward, weights, self.hyperparameters, self.context)
+        recorder = trace_model(file, model.forward, weights, self.hyperparameters, self.context)
         tables = [one.weight.shape[0] for one in recorder.operations if isinstance(one, EmbedKinds)]
         self._has_kinds = bool(tables) and min(tables) > 1
         self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
-        self.prepare_all: Callable[[], None] = lambda: None  # wait for kernels that are compiled behind the first runs
+        self.prepare_all: Callable[[], None] = lambda: None  # waits for kernels that are compiled in the background
         states = self.hyperparameters.states()
         paged = [state for state in states if isinstance(state, Paged | Latent)]
         if len(paged) < len(states):
             raise ModelError(f"{file.path}: vectors of {h.arch} models are not supported: their layers are recurrent")
-        self.device, (kind, _) = "CPU", chosen(options, has_driver)
+        self.device, (kind, _) = "CPU", choose_backend(options, has_driver)
         on_card = self._on_card(recorder.operations, paged, options) if kind == "card" else None
         if kind == "reference":
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
@@ -74,11 +74,11 @@ class EmbeddingRunner:
             self._read = on_card or self._compiled(recorder.operations, paged, options)
 
     def _on_card(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Any:
-        """What computes on a card; None, and a warning, if it should only where there is one that can."""
-        from localllm.engine.cuda.embedding_runner import CardTexts
+        """Build the GPU runner; None, with a warning, if there is no usable GPU and none is required."""
+        from localllm.engine.cuda.embedding_runner import CudaEmbeddingRunner
 
         try:
-            card = CardTexts(operations, states, self.context, options)
+            card = CudaEmbeddingRunner(operations, states, self.context, options)
         except LocalllmError as error:
             if options.backend != "auto":
                 raise
@@ -88,18 +88,18 @@ class EmbeddingRunner:
         return card.read
 
     def _compiled(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
-        """What computes on the CPU."""
+        """Build the CPU runner."""
         tokens = max(BATCH, self.context)
         pages = -(-tokens // PAGE) + MOST_TEXTS
-        cache, header = RunCache(states, pages, options.kept_as, operations), Header(tokens)
+        cache, header = RunCache(states, pages, options.kv_cache_type, operations), Header(tokens)
         places = StepPlaces(cache, None, header)
         program = compiled(operations, places, options.thread_count, options.progress, keeps=False)
         self._close, self.prepare_all = program.close, program.prepare_all
         self.warning = self.warning or program.warning
         table = np.arange(pages)
-        # Of weights in 16 bits the vectors lose most where activations are rounded: a cosine of 0.99999 with those in
+        # With 16-bit weights, rounding activations costs most: a cosine of 0.99999 with the vectors in
         # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either,
-        # but in short texts, where errors of few tokens are averaged: of MiniLM in Q8_0 the empty one's cosine is
+        # except for short texts, where few tokens' errors are averaged: with MiniLM in Q8_0 the empty text's cosine is
         # 0.9992 by 8 bits and 0.9996 by 16.
         weights = [one.weight for one in operations if isinstance(one, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
@@ -111,10 +111,10 @@ class EmbeddingRunner:
         seconds: Sequence[int] | None = None,
         progress: Callable[[int], Any] | None = None,
     ) -> np.ndarray:
-        """A row of each text's token ids: float32 [texts, width].
+        """Compute a row for each text's token ids: float32 [texts, width].
 
-        seconds: of pairs of texts, where the second one begins, whose tokens are of another kind; progress: told after
-        each run how many are done. Raises ContextError for a text that is too long, UsageError for ids that are none,
+        seconds: where the second text of a pair begins, whose tokens have another type; progress: called after each run
+        with the number of finished texts. Raises ContextError for a text that is too long, UsageError for invalid ids,
         ModelError for rows that are not numbers.
         """
         ids = [self._checked(text) for text in texts]
@@ -142,16 +142,16 @@ class EmbeddingRunner:
         return ids
 
     def close(self) -> None:
-        """End the threads; a second time does nothing."""
+        """End the threads; idempotent."""
         with self.lock:
             self._close()
 
 
 def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> Read:
-    """What computes in plain NumPy."""
-    from localllm.engine.reference import ReferenceBackend  # seldom needed
+    """Build the NumPy runner."""
+    from localllm.engine.reference import ReferenceBackend  # rarely needed
 
-    backend = ReferenceBackend(forward, options.kept_as, context, None)
+    backend = ReferenceBackend(forward, options.kv_cache_type, context, None)
 
     def span(text: TextSpan) -> Span:
         return Span(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
@@ -160,8 +160,10 @@ def by_reference(forward: Callable[..., np.ndarray], options: EngineOptions, con
 
 
 def runs(lengths: Sequence[int]) -> Iterator[np.ndarray]:
-    """Which texts are read together, by their numbers: alike in length, BATCH tokens at most or one longer text; SHORT
-    ones by themselves."""
+    """Yield the numbers of texts to read together: similar lengths, at most BATCH tokens or one longer text.
+
+    SHORT texts get runs of their own.
+    """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
     for place, number in enumerate(order):
         length = lengths[number]

@@ -1,4 +1,4 @@
-"""The engine: weights, architecture and verbs become something that turns tokens into logits."""
+"""The engine: turns tokens into logits with a model's weights, architecture and backend."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
@@ -15,13 +15,21 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.mtp import has_guessing_layer
 from localllm.arch.weights import Weights
 from localllm.engine.backend import Backend
-from localllm.engine.backend_selection import TracedModel, opened
+from localllm.engine.backend_selection import TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.matmul import rounds_activations
-from localllm.engine.draft_head import DraftHead, DraftSequence, shown_to
+from localllm.engine.draft_head import DraftHead, DraftSequence, hidden_state_tap
 from localllm.engine.draft_head_source import DraftHeadSource, head, own_layer
 from localllm.engine.forks import lock_for, was_forked
-from localllm.engine.image_tokens import ImageEmbedding, ahead_of, images_between, is_within, key_of, passages, row_of
+from localllm.engine.image_tokens import (
+    ImageEmbedding,
+    images_between,
+    is_within,
+    key_of,
+    passages,
+    position_offset,
+    row_of,
+)
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.hidden_states import ExportHidden
@@ -30,37 +38,35 @@ from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import EXACT, FIRST, LATER, WHOLE, Runs
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.image_rows import row_operations
-from localllm.engine.trace.recorder import recorded
-from localllm.engine.trace.rope_shift import turns
+from localllm.engine.trace.recorder import trace_model
+from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 Request = tuple[Sequence, Ids[int]]
 NOTHING = np.zeros(0, np.int64)
-REREAD = 16  # tokens that are read again together with new ones; more get a run of their own, whose end is remembered
+REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
 
 
 class Reading(NamedTuple):
-    """What a request comes to: the sequence's tokens from `begin` on, which its store does not have, and new ones."""
+    """The tokens that a request has to read: those from `begin` on that its state lacks, and new ones."""
 
     sequence: Sequence
     begin: int
     ids: np.ndarray  # int64
-    wanted: int  # of how many of them, the last ones, logits are returned
+    wanted: int  # number of last tokens whose logits are returned
 
-    def and_then(self, ids: np.ndarray, wanted: int) -> "Reading":
-        """With new tokens behind."""
+    def with_tokens(self, ids: np.ndarray, wanted: int) -> "Reading":
+        """Append new tokens."""
         ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
         return Reading(self.sequence, self.begin, ids, wanted)
 
-    def until(self, place: int) -> "Reading":
-        """The first tokens of it."""
+    def head(self, place: int) -> "Reading":
         wanted = max(0, self.wanted - (len(self.ids) - place))
         return Reading(self.sequence, self.begin, self.ids[:place], wanted)
 
-    def behind(self, place: int) -> "Reading":
-        """The others."""
+    def tail(self, place: int) -> "Reading":
         ids = self.ids[place:]
         return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
 
@@ -70,12 +76,12 @@ class Engine:
 
     Attributes:
         hyperparameters: the model's.  context: the most tokens of a sequence.  vocab_size: length of a row of logits.
-        operations: what is done with tokens.  kv_type: how keys and values are kept.  runs: in which prompts are read.
-        thread_count: how many compute.  lock: held by whoever runs the model or changes its sequences.
-        device: what computes, for people.
-        limits: of a card that computes all, bytes per second of its memory, and operations per second; None otherwise.
-        abandoned: what was kept for sequences that were forgotten without being closed.
-        warning: what the user should know, in one line, or None.
+        operations: the traced model.  kv_type: storage type of keys and values.
+        runs: how prompts are divided into runs.  thread_count: compute threads.
+        lock: held while the model runs or its sequences change.  device: description of the backend.
+        limits: of a GPU that has all layers: memory bytes per second, and operations per second; None otherwise.
+        orphaned: states of sequences that were collected without being closed.
+        warning: a line for the user, or None.
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class Engine:
         options: EngineOptions | None = None,
         found: tuple[ModuleType, Hyperparameters] | None = None,
     ):
-        """Make a program of the file.
+        """Trace the model and build its backend.
 
         found: what `architecture` returns for it, if that is known. Raises ModelError, MemoryLimitError, UsageError.
         """
@@ -97,19 +103,19 @@ class Engine:
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock = lock_for(self)
-        self.abandoned, self._path = list[SequenceState](), file.path
+        self.orphaned, self._path = list[SequenceState](), file.path
         weights = Weights(file.tensors)
-        self._record = partial(recorded, file, model.forward, weights, self.hyperparameters, self.context)
+        self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
         self._guesser: DraftHeadSource | None = None
         if hasattr(model, "guess") and has_guessing_layer(weights, self.hyperparameters) and options.backend == "cpu":
             self._guesser = own_layer(file, model, self.hyperparameters)
-        self._shown = shown_to(self._guesser)
+        self._shown = hidden_state_tap(self._guesser)
         recorder = self._record(self._shown)
         rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
-        self.operations, self.kv_type = recorder.operations, options.kept_as
+        self.operations, self.kv_type = recorder.operations, options.kv_cache_type
         self._file, self._options = file, options
-        self._head: DraftHead | None = None  # made when it is first asked for
+        self._head: DraftHead | None = None  # made on first use
         if options.observer:
             options.observer.require_watchable(self.operations, file.path)
         self._start = self.hyperparameters.start_token
@@ -117,25 +123,27 @@ class Engine:
         said = TracedModel(
             file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
         )
-        backend, self.device, note, self.limits = opened(said, options)
+        backend, self.device, note, self.limits = build_backend(said, options)
         self._backend: Backend | None = backend
         later = FIRST if any(isinstance(one, Route) for one in self.operations) else LATER
         exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         self.runs = WHOLE if self._start is not None else Runs(later, exact=exact)
-        self._turns = partial(turns, self.operations, said.states)
+        self._turns = partial(rotations, self.operations, said.states)
         self._shifts = False
         self.warning = backend.warning or note
 
     def sequence(self) -> Sequence:
-        """A new one, empty. Raises UnsupportedError for a model that does not write on."""
+        """Create an empty sequence. Raises UnsupportedError for a model that does not generate text."""
         if self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models fill masked places and do not write on"
             raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
         return self._empty()
 
-    def read_whole(self, ids: Ids[int]) -> np.ndarray:
-        """Logits for all tokens of a text that see each other, float32 [tokens, vocab]. Raises UsageError, ContextError
-        if they do not fit a run, MemoryLimitError, ModelError."""
+    def forward_full(self, ids: Ids[int]) -> np.ndarray:
+        """Compute logits for all tokens of a text with bidirectional attention, float32 [tokens, vocab].
+
+        Raises UsageError, ContextError if they do not fit a run, MemoryLimitError, ModelError.
+        """
         if len(ids) > BATCH:
             raise ContextError(f"{len(ids)} tokens are more than the {BATCH} that see each other at most")
         sequence = self._empty()
@@ -148,60 +156,60 @@ class Engine:
         return Sequence(self, self.backend.store())
 
     def places(self) -> tuple[int, int]:
-        """For how many tokens the cache has places in use, and at all; whole pages, shared ones counted once."""
+        """Return token places of the cache in use and in all; whole pages, shared ones counted once."""
         with self.lock:
             self._clean_up()
             return self.backend.places()
 
     @property
     def place_bytes(self) -> int:
-        """Memory that a token of a sequence takes, in all layers."""
+        """Memory of one token in all layers, in bytes."""
         return self.backend.place_bytes
 
     @property
     def backend(self) -> Backend:
-        """Raises LocalllmError if the engine is closed."""
+        """The backend. Raises LocalllmError if the engine is closed."""
         if self._backend is None:
             raise LocalllmError("the model is closed")
         return self._backend
 
     def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
-        """Read the tokens of several sequences in one run of the model; of each the last logits, float32 [1, vocab].
+        """Read the tokens of several sequences in one run; returns the last logits of each, float32 [1, vocab].
 
-        As Sequence.append for each of them; no sequence may be there twice.
+        See Sequence.append; no sequence may be there twice.
         """
         return self.run(requests, "last", precise)
 
     def run(self, requests: Ids[Request], logits: str, precise: bool) -> list[np.ndarray]:
-        """Read the tokens of all requests, BATCH at a time; of each the logits asked for, float32 [wanted, vocab].
+        """Read all requests' tokens, BATCH at a time; returns the requested logits of each, float32 [wanted, vocab].
 
         Raises as Sequence.append does, before anything has changed; a failure later leaves whole tokens in sequences.
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits should be last, all or none, not {logits!r}")
-        tokens = [self._checked(ids) for _, ids in requests]
+        tokens = [self._require_tokens(ids) for _, ids in requests]
         with self.lock:
             self._clean_up()
             self._require_room(requests, tokens)
             if self._start is not None:
                 pairs = zip(requests, tokens, strict=True)
-                tokens = [self._behind_text(sequence, ids, precise) for (sequence, _), ids in pairs]
+                tokens = [self._encode_first(sequence, ids, precise) for (sequence, _), ids in pairs]
             wanted = [{"all": len(ids), "last": 1, "none": 0}[logits] for ids in tokens]
-            late = [unread(sequence) for sequence, _ in requests]
+            late = [missing_tokens(sequence) for sequence, _ in requests]
             if long := [reading for reading in late if len(reading.ids) > REREAD]:
                 self._read(long, precise)
-                late = [unread(sequence) for sequence, _ in requests]
-            if precise and logits == "last" and any(ends := [exact_end(ids, self.runs) for ids in tokens]):
+                late = [missing_tokens(sequence) for sequence, _ in requests]
+            if precise and logits == "last" and any(ends := [exact_tail(ids, self.runs) for ids in tokens]):
                 heads = [ids[: len(ids) - end] if end else NOTHING for ids, end in zip(tokens, ends, strict=True)]
-                self._read([reading.and_then(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
+                self._read([reading.with_tokens(ids, 0) for reading, ids in zip(late, heads, strict=True)], precise)
                 tokens = [ids[len(head) :] for ids, head in zip(tokens, heads, strict=True)]
-                late = [unread(sequence) for sequence, _ in requests]
+                late = [missing_tokens(sequence) for sequence, _ in requests]
             new = zip(late, tokens, wanted, strict=True)
-            rows = self._read([reading.and_then(ids, count) for reading, ids, count in new], precise)
+            rows = self._read([reading.with_tokens(ids, count) for reading, ids, count in new], precise)
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def listen(self, sequence: Sequence) -> DraftSequence:
-        """Have the layer that guesses read what this sequence reads from now on.
+        """Attach the draft head to this sequence: it reads what the sequence reads from now on.
 
         Raises UsageError if there is none, MemoryLimitError, ModelError, LocalllmError.
         """
@@ -217,26 +225,26 @@ class Engine:
 
     @property
     def has_guess_layer(self) -> bool:
-        """Whether the model has a layer that guesses, or a head in another file that does."""
+        """Whether there is a draft head, of the model or in another file."""
         return self._guesser is not None
 
     @property
     def head_path(self) -> str | None:
-        """The other file, if one has a head that guesses."""
+        """The other file with a draft head, if there is one."""
         return self._guesser.path if self._guesser and self._guesser.layers else None
 
     def use_head(self, file: GGUFFile) -> None:
-        """Have what this file has guess from now on, and no layer of the model's own. To be asked before others read.
+        """Use the draft head of this file instead of the model's own. To be called before any reading.
 
-        Raises UsageError if it is not for this model, UnsupportedError if this shows nothing, ModelError,
-        MemoryLimitError, LocalllmError.
+        Raises UsageError if it is for another model, UnsupportedError if this model exposes no hidden states,
+        ModelError, MemoryLimitError, LocalllmError.
         """
         with self.lock:
             backend = self.backend
             if not isinstance(backend, CpuBackend):
                 raise UsageError(f"{file.path}: heads of other files guess on the CPU only, not on {self.device}")
             guesser = head(file, self._file, self.hyperparameters)
-            shown = shown_to(guesser)
+            shown = hidden_state_tap(guesser)
             operations = self._record(shown).operations
             if not any(isinstance(operation, ExportHidden) for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not show what goes into their layers"
@@ -248,12 +256,12 @@ class Engine:
             before.close()
 
     def prepare_all(self) -> None:
-        """Wait for kernels that are compiled behind the first runs, which would be slower. Raises LocalllmError."""
+        """Wait for kernels that are compiled in the background, before which runs are slower. Raises LocalllmError."""
         with self.lock:
             self.backend.prepare_all()
 
     def require_shift(self) -> None:
-        """Be ready for Sequence.shift, which compiles kernels once. Raises UsageError if it is not possible."""
+        """Prepare for Sequence.shift, which compiles kernels once. Raises UsageError if it is not supported."""
         if self._start is not None:
             raise UsageError("what an encoder has read cannot be forgotten: shift is not possible")
         if not self._shifts:
@@ -261,14 +269,14 @@ class Engine:
             self._shifts = True
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
-        """As Sequence.shift. If it fails, what is behind the first tokens will be read again."""
+        """Shift a sequence, see Sequence.shift. If it fails, tokens after the first `keep` will be read again."""
         if keep < 0 or count < 0 or count % PAGE or keep + count > len(sequence.tokens):
             raise UsageError(f"cannot forget {count} of {len(sequence.tokens)} tokens behind the first {keep}")
         with self.lock:
             self.require_shift()
             if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
                 raise UsageError(f"cannot forget {count} tokens behind the first {keep}: an image would be cut")
-            positions = count - ahead_of(images_between(sequence.images, keep, keep + count), keep + count)
+            positions = count - position_offset(images_between(sequence.images, keep, keep + count), keep + count)
             store = sequence.store
             held = store.truncate(len(sequence.tokens))
             try:
@@ -278,39 +286,41 @@ class Engine:
             except BaseException:
                 store.truncate(keep)
                 raise
-            sequence.forget(keep, count)
+            sequence.drop_range(keep, count)
 
     def _read(self, readings: Ids[Reading], precise: bool) -> list[list[np.ndarray]]:
-        """The logits of each, in pieces."""
+        """Run readings; returns the logits of each, in parts."""
         rows: list[list[np.ndarray]] = [[] for _ in readings]
-        if precise and any(starts := [exact_start(reading, self.runs) for reading in readings]):
-            heads = [reading.until(start) for reading, start in zip(readings, starts, strict=True)]
-            readings = [reading.behind(start) for reading, start in zip(readings, starts, strict=True)]
+        if precise and any(starts := [exact_head(reading, self.runs) for reading in readings]):
+            heads = [reading.head(start) for reading, start in zip(readings, starts, strict=True)]
+            readings = [reading.tail(start) for reading, start in zip(readings, starts, strict=True)]
             for batch in batches([reading.ids for reading in heads]):
                 self._run_batch(heads, batch, precise, rows)
         for batch in batches([reading.ids for reading in readings]):
             self._run_batch(readings, batch, precise, rows)
         return rows
 
-    def _checked(self, ids: Ids[int]) -> np.ndarray:
-        """Token ids as an array. Raises UsageError."""
+    def _require_tokens(self, ids: Ids[int]) -> np.ndarray:
+        """Convert token ids to an array. Raises UsageError."""
         try:
-            valid = len(ids) > 0 and all(0 <= index(token) < self.vocab_size or self._is_seen(token) for token in ids)
+            valid = len(ids) > 0 and all(
+                0 <= index(token) < self.vocab_size or self._is_image_token(token) for token in ids
+            )
         except TypeError:
             valid = False
         if not valid:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
         return np.asarray(ids, np.int64)
 
-    def _is_seen(self, token: int) -> bool:
-        """Whether an id is a row of an image."""
+    def _is_image_token(self, token: int) -> bool:
+        """Tell whether an id is a row of an image."""
         seen = self._images.get(key_of(token)) if token < 0 else None
         return seen is not None and row_of(token) < len(seen.rows)
 
-    def see(self, seen: ImageEmbedding) -> None:
-        """Know the ids of an image's rows, as long as somebody has it, and longer where a sequence has read it.
+    def register_image(self, seen: ImageEmbedding) -> None:
+        """Register an image's token ids, while the image or a sequence that has read it exists.
 
-        Raises UnsupportedError for a model that images cannot be read by, UsageError for rows of another one.
+        Raises UnsupportedError for a model without image input, UsageError for rows of another model.
         """
         if not self._takes_rows or self._start is not None or self.device != "CPU":
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
@@ -322,14 +332,14 @@ class Engine:
         self._images[seen.key] = seen
 
     def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
-        """The images of which tokens are all rows, and where they begin."""
+        """Find the images whose rows are all among the tokens, and where they begin."""
         found = passages(np.asarray(tokens, np.int64))
         return [(one.first, self._images[one.key]) for one in found if one.key is not None]
 
     def _clean_up(self) -> None:
-        """Give back what forgotten sequences have left."""
-        while self.abandoned:
-            self.abandoned.pop().close()
+        """Free the states of collected sequences."""
+        while self.orphaned:
+            self.orphaned.pop().close()
 
     def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
         if len({id(sequence) for sequence, _ in requests}) < len(requests):
@@ -341,10 +351,10 @@ class Engine:
             if length > self.context:
                 raise ContextError(f"{length} tokens do not fit the context of {self.context}")
 
-    def _behind_text(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
-        """Have the encoder read the text that a new sequence begins with; the tokens from the answer's first one on.
+    def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
+        """Run the encoder over a new sequence's text; returns the tokens of the answer's beginning.
 
-        Raises UsageError if there is no text, or no start of an answer behind it.
+        Raises UsageError if there is no text, or no beginning of an answer after it.
         """
         if sequence.encoded:
             return ids
@@ -365,7 +375,7 @@ class Engine:
     def _run_batch(
         self, readings: Ids[Reading], batch: list[tuple[int, int, int]], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
-        """Run some tokens (reading, first, last + 1) and add their logits to the requests' rows."""
+        """Run tokens (reading, first, last + 1) and add their logits to the requests' rows."""
         spans = []
         for number, first, end in batch:
             sequence, begin, ids, wanted = readings[number]
@@ -373,7 +383,7 @@ class Engine:
             seen = self._images.get(key_of(int(ids[first]))) if ids[first] < 0 else None
             span = Span(
                 sequence.store, begin + first, ids[first:end], some, encoded=sequence.encoded, seen=seen,
-                ahead=ahead_of(sequence.images, begin + first),
+                ahead=position_offset(sequence.images, begin + first),
             )  # fmt: skip
             spans.append(span)
         try:
@@ -381,7 +391,7 @@ class Engine:
                 span.store.prepare(span.position, len(span.ids))
             found = self.backend.run(spans, precise)
         except BaseException as error:
-            for span in spans:  # what was to be read again is among the tokens, as if it had been
+            for span in spans:  # tokens to recompute are in the list as if they had been read
                 span.store.truncate(span.position)
             if isinstance(error, ModelError):
                 raise ModelError(f"{self._path}: {error}") from None
@@ -389,16 +399,16 @@ class Engine:
         told = 0
         for (number, _, _), span in zip(batch, spans, strict=True):
             sequence = readings[number].sequence
-            sequence.now_holds(span.position, span.ids, span.seen)
+            sequence.commit_tokens(span.position, span.ids, span.seen)
             if self._shown and self._guesser:
                 made, told = self._shown.memory[told : told + len(span.ids)], told + len(span.ids)
                 if sequence.listener and sequence.listener.engine is self._head:
-                    sequence.listener.heard(span.position, span.ids, made[:, : self._guesser.columns])
+                    sequence.listener.on_hidden_states(span.position, span.ids, made[:, : self._guesser.columns])
             rows[number].append(found[: span.wanted])
             found = found[span.wanted :]
 
     def close(self) -> None:
-        """End the engine's threads; a second time does nothing, nor does it in a process that was forked."""
+        """End the engine's threads; idempotent, and without effect in a forked process."""
         if was_forked(self):
             return
         with self.lock:
@@ -409,27 +419,29 @@ class Engine:
                 one.close()
 
 
-def unread(sequence: Sequence) -> Reading:
-    """The tokens of a sequence that its store does not have any more; most often none."""
+def missing_tokens(sequence: Sequence) -> Reading:
+    """Return the tokens of a sequence that its state lacks; usually none."""
     begin, length = sequence.store.truncate(len(sequence.tokens)), len(sequence.tokens)
     return Reading(sequence, begin, NOTHING if begin == length else np.array(sequence.tokens[begin:], np.int64), 0)
 
 
-def exact_end(ids: np.ndarray, runs: Runs) -> int:
-    """How many tokens at the end of new ones are a run of their own, if logits are wanted behind the last of them."""
+def exact_tail(ids: np.ndarray, runs: Runs) -> int:
+    """Return how many tokens at the end get a run of their own, if logits after the last one are wanted."""
     *_, last = passages(ids)
     return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
 
 
-def exact_start(reading: Reading, runs: Runs) -> int:
-    """How many tokens are a run of their own because a sequence begins with them."""
+def exact_head(reading: Reading, runs: Runs) -> int:
+    """Return how many tokens at the beginning of a sequence get a run of their own."""
     first = next(passages(reading.ids))
     return 0 if reading.begin or first.key is not None else runs.exact_tokens(min(first.end, BATCH))
 
 
 def batches(tokens: Ids[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
-    """The tokens of several requests as runs of at most BATCH tokens: lists of (request, first, last + 1). Of an image,
-    a run has nothing else."""
+    """Divide the tokens of several requests into runs of at most BATCH: lists of (request, first, last + 1).
+
+    Image rows and text never share a run.
+    """
     batch, room = list[tuple[int, int, int]](), BATCH
     for number, ids in enumerate(tokens):
         for first, last, key in passages(ids):

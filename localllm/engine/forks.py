@@ -1,4 +1,4 @@
-"""A process that was forked has none of the engine's threads, and locks that they held stay locked: it is refused."""
+"""Refuse engines in forked processes: their threads are gone, and locks that these held stay locked."""
 
 import threading
 import weakref
@@ -9,34 +9,33 @@ from localllm.system.processes import after_fork
 
 
 class Locked(Protocol):
-    """What one thread at a time may use, which holds its lock."""
+    """An object with a lock for one thread at a time."""
 
     lock: Any
 
 
 class Refusal:
-    """Takes the place of a lock."""
+    """Replaces a lock in a forked process."""
 
     def __enter__(self) -> NoReturn:
-        """Raises LocalllmError."""
+        """Raise LocalllmError."""
         raise LocalllmError("the model was opened before this process was forked: open it here")
 
     def __exit__(self, *error: object) -> None:
-        """Never happens."""
+        """Never called."""
 
 
 _owners: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
 def lock_for(owner: Locked) -> "threading.Lock | Refusal":
-    """A lock, to be its owner's `lock`; in processes that are forked from this one, `with owner.lock` will be an
-    error, and not a wait without end."""
+    """Create an owner's `lock`; in processes forked from this one, `with owner.lock` raises, and never waits."""
     _owners.add(owner)
     return threading.Lock()
 
 
 def was_forked(owner: Locked) -> bool:
-    """Whether the owner is one of the process from which this one was forked."""
+    """Tell whether the owner belongs to the process that this one was forked from."""
     return isinstance(owner.lock, Refusal)
 
 

@@ -1,7 +1,7 @@
-"""Images as a model reads them: rows of numbers in the place of tokens' embeddings.
+"""Image embeddings in place of token embeddings.
 
-Among a sequence's tokens an image has ids of its own, below 0, that follow from what is seen and its row: so prompts
-with the same image begin alike, and others do not.
+An image's rows have token ids of their own, below 0, that follow from its digest and the row: prompts with the same
+image have the same tokens, and others do not.
 """
 
 import hashlib
@@ -16,26 +16,26 @@ from localllm.engine.run import PRECISE_TOKENS
 from localllm.engine.runs import LONG, Runs
 from localllm.errors import UsageError
 
-ROW_BITS = 15  # of an id: the number of the row
+ROW_BITS = 15  # bits of an id for the row number
 MOST_ROWS = 1 << ROW_BITS
-KEY_BITS = 47  # the rest of an int64's, without its sign
-NEAR = 64  # tokens between images that are most often parts of one
+KEY_BITS = 47  # the other bits of an int64, without its sign
+NEAR = 64  # most tokens between parts of one image
 
 
 class ImageEmbedding:
-    """What is seen of an image, or of a part of it.
+    """The rows of an image, or of a part of it.
 
     Attributes:
         rows: float32 [rows, width of the model].
-        ids: by which the rows are called.
-        axes: int64 [rows, 3], time, height and width from the image's position on, for models that turn keys by all
-            three (M-RoPE); None for positions one behind the other.
+        ids: the rows' token ids.
+        axes: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None for
+            consecutive positions.
         places: how many positions the image takes.
-        is_whole: whether its rows see each other, so that they are read in one run.
+        is_whole: whether its rows have bidirectional attention, so that one run must read them all.
     """
 
     def __init__(self, digest: bytes, rows: np.ndarray, axes: np.ndarray | None = None, is_whole: bool = False):
-        """digest: of what is seen, and by what. Raises UsageError for too many rows."""
+        """Assign ids to the rows; digest: of the image and its encoder. Raises UsageError for too many rows."""
         if len(rows) > MOST_ROWS:
             raise UsageError(f"an image of {len(rows)} rows, {MOST_ROWS} are the most")
         self.rows, self.axes, self.is_whole = rows, axes, is_whole
@@ -45,13 +45,12 @@ class ImageEmbedding:
         self.ids = [-1 - (first | row) for row in range(len(rows))]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Those that are called so, one behind the other: float32 [ids, width]."""
+        """Return the rows of these ids: float32 [ids, width]."""
         first = row_of(int(ids[0]))
         return self.rows[first : first + len(ids)]
 
-    def turns_of(self, ids: np.ndarray, place: int) -> np.ndarray:
-        """By which positions their queries and keys turn, int64 [ids, 3], if the first id's place would be its position
-        in a text without images that take fewer positions than rows."""
+    def mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
+        """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's place in the sequence."""
         first = row_of(int(ids[0]))
         if self.axes is None:
             return np.repeat(np.arange(place, place + len(ids))[:, None], 3, axis=1)
@@ -59,23 +58,22 @@ class ImageEmbedding:
 
 
 def key_of(token: int) -> int:
-    """What an id below 0 belongs to."""
+    """Return the image's part of an id below 0."""
     return (-1 - token) >> ROW_BITS
 
 
 def row_of(token: int) -> int:
-    """Which row an id below 0 is."""
+    """Return the row number of an id below 0."""
     return (-1 - token) & (MOST_ROWS - 1)
 
 
-def ahead_of(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
-    """By how much a place is ahead of its position, behind images that begin at places and take fewer positions than
-    rows."""
+def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
+    """Return by how much places after these images exceed positions: images may take fewer positions than rows."""
     return sum(len(seen.rows) - seen.places for begin, seen in images if begin + len(seen.rows) <= place)
 
 
 def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
-    """Those that begin there."""
+    """Select the images that begin between two places."""
     return [(begin, seen) for begin, seen in images if first <= begin < end]
 
 
@@ -83,26 +81,28 @@ def has_images(tokens: Ids[int]) -> bool:
     return any(token < 0 for token in tokens)
 
 
-def texts_only(tokens: Ids[int]) -> Ids[int]:
-    """Without images."""
+def without_images(tokens: Ids[int]) -> Ids[int]:
+    """Drop the ids of images."""
     return [token for token in tokens if token >= 0] if has_images(tokens) else tokens
 
 
-def whole_end(tokens: Ids[int], end: int) -> int:
-    """Where to end instead of within an image."""
+def end_outside_images(tokens: Ids[int], end: int) -> int:
+    """Move an end that is within an image to the image's beginning."""
     while is_within(tokens, end):
         end += 1
     return end
 
 
 def is_within(tokens: Ids[int], place: int) -> bool:
-    """Whether an image goes on there."""
+    """Tell whether a place is within an image."""
     return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
 
 
 def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
-    """Where the last whole run, or the last image, ends within so many tokens: what is behind is read alike whether it
-    is read from there on or with all that is in front. No run ends within an image."""
+    """Find where the last whole run, or the last image, ends within `length` tokens; no run ends within an image.
+
+    Later tokens are computed alike whether reading begins there or at the sequence's beginning.
+    """
     while True:
         end = runs.last_end(length)
         if min(tokens[end : length + 1], default=0) >= 0:
@@ -117,17 +117,16 @@ def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
             length -= 1
 
 
-def is_worth_keeping(tokens: Ids[int]) -> bool:
-    """Whether to read so many tokens again would take about a second."""
+def is_worth_caching(tokens: Ids[int]) -> bool:
+    """Tell whether reading these tokens again would take about a second."""
     return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
 def piece_ends(tokens: Ids[int], runs: Runs) -> list[int]:
-    """Where reading can go on behind pieces of a prompt: ends of whole runs, and of images behind which no other comes
-    soon."""
+    """List where reading can resume: ends of whole runs, and of images that no other image follows soon."""
     end, found = 0, set[int]()
     while (end := runs.next_end(end)) <= len(tokens):
-        end = whole_end(tokens, end)
+        end = end_outside_images(tokens, end)
         found.add(end)
     images = [one for one in passages(np.asarray(tokens, np.int64)) if one.key is not None]
     for one, following in pairwise([*images, None]):
@@ -137,7 +136,7 @@ def piece_ends(tokens: Ids[int], runs: Runs) -> list[int]:
 
 
 class Passage(NamedTuple):
-    """Tokens of one kind: text, or rows of one image."""
+    """Consecutive tokens: text, or rows of one image."""
 
     first: int
     end: int
@@ -145,7 +144,7 @@ class Passage(NamedTuple):
 
 
 def passages(tokens: np.ndarray) -> Iterator[Passage]:
-    """int64 tokens, in pieces that are text or of one image each; the same image twice in a row are two."""
+    """Divide int64 tokens into text and images; an image twice in a row is two passages."""
     if not len(tokens) or tokens.min() >= 0:
         yield Passage(0, len(tokens), None)
         return

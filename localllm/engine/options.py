@@ -1,4 +1,4 @@
-"""How a model is run, as the command line and the Python API say it: one record that travels to the engine."""
+"""Options of an engine, from the command line or the Python API."""
 
 import re
 
@@ -16,17 +16,17 @@ DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
 
 @frozen
 class EngineOptions:
-    """What an engine is told.
+    """How to run a model.
 
     Attributes:
-        threads: that compute; None: as many as the computer has physical cores to spare.
-        context: the most tokens of a sequence; None: what the model was trained for.
-        kv_type: how keys and values are kept, see KVType.of.
-        backend: cpu, cuda, cuda:N, auto (a card if there is one that works) or reference.
-        gpu_layers: how many of the last layers a card gets, a number, all, or auto for as many as it has room for.
+        threads: compute threads; None: the available physical cores.
+        context: the most tokens of a sequence; None: the model's training context.
+        kv_type: storage type of keys and values, see KVType.of.
+        backend: cpu, cuda, cuda:N, auto (a GPU if one works) or reference.
+        gpu_layers: how many of the last layers go to a GPU: a number, all, or auto for as many as fit.
         progress: called with (done, total) while kernels are compiled.
-        uploading: called with (bytes, of all) while weights go to a card.
-        observer: sums up what the matrices meet.
+        uploading: called with (bytes, total) while weights are uploaded to a GPU.
+        observer: sums up the matrices' inputs.
     """
 
     threads: int | None = None
@@ -39,21 +39,21 @@ class EngineOptions:
     observer: ImatrixCollector | None = None
 
     @property
-    def kept_as(self) -> KVType:
-        """How keys and values are kept. Raises UsageError."""
+    def kv_cache_type(self) -> KVType:
+        """Storage type of keys and values. Raises UsageError."""
         return KVType.of(self.kv_type)
 
     @property
     def thread_count(self) -> int:
-        """How many compute. Raises UsageError."""
+        """Number of compute threads. Raises UsageError."""
         count = usable_cores() if self.threads is None else self.threads
         if not 1 <= count <= MOST_THREADS:
             raise UsageError(f"threads should be from 1 to {MOST_THREADS}, not {count}")
         return count
 
     def require_valid(self) -> None:
-        """Raises UsageError for options that make no sense."""
-        _ = self.kept_as
+        """Raise UsageError for invalid options."""
+        _ = self.kv_cache_type
         if self.context is not None and self.context < 1:
             raise UsageError(f"context should be at least 1 token, not {self.context}")
         _ = self.thread_count
@@ -62,7 +62,7 @@ class EngineOptions:
 
 
 def layers_of(gpu_layers: int | str) -> int | str:
-    """Raises UsageError if they are no number, nor "all" or "auto"."""
+    """Parse a number, "all" or "auto". Raises UsageError."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
         raise UsageError(f"gpu_layers should be a number, all or auto, not {gpu_layers!r}")
     return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)

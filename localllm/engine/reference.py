@@ -1,4 +1,4 @@
-"""The backend in plain NumPy: slow, plain to read, what the others are compared with."""
+"""The backend in plain NumPy: slow and simple, the oracle for the others."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,10 +17,10 @@ from localllm.kernels.reference_cache import Remembered
 
 
 class ReferenceBackend:
-    """A model in plain NumPy, in full precision always."""
+    """A model in plain NumPy, always in full precision."""
 
     warning: str | None = None
-    place_bytes = 0  # Python has the memory
+    place_bytes = 0  # memory is managed by Python
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ReferenceBackend:
         observer: ImatrixCollector | None,
         encoding: Callable[[Reference], np.ndarray] | None = None,
     ):
-        """forward, encoding: say the architecture's verbs to a builder; context: the most tokens of a sequence."""
+        """Keep the model; forward, encoding: run the architecture's verbs on a builder; context: the most tokens."""
         self._forward, self._encoding, self._kv_type, self._context, self._observer = (
             forward,
             encoding,
@@ -44,7 +44,7 @@ class ReferenceBackend:
         return Remembered(self._kv_type)
 
     def places(self) -> tuple[int, int]:
-        """None are reserved, and there is no limit."""
+        """Return zeros: nothing is reserved, and there is no limit."""
         return 0, sys.maxsize
 
     def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
@@ -60,13 +60,12 @@ class ReferenceBackend:
     def prepare_all(self) -> None: ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Have something to turn keys by."""
+        """Keep how each layer's keys rotate."""
         self._turns = turns
 
     def turn(self, store: Remembered, first: int, end: int, distance: int) -> None:
-        """As of Backend."""
         for state, turn in self._turns.items():
             store.turn(state, turn, first, end, distance)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""

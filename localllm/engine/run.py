@@ -1,4 +1,4 @@
-"""A run, one call of a backend: the tokens of some sequences, and how a program is told of them."""
+"""A run, one call of a backend: the tokens of some sequences, and their description for a program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,58 +8,58 @@ import numpy as np
 from localllm.kernels.arguments import PAGE, SEQUENCE
 from localllm.kernels.cpu import ALL_IN_TILES
 
-BATCH = 512  # tokens in one run at most
-PRECISE_TOKENS = 128  # up to so many, activations keep 16 bits
+BATCH = 512  # most tokens of a run
+PRECISE_TOKENS = 128  # most tokens of a run whose activations keep 16 bits
 
 
-NO_KINDS = np.zeros(1, np.int64)  # all are of the first one
+NO_KINDS = np.zeros(1, np.int64)  # all tokens are of the first text
 
 
 class Span(NamedTuple):
-    """What a run does for one sequence."""
+    """The part of a run for one sequence."""
 
-    store: Any  # what the backend keeps for the sequence; here a PageTable or a HybridStore
-    position: int  # of the first token
+    store: Any  # the sequence's state
+    position: int  # position of the first token
     ids: np.ndarray  # int64
-    wanted: int  # of how many tokens, the last ones, logits are returned
-    kinds: np.ndarray = NO_KINDS  # of the tokens, see localllm.arch.verbs
-    encoded: int = 0  # the sequence's first tokens, which an encoder has read
-    seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
-    ahead: int = 0  # by how much places are ahead of the positions by which keys turn: behind images
+    wanted: int  # number of last tokens whose logits are returned
+    kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
+    encoded: int = 0  # number of the sequence's first tokens, which an encoder has read
+    seen: Any = None  # the ImageEmbedding of the ids; such a span is alone in its run
+    ahead: int = 0  # places minus RoPE positions, which differ after images
 
 
 class TextSpan(NamedTuple):
     """A text, or a pair of them, to be read whole."""
 
     ids: np.ndarray  # int64
-    second: int  # where the second one of a pair begins; else how many tokens there are
+    second: int  # where the second text of a pair begins; else the number of tokens
 
 
 def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Memory of this process."""
+    """Allocate zeros in this process."""
     return np.zeros(shape, np.int64)
 
 
 class Header:
-    """What changes from run to run, at fixed addresses, int64."""
+    """The values that change from run to run, at fixed addresses, int64."""
 
     def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = int64_zeros):
-        """tokens: the most of a run; zeros: memory for an array of some shape."""
+        """Allocate; tokens: the most of a run; zeros: allocates an array."""
         # How many tokens, tokens whose logits are wanted, sequences; the most tokens whose activations keep 16 bits;
         # where the logits go, and whether some are not numbers.
         self.numbers = zeros((6,))
         self.token_count, self.wanted_count, self.sequence_count = (self.numbers[i : i + 1] for i in range(3))
         self.most_precise, self.logits, self.flaws = (self.numbers[i : i + 1] for i in range(3, 6))
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
-        self.turns = zeros((tokens,))  # positions by which queries and keys turn
+        self.turns = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
-        self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose error all later tokens see
-        self.few_counts = zeros((2,))  # tokens and wanted ones, if they are too few for tiles, else 0
+        self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
+        self.few_counts = zeros((2,))  # tokens and wanted ones, if too few for tiles, else 0
         # Parts that see themselves only: of images, which the CPU alone reads, so that no card waits for a copy.
         self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
     def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
-        """Describe a run; logits: float32 [wanted, vocab], which it will write."""
+        """Describe a run; logits: float32 [wanted, vocab], the output."""
         first = wanted = 0
         for number, span in enumerate(spans):
             count = len(span.ids)
@@ -75,8 +75,11 @@ class Header:
         self._note_few(first, wanted)
 
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
-        """Describe a run that reads whole texts. pages: those of the cache, int64; rows: float32 [texts, width], which
-        it will write; precise: activations keep 16 bits, however many tokens there are."""
+        """Describe a run that reads whole texts.
+
+        pages: of the cache, int64; rows: float32 [texts, width], the output; precise: activations keep 16 bits, however
+        many tokens there are.
+        """
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)
         ends, of_text = np.cumsum(counts), -(-counts // PAGE)
         firsts, tokens = ends - counts, int(ends[-1])
@@ -94,8 +97,7 @@ class Header:
         self._note_few(tokens, number)
 
     def fill_windows(self, ends: np.ndarray) -> None:
-        """Of the only text of a run, parts that end behind such rows, int64, and may see themselves only: as sequences
-        that go on behind what others have read."""
+        """Divide the only text of a run into windows that end after these rows, int64; attention stays within them."""
         firsts, nothing = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
         tables = nothing + self.sequences[0, SEQUENCE.table]
         self.windows[: len(ends)] = np.stack([firsts, ends - firsts, ends, tables, nothing, nothing, firsts], axis=1)

@@ -1,4 +1,4 @@
-"""A sequence: tokens that a model has read, and what its layers keep of them."""
+"""A sequence: tokens that a model has read, and their state."""
 
 import weakref
 from collections.abc import Sequence as Ids
@@ -18,52 +18,52 @@ class Reader(Protocol):
 
     Attributes:
         context: the most tokens of a sequence.  vocab_size: length of a row of logits.
-        runs: in which prompts are read.  lock: held by whoever runs the model or changes its sequences.
-        abandoned: what was kept for sequences that were forgotten without being closed.
+        runs: how prompts are divided into runs.  lock: held while the model runs or its sequences change.
+        orphaned: states of sequences that were collected without being closed.
     """
 
     context: int
     vocab_size: int
     runs: Runs
     lock: Any
-    abandoned: list[SequenceState]
+    orphaned: list[SequenceState]
 
     def run(self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool) -> list[np.ndarray]:
-        """Read the tokens of all requests; of each the logits asked for, float32 [wanted, vocab]."""
+        """Read the tokens of all requests; returns the requested logits of each, float32 [wanted, vocab]."""
         ...
 
     def shift(self, sequence: "Sequence", keep: int, count: int) -> None:
-        """As Sequence.shift."""
+        """Shift a sequence, see Sequence.shift."""
 
 
 class ReadListener(Protocol):
-    """Who goes on with what a model makes of tokens (localllm.engine.draft_head). Attribute engine: whose it is."""
+    """Observes what a sequence reads (localllm.engine.draft_head). Attribute engine: its engine."""
 
     engine: Any
 
-    def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
-        """Tokens were read, from this place on, int64, and that was made of them, float32 [tokens, width]."""
+    def on_hidden_states(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
+        """Take tokens that were read from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
-    def forget_behind(self, place: int) -> None:
-        """The sequence goes back to there."""
+    def rewind_to(self, place: int) -> None:
+        """Follow the sequence back to this position."""
 
     def close(self) -> None: ...
 
     def release(self) -> None:
-        """Close, but without waiting: see Sequence.release."""
+        """Close without waiting, see Sequence.release."""
 
 
 class Sequence:
-    """One of an engine's sequences. Close it, or forget it: its memory then goes back.
+    """One of an engine's sequences. Its memory is freed when it is closed or collected.
 
-    What it does is done under the engine's lock: threads that call one model wait for each other.
+    Its methods run under the engine's lock: threads that call one model wait for each other.
 
     Attributes:
-        tokens: what it holds.  engine: whose it is.
-        aligned: how many of them, from the first on, were read in whole runs (localllm.engine.runs), or up to the end
-            of an image, as by any sequence that begins alike.
-        listener: is told what is read; None if nobody wants to know.
-        encoded: how many of them an encoder has read; with fewer, or nothing behind them, it holds nothing.
+        tokens: what it holds.  engine: its engine.
+        aligned: how many first tokens were read in whole runs (localllm.engine.runs), or up to the end
+            of an image, as in any sequence with the same beginning.
+        listener: observes what is read; None without.
+        encoded: how many first tokens an encoder has read; without tokens after them, the sequence is empty.
         images: those among the tokens, and where they begin.
     """
 
@@ -72,9 +72,9 @@ class Sequence:
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images = list[tuple[int, ImageEmbedding]]()
-        self._begun = 0  # up to where what is behind the aligned ones was read so, too, if an image or its rest follows
+        self._begun = 0  # end of further aligned tokens, valid if an image or its rest follows
         self.engine, self._store = engine, store
-        self._forgotten = weakref.finalize(self, engine.abandoned.append, store)
+        self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
         self._forgotten.atexit = False
 
     @property
@@ -88,18 +88,18 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or is forgotten: then it is there only for what is forgotten together with it."""
+        """Whether it was closed or collected."""
         return not self._forgotten.alive
 
     @property
     def store(self) -> SequenceState:
-        """What the engine's backend keeps for it. Raises LocalllmError if it is closed."""
+        """Its state in the backend. Raises LocalllmError if it is closed."""
         if self.closed:
             raise LocalllmError("this sequence is closed")
         return self._store
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
-        """Read tokens behind those that it holds; float32 [logits asked for, vocab].
+        """Read tokens; returns the requested logits, float32 [tokens, vocab].
 
         logits: after the "last" of the tokens, after "all" or "none". precise: keep activations in 16 bits in small
         batches; without, few tokens cost little more than one. Raises UsageError for an id outside of the vocabulary,
@@ -108,7 +108,7 @@ class Sequence:
         return self.engine.run([(self, ids)], logits, precise)[0]
 
     def fork(self) -> "Sequence":
-        """Another sequence with the same tokens; memory is shared until one of them goes on."""
+        """Copy the sequence; memory is shared until one of them continues."""
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
@@ -116,54 +116,54 @@ class Sequence:
             return twin
 
     def truncate(self, length: int) -> int:
-        """Go back to the first `length` tokens; how many it holds then, which may be fewer.
+        """Go back to the first `length` tokens; returns how many it holds then, which may be fewer.
 
-        If its store cannot go back to just there, the next run reads some of the tokens again.
+        If its state cannot go back to just there, the next run reads some of the tokens again.
         """
         if length < 0:
             raise UsageError(f"a length should be 0 or above, not {length}")
         with self.engine.lock:
-            kept = self._reach(min(length, len(self.tokens)))
+            kept = self.clamp_length(min(length, len(self.tokens)))
             self.store.truncate(kept)
             self._hold(kept)
             return kept
 
     def rewind(self, length: int) -> int:
-        """Go back to the end of a whole run, or of an image, within the first `length` tokens; how many it holds then.
+        """Go back to the end of a whole run, or of an image, within `length` tokens; returns how many it holds.
 
-        What it reads then, it reads as a new sequence would, to the bit.
+        Later tokens are then computed as in a new sequence, to the bit.
         """
         with self.engine.lock:
-            kept = self._reach(self._last_end(min(length, self.aligned)))
+            kept = self.clamp_length(self._last_end(min(length, self.aligned)))
             while (there := self.store.truncate(kept)) < kept:
                 kept = self._last_end(there)
             self._hold(kept)
             return kept
 
-    def no_listener(self) -> None:
-        """Nobody is told any more what is read."""
+    def detach_listener(self) -> None:
+        """Detach the listener."""
         listener, self.listener = self.listener, None
         if listener:
             listener.close()
 
-    def _reach(self, length: int) -> int:
-        """So many tokens, or none if they are no more than what an encoder has read."""
+    def clamp_length(self, length: int) -> int:
+        """Return `length`, or 0 if it does not exceed what an encoder has read."""
         return length if length > self.encoded else 0
 
     def _hold(self, length: int) -> None:
-        """Only so many tokens."""
+        """Drop all but the first `length` tokens."""
         self.aligned = min(self.aligned, self._last_end(length))
         del self.tokens[length:]
         self.encoded = self.encoded if length else 0
         self.images = [(begin, seen) for begin, seen in self.images if begin < length]
         if self.listener:
-            self.listener.forget_behind(length)
+            self.listener.rewind_to(length)
 
     def _last_end(self, length: int) -> int:
         return last_end(self.tokens, length, self.engine.runs)
 
-    def now_holds(self, place: int, ids: np.ndarray, seen: ImageEmbedding | None) -> None:
-        """A run has read ids, of an image or of none, from this place on, instead of what was there."""
+    def commit_tokens(self, place: int, ids: np.ndarray, seen: ImageEmbedding | None) -> None:
+        """Note that a run has read ids, of an image or of none, from this position on."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
         if seen is not None and (begin := place - row_of(int(ids[0]))) not in [known for known, _ in self.images]:
@@ -171,7 +171,7 @@ class Sequence:
         self._align(place, end, seen)
 
     def _align(self, place: int, end: int, seen: ImageEmbedding | None) -> None:
-        """See whether what was read from one place to another was so as by any sequence that begins alike."""
+        """Update `aligned`: whether tokens from `place` to `end` were prefilled on canonical run boundaries."""
         if place < self.aligned:
             self.aligned = self._last_end(place)
         is_second = (
@@ -188,15 +188,15 @@ class Sequence:
         self._begun = end if begins and (is_end or is_part) else self.aligned
 
     def shift(self, keep: int, count: int) -> None:
-        """Forget `count` tokens, a multiple of 64, behind the first `keep`; later ones move to their positions.
+        """Drop `count` tokens, a multiple of 64, after the first `keep`; later ones move to their positions.
 
-        What is left still knows what was forgotten: keys and values of deeper layers were made with it in sight. Raises
-        UsageError if there are not so many tokens, or if the model's tokens cannot be moved; MemoryLimitError.
+        The rest still depends on them: keys and values of deeper layers were computed with them. Raises UsageError if
+        there are not enough tokens, or if the model's keys cannot be moved; MemoryLimitError.
         """
         self.engine.shift(self, keep, count)
 
-    def forget(self, keep: int, count: int) -> None:
-        """The store has forgotten `count` tokens behind the first `keep`."""
+    def drop_range(self, keep: int, count: int) -> None:
+        """Note that the state has dropped `count` tokens after the first `keep`."""
         self.aligned = min(self.aligned, self._last_end(keep))
         self._begun = min(self._begun, self.aligned)
         del self.tokens[keep : keep + count]
@@ -206,14 +206,14 @@ class Sequence:
         ]
 
     def release(self) -> None:
-        """Queue the memory, which goes back when the engine is used next. Takes no lock: finalizers may call it."""
+        """Queue the memory, which is freed when the engine is used next. Takes no lock: finalizers may call it."""
         if self._forgotten.detach():
-            self.engine.abandoned.append(self._store)
+            self.engine.orphaned.append(self._store)
             if self.listener:
                 self.listener.release()
 
     def close(self) -> None:
-        """Give back the memory; a second time does nothing, nor does it wait then."""
+        """Free the memory; idempotent."""
         if self.closed:
             return
         with self.engine.lock:

@@ -1,7 +1,7 @@
-"""Pictures, each read whole by a vision encoder: of each so many rows of numbers; nothing is kept of any.
+"""Run vision encoders: each image is read whole, and no state is kept.
 
-A program for the transformer and one for the projector; which rows of the one become a row of the other is said in
-NumPy, between the two. Both are made when the first picture is read.
+One program is for the transformer and one for the projector; how rows of the one become rows of the other is computed
+in NumPy. Both are built when the first image is read.
 """
 
 from collections.abc import Callable
@@ -27,18 +27,18 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
-KEPT = KVType.of("f32")  # how keys and values of a run are kept
+KEPT = KVType.of("f32")  # storage type of a run's keys and values
 
 
-class SaidPart(NamedTuple):
-    """The operations of a part, and where its rows are laid down, float32 [most of them, columns or more]."""
+class TracedPart(NamedTuple):
+    """The operations of a part, and the memory of its input rows, float32 [most rows, columns or more]."""
 
     recorder: TurningRecorder
     rows: np.ndarray
 
     @property
     def width(self) -> int:
-        """Of what comes out."""
+        """Length of an output row."""
         return self.recorder.operations[-1].output.columns
 
 
@@ -46,24 +46,24 @@ class VisionEncoder:
     """A vision encoder. Threads that call it wait for each other.
 
     Attributes:
-        hyperparameters: its.  family: the module that says how images are prepared.
+        hyperparameters: the encoder's.  family: the module that preprocesses images.
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
-        """Raises ModelError for a file that is no projector, or is damaged; LocalllmError."""
+        """Open a projector file. Raises ModelError if it is another one, or damaged; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = projector(file)
         self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
-        self._said = said_parts(file, self.family, self.hyperparameters)
+        self._said = trace_parts(file, self.family, self.hyperparameters)
         self._programs: list[VisionProgram] = []  # for the transformer and the projector
 
     @property
     def operations(self) -> list[Operation]:
-        """All that is done with a picture."""
+        """All operations for an image."""
         return [operation for part in self._said for operation in part.recorder.operations]
 
     def read(self, picture: Any) -> np.ndarray:
-        """Rows of a picture as the family has prepared it: float32 [rows, width of the language model].
+        """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
         Raises ModelError if they are not numbers.
         """
@@ -80,25 +80,25 @@ class VisionEncoder:
                 raise ModelError(f"{h.path}: {error}") from None
 
     def read_all(self, pictures: list[Any], size: tuple[int, int]) -> list[np.ndarray]:
-        """The rows of all pictures of an image of that size, as the family puts them together. Raises ModelError."""
+        """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arranged([self.read(picture) for picture in pictures], size, self._weights)
 
     def _gathered(self, rows: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         return self.family.gathered(self.hyperparameters, rows, grid)
 
     def close(self) -> None:
-        """End the threads; a second time does nothing."""
+        """End the threads; idempotent."""
         with self.lock:
             for program in self._programs:
                 program.close()
 
 
-def said_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[SaidPart, SaidPart]:
-    """The transformer and the projector of a file. Raises ModelError."""
+def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPart, TracedPart]:
+    """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = said_by(family.tower, file, h, h.most_patches, h.columns)
+        tower = trace_part(family.tower, file, h, h.most_patches, h.columns)
         count, together = family.gathered(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
-        project = said_by(family.project, file, h, count, together * tower.width)
+        project = trace_part(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
         project.recorder.require_all_used(file.tensors)
     except ModelError as error:
@@ -108,19 +108,19 @@ def said_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[SaidPart,
     return tower, project
 
 
-def said_by(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> SaidPart:
-    """What a family says of up to `most` rows that are given. Raises ModelError."""
+def trace_part(say: Callable[..., Any], file: GGUFFile, h: Vision, most: int, columns: int) -> TracedPart:
+    """Trace a part for at most `most` external rows. Raises ModelError."""
     rows = np.zeros((most, row_bytes(columns) // 4), np.float32)
     recorder = TurningRecorder(h, most, most)
     say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
-    return SaidPart(recorder, rows)
+    return TracedPart(recorder, rows)
 
 
 class VisionProgram:
-    """A part of an encoder, as a program that reads rows all of which see each other."""
+    """A part of an encoder as a program with bidirectional attention."""
 
-    def __init__(self, said: SaidPart, h: Vision, options: EngineOptions, passes: bool = False):
-        """passes: as of `compiled`. Raises ModelError, LocalllmError."""
+    def __init__(self, said: TracedPart, h: Vision, options: EngineOptions, passes: bool = False):
+        """Compile; passes: as of `compiled`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = said.rows, said.recorder.angles, said.recorder.operations
         self._pages = np.arange(-(-len(said.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KEPT, operations)
@@ -129,11 +129,13 @@ class VisionProgram:
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
-        """A row for each: float32 [rows, numbers of what comes out]; turns and windows: as of Vision. What it took to
-        compute them is given back: pictures come seldom. Raises ModelError if some are not numbers."""
+        """Compute a row for each input row: float32 [rows, output length]; turns and windows: as of Vision.
+
+        The memory of the run is freed afterwards, for images are rare. Raises ModelError if some are not numbers.
+        """
         count = len(rows)
         self._rows[:count, : rows.shape[1]] = rows
-        del rows  # as large as what is computed
+        del rows  # as large as the output
         for angles in self._angles:
             assert turns is not None
             angles.fill(turns)

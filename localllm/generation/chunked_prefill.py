@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.engine.image_tokens import has_images, passages, whole_end
+from localllm.engine.image_tokens import end_outside_images, has_images, passages
 from localllm.engine.run import BATCH, PRECISE_TOKENS
 from localllm.engine.runs import Runs
 from localllm.kernels.arguments import PAGE
@@ -79,7 +79,7 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
     """All stretches of a prompt with images, as `read_prompt` and the engine cut it."""
     start = 0
     while start < len(prompt):
-        end = whole_end(prompt, min(runs.next_end(start), len(prompt)))
+        end = end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
         for first, last, key in passages(np.array(prompt[start:end], np.int64)):
             for begin in range(start + first, start + last, BATCH):
                 stop = min(begin + BATCH, start + last)
@@ -105,7 +105,7 @@ def read_prompt(
     start = begin
     while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
         progress(start - begin, len(prompt) - begin)
-        end = whole_end(prompt, min(sequence.engine.runs.next_end(start), len(prompt)))
+        end = end_outside_images(prompt, min(sequence.engine.runs.next_end(start), len(prompt)))
         logits = read(prompt[start:end], "last" if end == len(prompt) else "none")
         start = end
     return logits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.engine.image_tokens import is_within, whole_end
+from localllm.engine.image_tokens import end_outside_images, is_within
 from localllm.errors import ContextError, UsageError
 from localllm.kernels.arguments import PAGE
 from localllm.values import whole_number
@@ -76,7 +76,7 @@ class ShiftedSequence:
         """As Sequence.append, for any number of tokens; what is needed of the older ones is forgotten."""
         rows, ids = [], list(ids)
         while ids:
-            least = whole_end(ids, 1)
+            least = end_outside_images(ids, 1)
             while (room := self.room) < least:
                 self._forget(least)
             room = min(room, len(ids))

@@ -183,7 +183,7 @@ def filling_model(engine: Any, metadata: Any) -> DiffusionModel:
     mask, shifted = metadata.get("tokenizer.ggml.mask_token_id"), metadata.get("diffusion.shift_logits", True)
     if not isinstance(mask, int | np.integer) or not 0 <= mask < engine.vocab_size or not isinstance(shifted, bool):
         raise UsageError("the file has no tokenizer.ggml.mask_token_id, or a diffusion.shift_logits that is no flag")
-    return DiffusionModel(engine.read_whole, int(mask), shifted)
+    return DiffusionModel(engine.forward_full, int(mask), shifted)
 
 
 def require_room(tokens: int, most: int) -> None:

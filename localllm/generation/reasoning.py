@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from localllm.engine.image_tokens import texts_only
+from localllm.engine.image_tokens import without_images
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 
@@ -240,7 +240,7 @@ class Thinking:
         """After a prompt that a template has written, token ids."""
         if format is None:
             return cls()
-        is_open = tokenizer.decode(texts_only(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
+        is_open = tokenizer.decode(without_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
         closing = tuple(tokenizer.encode(format.closing, special=True))
         tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
         if len(tokens) < len(format.marks):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine.image_tokens import whole_end
+from localllm.engine.image_tokens import end_outside_images
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.chunked_prefill import PrefillSegments
@@ -73,7 +73,7 @@ class Task:
         if self.options.on_overflow != "shift":
             self.require_room(context)
             return None
-        kept = whole_end(self.prompt, SINKS if self.options.keep is None else self.options.keep)
+        kept = end_outside_images(self.prompt, SINKS if self.options.keep is None else self.options.keep)
         require_shift(kept, context)
         self.require_room(sys.maxsize)
         return kept

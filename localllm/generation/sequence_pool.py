@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import is_worth_keeping, last_end
+from localllm.engine.image_tokens import is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.generation.context_overflow import ShiftedSequence, rolling
@@ -181,7 +181,7 @@ class SequencePool:
 
     def _write_end(self) -> None:
         """What was read anew goes to files."""
-        if self._is_new and self.prefixes and self._end and is_worth_keeping(self._end.sequence.tokens):
+        if self._is_new and self.prefixes and self._end and is_worth_caching(self._end.sequence.tokens):
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
 
@@ -212,7 +212,7 @@ class SequencePool:
             if self.written and self._kept:
                 self.written.add(self._kept.tokens, is_kept=True)
             kept = self._kept
-            if self.prefixes and kept and not isinstance(kept, ShiftedSequence) and is_worth_keeping(kept.tokens):
+            if self.prefixes and kept and not isinstance(kept, ShiftedSequence) and is_worth_caching(kept.tokens):
                 self.prefixes.keep(kept.fork(), None, is_conversation=True)
 
     def hold(self) -> None:

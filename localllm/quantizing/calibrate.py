@@ -21,7 +21,7 @@ from localllm.arch import architecture
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
-from localllm.engine.trace.recorder import recorded
+from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.scale_folding import ScaleFold, folds
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
@@ -146,7 +146,7 @@ class Calibration:
         if h.encode:
             return []
         weights, context = Weights(self._file.tensors), max(map(len, self.chunks))
-        said = recorded(self._file, self._model.forward, weights, h, context)
+        said = trace_model(self._file, self._model.forward, weights, h, context)
         return folds(said.operations, self._file.tensors, LOGITS if h.guessing else (EMBEDDING,))
 
     def run(self, done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
@@ -183,7 +183,7 @@ class Calibration:
     def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[Any]]:
         """Record the model's verbs, and the states whose keys and values more than one layer reads."""
         last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
-        said = recorded(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
+        said = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
         return last, shared_states(said.operations)
 
 

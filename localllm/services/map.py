@@ -1,4 +1,4 @@
-"""Many prompts, each answered by the model: records in, records out. The service behind `localllm map`."""
+"""Answer many prompts with a model: records in, records out. The service behind `localllm map`."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,11 +21,11 @@ Result = dict[str, Any]
 
 @frozen
 class MapJob:
-    """What there is to do: the model, how to open it (see api.open_model), and what to ask it.
+    """The work: the model, how to open it (see api.open_model), and the requests' options.
 
     Attributes:
-        choices: answers of which each gets the likeliest, () to write one.
-        n: answers to each record.  precise: as of Model.map.  mmproj: what it sees by, None for what is beside it.
+        choices: answers of which each record gets the likeliest; () to generate one.
+        n: answers per record.  precise: as of Model.map.  mmproj: the vision projector, None for one beside the model.
     """
 
     path: str
@@ -41,13 +41,13 @@ class MapJob:
     choices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
+        """Raise UsageError for invalid options."""
         if self.n < 1:
             raise UsageError(f"n should be 1 or above, not {self.n}")
 
 
 class Mapping:
-    """Answers records with a model. Iterate over it for the results, as they are finished.
+    """Answers records with a model; iterate over it for the results in order of completion.
 
     Attributes:
         written: tokens of answers so far.  done: records that are finished.
@@ -56,7 +56,7 @@ class Mapping:
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """model: the job's, open.  on_turn: called after every step."""
+        """Prepare the requests; model: the job's, open.  on_turn: called after every step."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
@@ -85,19 +85,19 @@ class Mapping:
             yield from self._results([])
 
     def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
-        """Of requests, and of records that have not come so far."""
+        """Report finished requests, and records that failed before they became requests."""
         failed, self._failed = self._failed, []
         failed += [(request.key, request.error) for request in finished if request.error]
         made = [(request.key, result(request)) for request in finished if not request.error]
         return made + [(record, failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
-        """Begin nothing new; what has begun goes on to its end."""
+        """Start no new requests; running ones complete."""
         self._batch.stop()
 
 
 class ChoiceMapping:
-    """Answers records with the likeliest of the job's choices, several read together.
+    """Answers records with the likeliest of the job's choices, several in a batch.
 
     Attributes:
         written: tokens of answers, 0.  done: records that are finished.
@@ -108,7 +108,7 @@ class ChoiceMapping:
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """See Mapping."""
+        """Prepare the records, see Mapping."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._is_stopped, self.done = False, 0
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
@@ -117,10 +117,10 @@ class ChoiceMapping:
         answers = self._model.choose_many(self._prompts(), self._job.choices)
         while (choices := next(answers, None)) is not None:
             while self._failed:
-                yield self._result(*self._failed.popleft())
-            yield self._result(self._asked.popleft(), choices)
+                yield self._report(*self._failed.popleft())
+            yield self._report(self._asked.popleft(), choices)
         while self._failed:
-            yield self._result(*self._failed.popleft())
+            yield self._report(*self._failed.popleft())
 
     def _prompts(self) -> Iterator[Any]:
         for record in self._records:
@@ -134,7 +134,7 @@ class ChoiceMapping:
                 self._asked.append(record)
                 yield prompt
 
-    def _result(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
+    def _report(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
         self.done += 1
         self._on_turn()
         return record, failure(record, choices) if isinstance(choices, LocalllmError) else choice_result(
@@ -142,12 +142,12 @@ class ChoiceMapping:
         )
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Start nothing new."""
         self._is_stopped = True
 
 
 def choice_result(record: Record, choices: "list[Choice]") -> Result:
-    """Return what is reported of a record with its likeliest choice, and the probabilities of all."""
+    """Build the result of a record with its likeliest choice, and the probabilities of all."""
     return {
         "id": record.id,
         "output": choices[0].text,
@@ -158,7 +158,7 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
 
 
 def result(request: "Request") -> Result:
-    """What is told of a record that was answered: of an answer that was cut short of what it should be, an error."""
+    """Build the result of an answered record: an error if the answer was cut off within its required format."""
     constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
         return failure(request.key, CutError(f"the answer was cut, so it is not {constraint.promise}"))
@@ -166,30 +166,34 @@ def result(request: "Request") -> Result:
 
 
 def success(request: "Request") -> Result:
-    """What is told of a record; of several answers as lists, best first."""
+    """Build the result of a record; several answers are lists, best first."""
 
-    def told(value: "Callable[[Completion], Any]") -> Any:
+    def collect(value: "Callable[[Completion], Any]") -> Any:
         values = [value(answer) for answer in request.answers]
         return values if request.n > 1 else values[0]
 
     return {
         "id": request.key.id,
-        "output": told(lambda answer: answer.text),
-        **({"thinking": told(lambda answer: answer.thinking)} if any(one.thinking for one in request.answers) else {}),
-        "finish_reason": told(lambda answer: answer.finish_reason),
+        "output": collect(lambda answer: answer.text),
+        **(
+            {"thinking": collect(lambda answer: answer.thinking)}
+            if any(one.thinking for one in request.answers)
+            else {}
+        ),
+        "finish_reason": collect(lambda answer: answer.finish_reason),
         "prompt_tokens": len(request.prompt),
-        "completion_tokens": told(lambda answer: len(answer.tokens)),
+        "completion_tokens": collect(lambda answer: len(answer.tokens)),
         "input": request.key.input,
     }
 
 
 def failure(record: Record, error: LocalllmError) -> Result:
-    """What is told of a record that has no answer."""
+    """Build the result of a record without an answer."""
     return {"id": record.id, "error": str(error), "input": record.input}
 
 
 def in_order(results: Iterable[tuple[Record, Result]], records: list[Record]) -> Iterator[tuple[Record, Result]]:
-    """Results in the order of the records; if it is interrupted, at last those that others were in front of."""
+    """Sort results into the order of the records; on interruption, those that are still waiting come last."""
     held: dict[int, tuple[Record, Result]] = {}
     order = iter([id(record) for record in records])
     wanted = next(order, 0)
@@ -206,10 +210,10 @@ def in_order(results: Iterable[tuple[Record, Result]], records: list[Record]) ->
 
 
 def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
-    """Tells of each result in an output, of that name, whether it stays: errors are to be tried again.
+    """Return a function that tells whether a result of an existing output is kept: errors are tried again.
 
-    It raises UsageError for one that is of none of these records: then the output is that of another input, and nothing
-    in it may be lost.
+    It raises UsageError for a result of none of these records: the output then belongs to another input, and nothing in
+    it may be lost.
     """
     inputs = {record.id: record.input for record in records}
 
@@ -224,13 +228,13 @@ def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
 
 
 def unfinished(records: list[Record], known: Iterable[Result]) -> list[Record]:
-    """The records that have no result yet."""
+    """Select the records without a result."""
     done = {result["id"] for result in known}
     return [record for record in records if record.error or record.id not in done]
 
 
 def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
-    """By the length of what is asked; first of all those that fail."""
+    """Sort records by the length of their prompts; those that fail come first."""
 
     def length(record: Record) -> int:
         try:

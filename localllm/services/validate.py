@@ -10,9 +10,9 @@ from localllm.arch.vision import CLIP, projector
 from localllm.arch.vision.clip import is_pair, read_pair
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
-from localllm.engine.clip_encoder import said_parts as said_pair
-from localllm.engine.trace.recorder import recorded
-from localllm.engine.vision_encoder import said_parts
+from localllm.engine.clip_encoder import trace_parts as trace_pair
+from localllm.engine.trace.recorder import trace_model
+from localllm.engine.vision_encoder import trace_parts
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.cache.validated_cache import is_known, remember
 from localllm.files.gguf.file import GGUFFile
@@ -55,7 +55,7 @@ def check_validity(file: GGUFFile) -> Validity:
             require_vocabulary(file)
         module, hyperparameters = architecture(file)
         if file.tensors:
-            recorded(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
+            trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
     except ModelError as error:
         return Validity(hyperparameters, error)
     return Validity(hyperparameters, None)
@@ -68,7 +68,7 @@ def check_projector(file: GGUFFile) -> Validity:
         if is_pair(file):
             return check_pair(file)
         family, vision = projector(file)
-        said_parts(file, family, vision)
+        trace_parts(file, family, vision)
     except ModelError as error:
         return Validity(None, error, vision)
     return Validity(None, None, vision)
@@ -80,7 +80,7 @@ def check_pair(file: GGUFFile) -> Validity:
 
     ClipWords(file.metadata, file.path)
     pair = read_pair(file)
-    said_pair(file, pair)
+    trace_pair(file, pair)
     return Validity(None, None, pair.vision)
 
 

@@ -20,7 +20,7 @@ from synthetic_blocks import PLAIN, random_matrix
 from localllm.arch.kv_cache_types import KVType
 from localllm.engine.cpu import tiles
 from localllm.engine.cpu.kernel_variants import Loader
-from localllm.engine.cpu.lowering import VERBS, prepared
+from localllm.engine.cpu.lowering import VERBS, optimize_graph
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.lowering import lower
@@ -50,7 +50,7 @@ class Product:
         target, self.header = CpuTarget(threads, in_tiles, VERBS), Header()
         steps = Steps(target, StepPlaces(KVCache([], 64, KVType.of("f16")), None, self.header), {})
         steps.new(x)
-        for operation in prepared([Linear((x,), y, weight, None)], target):
+        for operation in optimize_graph([Linear((x,), y, weight, None)], target):
             lower(steps, operation, target)
         self.tape = Tape(steps.all)
         self.library = Library(self.tape.kernels | {"run", "work"}, None, target.pieces.all_names())

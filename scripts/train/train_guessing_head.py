@@ -145,7 +145,7 @@ class Heard:
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
         self.inputs |= dict(enumerate(made.copy(), place))
 
-    def forget_behind(self, place: int) -> None:
+    def rewind_to(self, place: int) -> None:
         """Nothing is forgotten: a sequence goes back when it is closed only."""
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ def nemotron_h(config: Config) -> CheckpointFacts:
     )
 
 
-def said_kinds(config: Config) -> list[str]:
+def layer_kinds(config: Config) -> list[str]:
     """Return the layers' types as in config.json: letters, or words."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= KINDS.keys():
@@ -63,7 +63,7 @@ def said_kinds(config: Config) -> list[str]:
 
 
 def kinds_of(config: Config) -> list[int]:
-    kinds = said_kinds(config)
+    kinds = layer_kinds(config)
     config.only("num_hidden_layers", len(kinds))
     if {KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
         raise config.refusal("a model without attention, Mamba 2 or feed-forward networks is not supported")
@@ -74,7 +74,7 @@ def kinds_of(config: Config) -> list[int]:
 
 def mixes(config: Config) -> bool:
     """Tell whether feed-forward networks are experts."""
-    return any(kind in OF_EXPERTS for kind in said_kinds(config))
+    return any(kind in OF_EXPERTS for kind in layer_kinds(config))
 
 
 def nemotron_h_moe(config: Config) -> CheckpointFacts:

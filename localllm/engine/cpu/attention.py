@@ -1,4 +1,4 @@
-"""Attention on the CPU: a plan for all layers that are alike, units of work, and their parts put together."""
+"""Attention on the CPU: a plan shared by layers of the same shape, work units, and the combination of their results."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, ATTEND_TILES, FEW_TOK
 
 @frozen
 class AttentionPlan:
-    """What attention has to do in a run, see localllm.kernels.cpu.attention.plan."""
+    """The work of attention in a run, see localllm.kernels.cpu.attention.plan."""
 
     units: np.ndarray
     unit_count: np.ndarray
@@ -27,7 +27,7 @@ class AttentionPlan:
 
 
 def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
-    """Units of attention, and what puts the parts of contexts together."""
+    """Append the steps of attention units, and of combining partial results over a context."""
     attention = operation.prepare(steps)
     state, sides, arguments, reads, y = attention
     heads = arguments["heads"]
@@ -47,20 +47,20 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
 
 
 def choose(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
-    """Which keys tokens see, each on its own."""
+    """Append the step that selects keys, token by token."""
     arguments, reads, y, kernel = operation.prepare(steps)
-    context = 32 * operation.output.columns  # of each head whose choice is its own
+    context = 32 * operation.output.columns  # per head with a selection of its own
     arguments |= target.scratch(choose_scratch(arguments["heads"], arguments["key_dim"], context))
     steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
 def choose_scratch(heads: int, key_dim: int, context: int) -> int:
-    """Bytes that a thread needs, see localllm.kernels.cpu.attention.choose."""
+    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention.choose."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
 def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> AttentionPlan:
-    """Made once for all layers that are alike."""
+    """Append the step that plans attention, once for all layers of the same shape."""
     heads, windowed = operation.heads, operation.windowed
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
     alike |= {"ahead": operation.ahead, "crosses": operation.crosses}
@@ -80,13 +80,13 @@ def plan_of(steps: Steps, operation: Attend, state: Paged | Latent) -> Attention
 
 
 def attention_scratch(key_dim: int, value_dim: int) -> int:
-    """Bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
+    """Return the bytes that a thread needs, see localllm.kernels.cpu.attention; the dimensions are padded."""
     tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
 
 def most_units(tokens: int, heads: int, kv_heads: int) -> int:
-    """Of attention in a run: tiles of rows, and those of sequences with few tokens once for each part of a context.
+    """Bound the work units of a run: tiles of rows, and for sequences with few tokens one per part of a context.
 
     tokens: the most of a run.
     """

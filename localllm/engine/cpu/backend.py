@@ -1,4 +1,4 @@
-"""What computes: the CPU."""
+"""The CPU backend."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,17 +20,19 @@ from localllm.errors import UnsupportedError
 
 
 class CpuBackend:
-    """A model as a tape for the CPU; as localllm.engine.backend.Backend."""
+    """A model as a tape for the CPU, a localllm.engine.backend.Backend."""
 
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         encoding: Sequence[Operation] = (), rows: Callable[[bool], Any] | None = None,
     ):  # fmt: skip
-        """encoding: the operations of an encoder; rows: as of engine.backend_selection. Raises ModelError,
-        MemoryLimitError, LocalllmError."""
+        """Compile the operations; encoding: those of an encoder; rows: as in TracedModel.
+
+        Raises ModelError, MemoryLimitError, LocalllmError.
+        """
         recurrent = [state for state in states if isinstance(state, Recurrent)]
         self._states = [state for state in states if not isinstance(state, Recurrent)]
-        self._cache = KVCache(self._states, context, options.kept_as)
+        self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
         program = compiled(operations, places, options.thread_count, options.progress)
@@ -44,14 +46,13 @@ class CpuBackend:
             self._programs.append(encoder)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """As of Backend."""
         if spans[0].seen is None:
             return self._run(spans, precise)
         (span,) = spans
         return self._row_program(span.seen.is_whole).run(span, precise)
 
     def _row_program(self, is_whole: bool) -> RowProgram:
-        """Made when the first image is read."""
+        """Return the program for image rows, built when the first image is read."""
         if is_whole not in self._row_programs:
             said = self._rows(is_whole) if self._rows else None
             if said is None:
@@ -60,35 +61,31 @@ class CpuBackend:
         return self._row_programs[is_whole]
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
-        """As of Backend."""
         self._programs[1].run(spans, precise)
 
     def become(self, operations: list[Operation]) -> None:
-        """Compute these from now on, with the same cache. Raises LocalllmError."""
+        """Replace the operations, keeping the cache. Raises LocalllmError."""
         program = compiled(operations, self._places, self._options.thread_count, self._options.progress)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
     def beside(self, operations: list[Operation]) -> Program:
-        """Another program, which is closed with this. Raises LocalllmError."""
+        """Compile another program, which is closed with this. Raises LocalllmError."""
         places = self._places._replace(header=Header())
         self._programs.append(compiled(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
 
     def prepare_all(self) -> None:
-        """As of Backend."""
         for program in self._programs:
             program.prepare_all()
 
     def close(self) -> None:
-        """As of Backend."""
         for program in self._programs:
             program.close()
         for of_rows in self._row_programs.values():
             of_rows.close()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Raises LocalllmError."""
-        from localllm.engine.cpu.rope_shift import KeyRotator  # seldom needed
+        from localllm.engine.cpu.rope_shift import KeyRotator  # rarely needed
 
         self.turn = KeyRotator(self._cache, self._states, turns).turn

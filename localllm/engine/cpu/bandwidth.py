@@ -1,4 +1,4 @@
-"""How fast the memory can be read: the limit of decode, measured."""
+"""Measure the memory read bandwidth, which bounds decode."""
 
 from time import perf_counter
 
@@ -9,24 +9,24 @@ from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library, Progress
 from localllm.system.memory import available_memory
 
-# Bytes to read: a processor's cache should hold little of it. No power of two, which would put the kernel's four
-# streams so far apart that they meet in the same banks of the memory: 24 GB/s on one core instead of 35.
+# Bytes to read, much more than a CPU cache. Not a power of two, which would put the kernel's four
+# streams into the same memory banks: 24 GB/s on one core instead of 35.
 SIZE = 500_000 * 1024
-LEAST = 1 << 24  # less would be measured in a cache
+LEAST = 1 << 24  # less would measure a cache
 PASSES = 10
-PARTS = 8  # per thread, as a matrix has
+PARTS = 8  # per thread, as for a matrix
 
 
 class MemoryReader:
-    """Memory full of data, and threads that read it. Its memory goes with the last reference.
+    """A buffer, and threads that read it. The memory is freed with the last reference.
 
     Attributes:
-        words: what is read, int64.  results: exclusive ors of the parts' words of 64 bytes, int64 [parts, 8].
+        words: the data, int64.  results: exclusive ors of the parts' words of 64 bytes, int64 [parts, 8].
     """
 
     def __init__(self, threads: int, size: int = SIZE, progress: Progress | None = None):
-        """size: bytes, a multiple of 1024; progress is called while kernels are compiled."""
-        self.words = np.arange(size // 8)  # NumPy asks for huge pages, which are faster by 3 %
+        """Fill `size` bytes, a multiple of 1024; progress is called while kernels are compiled."""
+        self.words = np.arange(size // 8)  # NumPy requests huge pages, which are 3 % faster
         self.results = np.zeros((PARTS * threads, 8), np.int64)
         library, tape = Library({"stream", "run", "work"}, progress), Tape()
         arguments = {"memory": self.words, "size": size, "results": self.results}
@@ -35,7 +35,7 @@ class MemoryReader:
         self._threads = Threads(threads, library.addresses, steps, keep=(library, tape))
 
     def run(self) -> float:
-        """Read everything once; bytes per second."""
+        """Read everything once; returns bytes per second."""
         start = perf_counter()
         self._threads.run()
         return self.words.nbytes / (perf_counter() - start)
@@ -45,7 +45,7 @@ class MemoryReader:
 
 
 def read_bandwidth(threads: int, progress: Progress | None = None) -> float:
-    """The best of several passes, in bytes per second, over a quarter of the memory that can be had at most."""
+    """Measure the best of several passes, in bytes per second, over at most a quarter of the available memory."""
     size = min(SIZE, max(available_memory() // 4, LEAST) // 1024 * 1024)
     reader = MemoryReader(threads, size, progress)
     try:

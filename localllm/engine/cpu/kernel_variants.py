@@ -1,4 +1,4 @@
-"""Which pieces of products of quantized weights a run needs (localllm.kernels.cpu.matmul.kernel_variants), in time."""
+"""Select the kernel variants of quantized products for a run, and load them in time."""
 
 from typing import Any, NamedTuple
 
@@ -9,24 +9,24 @@ from localllm.kernels.build.library import Library, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import PIECES, few_tokens, piece_for
 
 EVERY = 1 << 40  # tokens
-# Runs that a program begins with most often: a short prompt in a chat's template, and one token.
+# The most frequent first runs: a short prompt in a chat template, and one token.
 FIRST_RUNS = (32, 1, 128), (1, 1, 128)
 
 
 class VariantProduct(NamedTuple):
-    """What decides which pieces a product needs."""
+    """What determines the variants of a product."""
 
     format: str
     few: int  # see `few_tokens`
     rows: Rows
-    most: int  # tokens, for more there is another kernel
-    is_precise: bool  # whatever the run is
+    most: int  # tokens; for more there is another kernel
+    is_precise: bool  # for any run
 
     def pieces(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """The kernels for a run."""
+        """List the kernels for a run."""
         of = self.rows.of if isinstance(self.rows, Routed) else self.rows
         first = last = tokens if of is ALL else wanted
-        if isinstance(self.rows, Routed):  # each expert with some of the tokens, in the precision of the run
+        if isinstance(self.rows, Routed):  # experts with some of the tokens, in the run's precision
             first, most_precise = 1, EVERY if last <= most_precise else 0
         most_precise, last = EVERY if self.is_precise else most_precise, min(last, self.most)
         counts = [first, *(count for count in (2, self.few + 1, most_precise + 1) if first < count)]
@@ -35,52 +35,50 @@ class VariantProduct(NamedTuple):
 
 
 class VariantTable:
-    """The pieces of a model's products, where its kernels find them."""
+    """The variants of a model's products, where its kernels find them."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, np.ndarray] = {}  # by format, addresses of its pieces
+        self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
     def arguments(self, format: str, columns: int, rows: Rows, most: int, is_precise: bool) -> dict[str, Any]:
-        """What a product needs to find its pieces."""
+        """Return the arguments by which a product finds its variants."""
         table = self._tables.setdefault(format, np.zeros(len(PIECES), np.int64))
         product = VariantProduct(format, few_tokens(format, columns), rows, most, is_precise)
         self._products[product] = None
         return {"pieces": table, "few_tokens": product.few}
 
     def names(self, tokens: int, wanted: int, most_precise: int) -> list[str]:
-        """The kernels that a run needs: how many tokens, wanted logits, and the most tokens in both planes."""
+        """List the kernels of a run by its tokens, its wanted logits, and the most tokens with 16-bit activations."""
         run = tokens, wanted, most_precise
         return [*dict.fromkeys(name for product in self._products for name in product.pieces(*run))]
 
     def all_names(self) -> list[str]:
-        """Those that any run needs, first those that are needed first."""
+        """List the kernels of any run, those needed first at the front."""
         counts = {1, 2, *(count for product in self._products for count in (product.few + 1, product.most))}
         runs = [*FIRST_RUNS, *((count, count, most) for count in sorted(counts) for most in (EVERY, 1))]
         return [*dict.fromkeys(name for run in runs for name in self.names(*run))]
 
     def fill(self, addresses: dict[str, int]) -> None:
-        """Tell the kernels."""
+        """Store the variants' addresses."""
         for format, table in self._tables.items():
             table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in PIECES]
 
 
 class Loader:
-    """Has the pieces loaded that runs need.
+    """Loads the variants that runs need.
 
     Attributes:
         library: all kernels of the model.
     """
 
     def __init__(self, library: Library, pieces: VariantTable, progress: Progress | None):
-        """progress(done, total) is called while a run waits for pieces, until there are logits: then who wanted them
-        has something else to show.
-        """
+        """Keep progress(done, total), which is called while a run waits for variants, until the first logits."""
         self.library, self._pieces, self._progress = library, pieces, progress
         self._ready = set[tuple[int, int, int]]()
 
     def prepare(self, tokens: int, wanted: int, most_precise: int) -> None:
-        """Before a run. Raises LocalllmError."""
+        """Load what a run needs. Raises LocalllmError."""
         run = tokens, wanted, most_precise
         if run not in self._ready:
             self._load(self._pieces.names(*run), self._progress)
@@ -90,7 +88,7 @@ class Loader:
                 self.library.give_way()
 
     def prepare_all(self) -> None:
-        """For any run that may come. Raises LocalllmError."""
+        """Load what any run may need. Raises LocalllmError."""
         self._load(self._pieces.all_names(), self._progress)
 
     def _load(self, names: list[str], progress: Progress | None) -> None:

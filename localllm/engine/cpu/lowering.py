@@ -1,4 +1,4 @@
-"""The target CPU: the pass that its operations go through, and the table of the verbs that it does in its own way."""
+"""The CPU target: its graph pass, and the table of the verbs that it lowers in its own way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,17 +24,17 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def target_for_this_cpu(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
-    """With tiles, where there are any; tokens: the most of a run; keeps: as of CpuTarget."""
+    """Create the target, with tiles where the CPU has them; tokens: the most of a run; keeps: see CpuTarget."""
     return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps=keeps)
 
 
-def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
-    """The operations with what makes integers, halves and panels of what matrices meet, once for all that meet it.
+def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
+    """Insert the conversion of activations (to integers, halves, panels) once per activation and form.
 
-    Products know then whether keys and values are made of what they make (`is_stored`).
+    Products also learn whether keys and values are computed from their outputs (`is_stored`).
     """
     kept = kv_producers(operations)
-    marked = [with_storage(one, isinstance(one, Linear) and one.output in kept) for one in operations]
+    marked = [mark_kv_producers(one, isinstance(one, Linear) and one.output in kept) for one in operations]
     exact = {
         operation.inputs[0]
         for operation in marked
@@ -53,8 +53,8 @@ def prepared(operations: Sequence[Operation], target: CpuTarget) -> list[Operati
     return insert_activation_forms(marked, forms_of)
 
 
-def with_storage(operation: Operation, is_stored: bool) -> Operation:
-    """A product that knows it; others as they are."""
+def mark_kv_producers(operation: Operation, is_stored: bool) -> Operation:
+    """Set `is_stored` of products."""
     if not isinstance(operation, Product):
         return operation
     return replace(operation, is_stored=is_stored)

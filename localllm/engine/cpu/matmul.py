@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: of integers, of float32, and of several matrices for the experts of a token."""
+"""Matrix products on the CPU: with integer activations, with float32 ones, and per expert."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,25 +20,25 @@ from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TI
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
 from localllm.kernels.formats import takes
 
-# Bytes of weights of a part. A part costs a thread a microsecond or so: its number, and the first weights, for which
-# nobody has asked ahead. Threads that get as many each end together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
+# Bytes of weights in a part. A part costs a thread about a microsecond: its number, and the first weights, which
+# were not prefetched. Threads with equally many finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
 # parts of 64 KB, whatever their number, took 1.02 to 1.08 times as long.
 PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
-SLICE_BYTES = 1 << 16  # the same for one of the experts that wait in a row
-# Addresses of rows among the arguments of a product.
+SLICE_BYTES = 1 << 16  # the same for experts
+# Arguments of a product that are addresses of rows.
 BY_ROW = {
     "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
-# The same for products in tiles, with panels that each expert finds in another way.
+# The same for products in tiles, whose panels experts find in another way.
 BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
 LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
 
 @frozen
 class Quantized:
-    """Activations as integers, see localllm.kernels.cpu.matmul.quantize."""
+    """Integer activations, see localllm.kernels.cpu.matmul.quantize."""
 
     high: Buffer
     low: Buffer
@@ -54,7 +54,7 @@ class Quantized:
 
 @frozen
 class Call:
-    """A call of a kernel: the buffers that it reads, the one that it writes, and bytes that a thread works with."""
+    """A kernel call: buffers read and written, and scratch bytes per thread."""
 
     kernel: str
     arguments: dict[str, Any]
@@ -64,23 +64,23 @@ class Call:
 
 
 def has_integers(weight: Weight) -> bool:
-    """Whether a matrix is multiplied with integers."""
+    """Tell whether a matrix is multiplied with integer activations."""
     return takes(weight.tensor.format.name, weight.shape[-1])
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
-    """Whether some matrices are multiplied with integers: with 8 bits of them, if there are many tokens."""
+    """Tell whether some matrices are multiplied with 8-bit activations when there are many tokens."""
     return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
 
 
 def halves_of(weight: Weight) -> str | None:
-    """The verb that makes the words of 16 bits that a matrix of floats is multiplied with, if there is one."""
+    """Return the verb that converts activations to 16 bits for a float matrix, if there is one."""
     kind = HALVES.get(weight.tensor.format.name)
     return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
 
 def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
-    """One matrix."""
+    """Append the product with one matrix."""
     weight, bias = operation.weight, operation.bias
     product = product_of(steps, operation, target)
     parts = parts_of(weight.tensor.nbytes, target.threads)
@@ -91,14 +91,14 @@ def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
 
 
 def parts_of(nbytes: int, threads: int) -> int:
-    """How many parts a matrix of so many bytes has: as many for each thread, if there is enough for all."""
+    """Return how many parts a matrix of `nbytes` is divided into: equally many per thread, if there is enough work."""
     if nbytes < LEAST_BYTES * threads:
         return max(nbytes // LEAST_BYTES, 1)
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> None:
-    """Every expert's product, by the kernel for one matrix."""
+    """Append the product with each expert's matrix, by the kernel for one matrix."""
     choice, weight = operation.choice, operation.weight
     experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
     product = product_of(steps, operation, target)
@@ -106,7 +106,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     places, by_row = LINEAR[name], [(at, arguments[at]) for at in BY_ROW[name] if arguments[at]]
     strides = [(getattr(places, at), buffer.stride) for at, buffer in by_row]
     of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
-    # As many as dense matrices of that size have parts: what is asked for ahead is lost where a slice ends.
+    # As many as a dense matrix of that size: prefetched data is lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
     arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "run_count": steps.counts[choice.rows], "slices": slices}
@@ -118,7 +118,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
 
 
 def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
-    """The kernel for a matrix product, and what it is given, but for memory to work with."""
+    """Return the kernel of a product and its arguments, without scratch memory."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
     forms = [steps.forms[form] for form in operation.inputs if form in steps.forms]
     y, format = steps.new(operation.output), weight.tensor.format
@@ -144,7 +144,7 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
 
 
 def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, Any]:
-    """What a product of blocks with integers takes besides."""
+    """Return further arguments of a product of blocks with integers."""
     sub_block, header = SUB_BLOCK[format], steps.header
     arguments: dict[str, Any] = {"high": q.high, "low": q.low, "scales": q.scales, "excess": q.excess}
     arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
@@ -152,7 +152,7 @@ def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_sto
 
 
 def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, Any]:
-    """What a product in float32 takes besides; halves: x in 16 bits, for more than a few tokens."""
+    """Return further arguments of a float32 product; halves: x in 16 bits, for more than a few tokens."""
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
     arguments["halves_stride"] = halves.stride if halves else 0
@@ -160,12 +160,12 @@ def with_floats(steps: Steps, x: Activation, halves: Buffer | None, is_stored: b
 
 
 def float_scratch(columns: int) -> int:
-    """Bytes that a thread needs for products in float32."""
+    """Return the bytes that a thread needs for float32 products."""
     return max(FLOAT_SCRATCH, 4 * columns)
 
 
 def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """x as integers; with tiles for a few tokens only."""
+    """Append the conversion of x to integers; with tiles for a few tokens only."""
     (x,) = operation.inputs
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
@@ -183,7 +183,7 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
 
 
 def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """x in 16 bits, by a kernel of the verb's name."""
+    """Append the conversion of x to 16 bits, by a kernel of the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
     y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))

@@ -1,4 +1,4 @@
-"""On the CPU: keys out of the cache, turned, and back to their places, by a tape of its own."""
+"""Rotate cached keys on the CPU: a tape that reads, rotates and writes them back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from localllm.engine.run import BATCH, Header, Span
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.kernels.build.library import Library
 
-IDS = np.zeros(BATCH, np.int64)  # which tokens they are does not matter
+IDS = np.zeros(BATCH, np.int64)  # the ids do not matter
 BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
 class KeyRotator:
-    """Turns the keys of sequences, on one thread."""
+    """Rotates the keys of sequences, on one thread."""
 
     def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, RopeShift]):
-        """Raises LocalllmError."""
+        """Compile the tape. Raises LocalllmError."""
         self._header, self._tape = Header(), Tape()
         self._distances = np.zeros(BATCH, np.int64)
         for state in states:
@@ -36,7 +36,7 @@ class KeyRotator:
         self._walker = Threads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
 
     def _add(self, cache: KVCache, state: Paged | Latent, turn: RopeShift) -> None:
-        """The steps for one layer."""
+        """Append the steps for one layer."""
         side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
         columns = side.heads * state.key_dim
         x = Buffer(BUFFER_ROWS, row_bytes(columns))
@@ -60,7 +60,7 @@ class KeyRotator:
         self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
     def turn(self, store: PageTable, first: int, end: int, distance: int) -> None:
-        """Keys at positions `first` to end - 1, which were `distance` further behind, become those of their places."""
+        """Rotate keys at positions `first` to end - 1, which were `distance` later, to their new positions."""
         self._distances[:] = -distance
         for position in range(first, end, BATCH):
             count = min(BATCH, end - position)

@@ -1,4 +1,4 @@
-"""Runs of an image's rows on the CPU: a program of their own, over the same cache."""
+"""Run image rows on the CPU: a separate program over the same cache."""
 
 import numpy as np
 
@@ -10,19 +10,19 @@ from localllm.engine.trace.image_rows import RowOperations
 
 
 class RowProgram:
-    """Reads a piece of an image in a run."""
+    """Reads a part of an image in a run."""
 
     def __init__(self, said: RowOperations, places: StepPlaces, options: EngineOptions):
-        """places: of the model's program, but for the header. Raises ModelError, LocalllmError."""
+        """Compile the program; places: the model's, without its header. Raises ModelError, LocalllmError."""
         self._said = said
         places = places._replace(header=Header())
         self._program = compiled(said.operations, places, options.thread_count, options.progress)
 
     def run(self, span: Span, precise: bool) -> np.ndarray:
-        """As of Backend.run, of one span that is an image's."""
+        """Run one span, an image's; see Backend.run."""
         count, rows = len(span.ids), span.seen.rows_of(span.ids)
         self._said.rows[:count, : rows.shape[1]] = rows
-        turns = span.seen.turns_of(span.ids, span.position - span.ahead)
+        turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)
         for angles in self._said.angles:
             angles.fill(turns)
         return self._program.run([span], precise)

@@ -1,8 +1,8 @@
-"""Runs a tape in pieces, behind each of which the system may take back the weights that it has read.
+"""Run a tape in slices and release the weights of each afterwards.
 
-An encoder of pictures reads each of its weights once for a picture, and pictures come seldom: a process that keeps all
-of them mapped holds 950 MB for SigLIP-400M's shape in F16, and 235 so. To give 0.8 GB back takes 40 ms of one thread,
-to map them again for another picture 80 ms of all, of 3.5 s.
+A vision encoder reads each weight once per image, and images are rare: a process that keeps all of them mapped holds
+950 MB for SigLIP-400M's shape in F16, and 235 MB with slices. Releasing 0.8 GB takes 40 ms of one thread, mapping it
+again for another image 80 ms of all, of 3.5 s.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from localllm.engine.cpu.threads import Threads
 from localllm.engine.lower.tape import Step
 from localllm.files.gguf.page_release import release_pages
 
-AT_ONCE = 1 << 25  # bytes of weights in a piece at most, if a stage has no more
+AT_ONCE = 1 << 25  # most bytes of weights in a slice, unless a stage has more
 
 
 class TapeSlice(NamedTuple):
     """Whole stages of a tape."""
 
-    end: int  # the number of the step behind it
+    end: int  # number of the first step after the slice
     weights: list[np.ndarray]
 
 
 class StreamingRunner:
-    """As Threads.run, in pieces."""
+    """Runs a tape slice by slice, like Threads.run."""
 
     def __init__(self, threads: Threads, steps: Sequence[Step]):
-        """steps: of the finished tape that the threads walk."""
+        """Slice the steps of the finished tape that the threads execute."""
         self._threads, self._pieces = threads, pieces_of(steps)
 
     def run(self) -> None:
@@ -41,7 +41,7 @@ class StreamingRunner:
 
 
 def pieces_of(steps: Sequence[Step]) -> list[TapeSlice]:
-    """A new one begins with a stage, where the last one has read as much as it may."""
+    """Slice steps at stages, where a slice has reached the limit."""
     pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")

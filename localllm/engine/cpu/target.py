@@ -1,4 +1,4 @@
-"""What the CPU chooses: how steps are shared, what memory they get, and whether products go in tiles."""
+"""The CPU's choices: work division, scratch memory, and products in tiles."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -18,13 +18,13 @@ from localllm.quant.layouts import LAYOUTS
 
 @frozen
 class CpuTarget:
-    """As localllm.engine.lower.steps.Target.
+    """A localllm.engine.lower.steps.Target.
 
     Attributes:
-        in_tiles: whether products of more than a few tokens, and attention, go in BF16 tiles.
-        pieces: of products of quantized weights, which are loaded when they are needed.
-        keeps: whether later runs see the keys and values of a run, which float weights make in float32 then. Integers
-            make them exactly in any case: MiniLM in Q8_0 loses 2.6e-4 of its vectors' cosine so, 4.3e-4 otherwise.
+        in_tiles: whether products of more than a few tokens, and attention, use BF16 tiles.
+        pieces: variants of quantized products, which are loaded on demand.
+        keeps: whether later runs see the keys and values of a run; float weights then compute them in float32. Integers
+            compute them exactly in any case: MiniLM in Q8_0 loses 2.6e-4 of its vectors' cosine so, 4.3e-4 otherwise.
     """
 
     threads: int
@@ -37,33 +37,29 @@ class CpuTarget:
 
     @property
     def buffer_rows(self) -> int:
-        """As of Target: kernels round up."""
+        """Round up as kernels do."""
         return max(-(-self.tokens // at_once) * at_once for at_once in TOKENS_AT_ONCE)
 
     @property
     def wanted_rows(self) -> int:
-        """As of Target."""
         return self.buffer_rows
 
     def matrix(self, weight: Weight) -> np.ndarray:
-        """As of Target."""
         name = weight.tensor.format.name
         if name not in PLAIN and name not in LAYOUTS:
             raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
         return weight.tensor.data
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """As of Target: as in the file."""
+        """Return the layout of the file."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
     def scratch(self, size: int) -> dict[str, Any]:
-        """As of Target."""
         return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """As of Target: some parts for each thread."""
+        """Return several parts per thread."""
         return 4 * self.threads, count
 
     def parts(self, wanted: int, rows: int) -> int:
-        """As of Target."""
         return wanted

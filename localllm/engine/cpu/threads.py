@@ -1,4 +1,4 @@
-"""The threads that compute, which live in native code while there is work."""
+"""The compute threads, which stay in native code while there is work."""
 
 import ctypes
 import os
@@ -15,10 +15,10 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 class WorkerGroup:
-    """What the threads share. It knows nothing of `Threads`, so that one can be forgotten while they sleep."""
+    """The state that threads share. It has no reference to `Threads`, which can be collected while they sleep."""
 
     def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: Any):
-        """tape: int64 [steps, len(STEP)]; keep: what must live as long as the tape is walked."""
+        """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
         self.keep = keep, tape
         self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
         self.cells, self.job = aligned_zeros(len(tape) * LINE), aligned_zeros(JOB_WORDS * 8)
@@ -35,13 +35,12 @@ class WorkerGroup:
         prepare_waiting((turn, bed), bell)
 
     def choose(self, first: int, end: int) -> None:
-        """Which steps runs walk from now on; a late thread of an earlier run sees that it is over before it takes one
-        of these."""
+        """Set the steps of the next runs; a late thread of an earlier run sees that it is over and takes none."""
         tape = self.keep[1]
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
 
     def start(self, count: int) -> None:
-        """Start all threads but the one that will give the orders."""
+        """Start all threads except the caller's."""
         for i in range(1, count):
             thread = threading.Thread(target=self.live, args=(i,), daemon=True)
             thread.start()
@@ -51,7 +50,7 @@ class WorkerGroup:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
     def end(self) -> None:
-        """Tell the threads to end, after the run that is going on. In a process that was forked there are none.
+        """Tell the threads to end after the current run. In a forked process there are none.
 
         Waits for none of them: a finalizer may run while its thread holds a lock of `threading` that they need to end.
         """
@@ -59,7 +58,7 @@ class WorkerGroup:
             self.run(self.job.ctypes.data, 1, 0, 0)
 
     def join(self) -> None:
-        """Wait until they have ended."""
+        """Wait until the threads have ended."""
         if os.getpid() == self.process:
             for thread in self.threads:
                 thread.join()
@@ -68,7 +67,7 @@ class WorkerGroup:
 class Threads:
     """Runs a tape on several threads (see localllm.kernels.cpu.tape_runner for the rules).
 
-    The threads end with `close`, when the last reference is gone, or when Python ends, whichever comes first.
+    The threads end with `close`, with the last reference, or when Python ends, whichever comes first.
     """
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: Any = None):
@@ -77,25 +76,25 @@ class Threads:
         self._team.start(count)
 
     def close(self) -> None:
-        """End the threads, and wait for them."""
+        """End the threads and wait for them."""
         self._end()
         self._team.join()
 
     def run(self) -> None:
-        """Run the tape once, even after `close`, with the caller's thread alone. Several callers take turns.
+        """Run the tape once; after `close` on the caller's thread alone. Several callers take turns.
 
-        Ctrl-C is heard when the run is over. What the tape reads may be changed between runs only.
+        Ctrl-C takes effect after the run. What the tape reads may change between runs only.
         """
         self._team.run(self._team.job.ctypes.data, 0, 0, 0)
 
     def run_steps(self, first: int, end: int) -> None:
-        """As `run`, but whole stages only, and from then on; for one caller, who comes back for the others."""
+        """Run whole stages only, and set them for later runs; for a single caller that comes back for the others."""
         self._team.choose(first, end)
         self.run()
 
 
 def aligned_zeros(size: int) -> np.ndarray:
-    """int64 zeros of `size` bytes that begin at a cache line."""
+    """Allocate int64 zeros, `size` bytes, at a cache line."""
     memory = np.zeros((size + LINE) // 8, np.int64)
     start = -memory.ctypes.data % LINE // 8
     return memory[start : start + size // 8]

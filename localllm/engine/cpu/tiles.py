@@ -1,8 +1,8 @@
-"""Matrix products in BF16 tiles, on CPUs with AMX: what they take besides what products take elsewhere.
+"""Matrix products in BF16 tiles, on CPUs with AMX: the arguments that they need besides those of other products.
 
-The kernels of other CPUs stay for a few tokens, and what they take is made for so many at most. Precision is what it is
-elsewhere: both planes where a run asks for it, and for keys and values; one, with an error of 5.5e-6, for all others,
-but never for weights in float32.
+The other kernels are used for a few tokens, and their inputs are made for that many at most. Precision is the same:
+both planes where a run asks for it, and for keys and values; one, with an error of 5.5e-6, for all others, but never
+for weights in float32.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ class Panels:
 def in_tiles(
     steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
 ) -> tuple[str, dict[str, Any], Buffer]:
-    """The kernel that stands for another one, what it takes besides, and the buffer that it reads."""
+    """Return the tile kernel for another one, its further arguments, and the buffer that it reads."""
     kind, header = kernel.partition("-")[0], steps.header
     is_exact = needs_both_planes(format, is_stored)
     arguments: dict[str, Any] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
@@ -49,23 +49,23 @@ def in_tiles(
 
 
 def needs_both_planes(format: str, is_stored: bool) -> bool:
-    """Whether a product takes both planes of panels, whatever the run is."""
+    """Tell whether a product always uses both planes of panels."""
     return is_stored or format == "F32"
 
 
 def tile_scratch() -> int:
-    """Bytes that a thread needs for products in tiles."""
+    """Return the bytes that a thread needs for products in tiles."""
     return CALL_BYTES + TILES_SCRATCH
 
 
 def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
-    """x as panels of tokens."""
+    """Append the conversion of x to panels of tokens."""
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
     arguments: dict[str, Any] = {"active": 0, "active_count": 0}
     reads, tokens = [source], rows
-    if isinstance(rows, Routed):  # experts begin with panels of their own
+    if isinstance(rows, Routed):  # each expert begins with a panel of its own
         experts, tokens = steps.experts[rows], rows.of
         arguments = {"active": experts.active, "active_count": experts.active_count}
         panels += experts.active.rows
@@ -80,7 +80,7 @@ def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
 
 
 def few_count(steps: Steps, rows: Rows) -> np.ndarray:
-    """Where the number of rows is if they are too few for tiles, and else 0; experts may have few of many."""
+    """Return where the number of rows is, if they are too few for tiles, else 0; experts may have few of many."""
     if isinstance(rows, Routed):
         return steps.counts[rows]
     place = {ALL: 0, WANTED: 1}[rows]

@@ -1,4 +1,4 @@
-"""Attention on a card: which kernels, and in how many parts."""
+"""Attention on a GPU: kernels, and the division of contexts into parts."""
 
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.lower.steps import Steps
@@ -19,8 +19,8 @@ MOST_HEADS, MOST_NUMBERS = 8, 128  # of a bundle: query heads, and numbers of th
 
 
 @frozen
-class Few:
-    """How localllm.kernels.cuda.attention.attend_few deals with heads of these dimensions."""
+class FewTokenAttention:
+    """How localllm.kernels.cuda.attention.attend_few handles heads of these dimensions."""
 
     key_dim: int
     value_dim: int
@@ -28,7 +28,7 @@ class Few:
 
     @property
     def bundle(self) -> int:
-        """Query heads that a block treats together: equal parts of the group that fit the registers."""
+        """Query heads that a block handles together: equal parts of the group that fit the registers."""
         numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
         most = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
         return -(-self.group // -(-self.group // most))
@@ -39,16 +39,16 @@ class Few:
 
     @property
     def partial_bytes(self) -> int:
-        """Of the partial result of a head."""
+        """Bytes of a head's partial result."""
         return 4 * (4 + -(-self.value_dim // 8) * 8)
 
     def parts(self, tokens: int, kv_heads: int) -> int:
-        """In how many a context is cut at most."""
+        """Bound the parts that a context is divided into."""
         return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
 
 
 def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
-    """In float32 for few tokens, on tensor cores for many."""
+    """Append attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
     if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
         raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
@@ -61,16 +61,16 @@ def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
 
 
 def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
-    """Whether float32 is used: for few tokens, for who wants a cache in float32, and for very long heads."""
+    """Tell whether float32 is used: for few tokens, for a float32 cache, and for very long heads."""
     state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
     return target.tokens <= FEW_TOKENS or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
 
 
 def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
-    """Each token on its own, its context cut in parts."""
+    """Append attention token by token, each context divided into parts."""
     state, sides, arguments, reads, y = attention
     heads, header = arguments["heads"], steps.header
-    few = Few(state.key_dim, state.value_dim, heads // state.kv_heads)
+    few = FewTokenAttention(state.key_dim, state.value_dim, heads // state.kv_heads)
     parts = few.parts(target.tokens, state.kv_heads)
     partial = Buffer(target.tokens * heads * parts, few.partial_bytes)
     arguments = arguments | {"count": steps.counts[ALL], "positions": header.positions, "owners": header.owners}
@@ -87,7 +87,7 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
 
 
 def choose(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
-    """Which keys tokens see."""
+    """Append the step that selects keys."""
     arguments, reads, y, kernel = operation.prepare(steps)
     scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
     arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
@@ -95,7 +95,7 @@ def choose(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
 
 
 def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
-    """Tokens of a sequence together, on tensor cores."""
+    """Append attention for a sequence's tokens together, on tensor cores."""
     state, sides, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"

@@ -1,4 +1,4 @@
-"""What computes: a graphics card, and the CPU for the first layers if the card has no room for all."""
+"""The CUDA backend: a GPU, and the CPU for the first layers if the GPU lacks memory for all."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,18 +26,18 @@ from localllm.errors import UnsupportedError
 
 
 class CudaBackend:
-    """A model on a card; as localllm.engine.backend.Backend says."""
+    """A model on a GPU, a localllm.engine.backend.Backend."""
 
     def __init__(
         self, card: Card, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
     ):  # fmt: skip
-        """on_cpu: how many of the first layers the CPU computes; spare: bytes that the card has besides weights,
-        buffers and one context.
+        """Upload the model; on_cpu: how many of the first layers the CPU computes.
 
-        Raises MemoryLimitError, UnsupportedError.
+        spare: bytes that the GPU has besides weights, buffers and one context. Raises MemoryLimitError,
+        UnsupportedError.
         """
-        self._card, self.warning, kv_type = card, None, options.kept_as
+        self._card, self.warning, kv_type = card, None, options.kv_cache_type
         self._front: Program | None = None
         kept = [state for state in states if not isinstance(state, Recurrent)]
         recurrent = [state for state in states if isinstance(state, Recurrent)]
@@ -65,13 +65,13 @@ class CudaBackend:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """The same for no more spans than the card has tables for; what the CPU leaves is of these alone."""
+        """Run at most MOST_SEQUENCES spans; the CPU's part is read from its buffer before the next call."""
         if self._front:
             self._front.run([span._replace(wanted=0) for span in spans], precise)
         return self._program.run(spans, precise)
 
     def encode(self, spans: Sequence[Span], precise: bool) -> None:
-        """No encoder comes here (localllm.engine.backend_selection)."""
+        """Never called: encoders run elsewhere (localllm.engine.backend_selection)."""
         raise AssertionError
 
     def prepare_all(self) -> None:
@@ -79,7 +79,7 @@ class CudaBackend:
             self._front.prepare_all()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Raises UnsupportedError."""
+        """Raise UnsupportedError."""
         raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")
 
     def turn(self, store: Any, first: int, end: int, distance: int) -> None:
@@ -92,5 +92,5 @@ class CudaBackend:
 
 
 def pinned_rows(card: Card, size: int) -> np.ndarray:
-    """Memory of the host for an activation, float32 [BATCH, size / 4]."""
+    """Allocate pinned host memory for an activation, float32 [BATCH, size / 4]."""
     return card.pinned(BATCH * size).view(np.float32).reshape(BATCH, -1)

@@ -1,4 +1,4 @@
-"""The KV cache in a card's memory: places as on the CPU, allocated at once."""
+"""The KV cache in GPU memory: the same places as on the CPU, allocated at once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,26 +11,26 @@ from localllm.engine.cuda.placement import state_bytes
 from localllm.engine.memory.cache import KVCache, Streams
 from localllm.kernels.arguments import PAGE
 
-SEQUENCES = (2, 1)  # whole contexts that are allocated: a conversation, and one beside it
+SEQUENCES = (2, 1)  # whole contexts to allocate: a conversation, and another one
 
 
 class CardMemory:
-    """Some of a card's memory.
+    """A block of GPU memory.
 
     Attributes:
         address: of the first byte.
     """
 
     def __init__(self, card: Card, size: int):
-        """Raises MemoryLimitError."""
+        """Allocate. Raises MemoryLimitError."""
         self.address = card.allocate(size)
 
 
 class CudaCache(KVCache):
-    """Places for the tokens of all sequences."""
+    """Token places for all sequences."""
 
     def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
-        """spare: bytes that there are for more than one context. Raises MemoryLimitError, ModelError."""
+        """Allocate; spare: bytes available for more than one context. Raises MemoryLimitError, ModelError."""
         self._card = card
         has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
         super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
@@ -58,7 +58,7 @@ class CudaCache(KVCache):
             start += size
 
     def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
-        """Where some pages lie and their sizes, stream by stream, of layers with a window or of those without."""
+        """Yield addresses and sizes of pages, stream by stream, in layers with a window or without."""
         windowed = set(self._streams(local=True))
         for side in self._streams():
             if (side in windowed) == local:
@@ -70,8 +70,8 @@ class CudaCache(KVCache):
         return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
 
     def use(self, pages: Iterable[int]) -> None:
-        """It is there."""
+        """Do nothing: the memory is allocated."""
 
-    # localllm.engine.memory.cache gives memory to the system again; here it stays.
+    # localllm.engine.memory.cache returns memory to the system; here it stays allocated.
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
-        """The memory stays."""
+        """Do nothing: the memory stays allocated."""

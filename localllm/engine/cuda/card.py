@@ -1,6 +1,6 @@
-"""A graphics card as a program for it sees it: memory, work, and how it is done.
+"""The interface of a GPU: memory, kernels, graphs.
 
-The real one is in localllm.engine.cuda.device. Tests have one that is Numba's simulator.
+The real one is in localllm.engine.cuda.device. Tests use Numba's simulator.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cuda import Grid
 
-CHUNK = 32 << 20  # bytes that go to a card at a time, at most
+CHUNK = 32 << 20  # most bytes of an upload
 
 
 class Launch(NamedTuple):
@@ -23,9 +23,9 @@ class Launch(NamedTuple):
 
 
 class LibraryProduct(NamedTuple):
-    """c = b a^T, by the library that knows the card's tensor cores: c f32 [n, m], b [n, k], a [m, k], row by row.
+    """c = b a^T by cuBLAS: c f32 [n, m], b [n, k], a [m, k], row-major.
 
-    Numbers of a and b are of one kind, f16, bf16 or f32; sums are float32. Strides are of rows, in numbers.
+    Numbers of a and b have one type, f16, bf16 or f32; sums are float32. Strides are of rows, in numbers.
     """
 
     kind: str
@@ -38,19 +38,19 @@ class LibraryProduct(NamedTuple):
     a_stride: int
     b_stride: int
     c_stride: int
-    adds: bool  # to what c is
+    adds: bool  # added to c
 
 
 Work = Launch | LibraryProduct
 
 
 class Card(Protocol):
-    """Addresses are the card's, int64; whatever is said happens in that order.
+    """A GPU. Addresses are in its memory, int64; all calls take effect in order.
 
     Attributes:
-        name: as its maker calls it.  capability: to compute, major and minor number.
-        warning: what the user should know of its kernels, in one line, or None.
-        bandwidth: bytes per second that its memory can give.  peak: dense operations per second in float16; 0: unknown.
+        name: of the device.  capability: compute capability, major and minor number.
+        warning: a line for the user about its kernels, or None.
+        bandwidth: memory bytes per second.  peak: dense float16 operations per second; 0: unknown.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Card(Protocol):
     capability: tuple[int, int]
 
     def use(self) -> None:
-        """This thread is going to work with the card."""
+        """Make the GPU current in this thread."""
         ...
 
     def allocate(self, size: int) -> int:
-        """Memory, at a multiple of 256 bytes. Raises MemoryLimitError."""
+        """Allocate memory at a multiple of 256 bytes. Raises MemoryLimitError."""
         ...
 
     def free(self, address: int) -> None:
-        """Give memory back; nothing happens if the card was closed since."""
+        """Free memory; does nothing if the GPU was closed since."""
         ...
 
     def release(self, address: int) -> None:
@@ -76,51 +76,51 @@ class Card(Protocol):
         ...
 
     def pinned(self, size: int) -> np.ndarray:
-        """Memory of the host that the card reads and writes at the same address, uint8 [size].
+        """Allocate pinned host memory, which the GPU accesses at the same address, uint8 [size].
 
         Raises MemoryLimitError.
         """
         ...
 
     def upload(self, address: int, data: np.ndarray) -> None:
-        """Bytes of the host, contiguous, to the card's memory."""
+        """Copy contiguous host bytes to GPU memory."""
         ...
 
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
-        """Bring chunks of at most CHUNK bytes, uint8, to the card.
+        """Upload chunks of at most CHUNK bytes, uint8.
 
-        work(address, chunk) says what becomes of each; if nothing, they go to `place`, one behind the other.
+        work(address, chunk) returns what to do with each; without it they are stored consecutively at `place`.
         """
         ...
 
     def download(self, address: int, size: int) -> np.ndarray:
-        """Bytes of the card's memory, uint8 [size]."""
+        """Copy GPU memory to the host, uint8 [size]."""
         ...
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """From one place of the card's memory to another."""
+        """Copy within GPU memory."""
         ...
 
     def prepare(self, kernels: set[str], progress: Progress | None) -> None:
-        """Have these kernels, compiling what has never been compiled. Raises LocalllmError."""
+        """Load these kernels, compiling those that are not cached. Raises LocalllmError."""
         ...
 
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
-        """Some work as one thing that can be done again and again."""
+        """Record work as a graph that can be launched repeatedly."""
         ...
 
     def do(self, works: Sequence[Work]) -> None:
-        """Do it, once."""
+        """Do the work once."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until all is done. Raises LocalllmError if something failed."""
+        """Wait until all work is done. Raises LocalllmError if something failed."""
         ...
 
     def free_bytes(self) -> int:
-        """Memory that nobody uses."""
+        """Return the free GPU memory."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         ...

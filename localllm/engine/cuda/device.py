@@ -1,5 +1,8 @@
-"""A real graphics card, through NVIDIA's own Python packages: the driver's memory, cuda.core's launches and graphs, and
-cuBLAS for products on tensor cores. Nothing of this is imported on machines without a driver."""
+"""A real GPU through NVIDIA's Python packages.
+
+The driver allocates memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Nothing of
+this is imported on machines without a driver.
+"""
 
 import ctypes
 from collections import deque
@@ -16,15 +19,15 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.library import Progress
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
-OLDEST = (7, 5)  # the first compute capability whose tensor cores take float16 as they are used here
+OLDEST = (7, 5)  # the first compute capability whose tensor cores support the float16 products used here
 
 
 class NoCardError(LocalllmError):
-    """There is no card that works."""
+    """Raised when there is no usable GPU."""
 
 
 def open_card(number: int) -> "CudaCard":
-    """A card by its number. Raises NoCardError, which says in one line what is missing."""
+    """Open a GPU by its number. Raises NoCardError, which says in one line what is missing."""
     if not has_driver():
         raise NoCardError("there is no NVIDIA driver")
     try:
@@ -46,12 +49,12 @@ def open_card(number: int) -> "CudaCard":
         return CudaCard(device, driver, cublas)
     except NoCardError:
         raise
-    except Exception as error:  # of the driver, of cuda.core: too old, busy, broken
+    except Exception as error:  # from the driver or cuda.core: too old, busy, broken
         raise NoCardError(f"card {number} cannot be used: {one_line(error)}") from None
 
 
 def checked(driver: Any, result: tuple) -> Any:
-    """What a call of the driver returns behind its status. Raises LocalllmError, or MemoryLimitError."""
+    """Return a driver call's results without its status. Raises LocalllmError, or MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise MemoryLimitError("the graphics card has not enough memory")
@@ -61,8 +64,8 @@ def checked(driver: Any, result: tuple) -> Any:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What cuda.core and cuBLAS raise is a LocalllmError, as what the driver's own calls return."""
+def report_failures() -> Iterator[None]:
+    """Turn exceptions of cuda.core and cuBLAS into LocalllmError, like failed driver calls."""
     try:
         yield
     except (LocalllmError, MemoryError):
@@ -75,23 +78,25 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# Operations in float16 with sums in float32, dense, that a multiprocessor's tensor cores do in a cycle, by compute
+# Dense float16 operations with float32 sums that a multiprocessor's tensor cores do per cycle, by compute
 # capability (NVIDIA's white papers of these generations).
 OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
 
 
 def limits(properties: Any, capability: tuple[int, ...]) -> tuple[float, float]:
-    """What a card's memory gives, in bytes per second, and its tensor cores, in operations; 0 for what is unknown."""
+    """Return memory bytes per second, and tensor core operations per second; 0 for what is unknown."""
     bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
     cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
     return bandwidth, cycles * OPERATIONS.get((capability[0], capability[1]), 0)
 
 
 class CudaCard:
-    """One card; see localllm.engine.cuda.card.Card. Any thread may call it: the driver knows the card by thread.
+    """A GPU, see localllm.engine.cuda.card.Card. Any thread may call it.
+
+    The driver knows the current device by thread.
 
     Attributes:
-        name: as its maker calls it.  capability: major and minor number.
+        name: of the device.  capability: major and minor number.
     """
 
     def __init__(self, device: Any, driver: Any, cublas: Any):
@@ -141,7 +146,7 @@ class CudaCard:
 
     def upload(self, address: int, data: np.ndarray) -> None:
         self.use()
-        # Not by cuMemcpyHtoD, which may return before the bytes are there: streams do not wait for it.
+        # Not cuMemcpyHtoD, which may return before the bytes have arrived: streams do not wait for it.
         handle = self._stream.handle
         checked(self._driver, self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, handle))
         self.synchronize()
@@ -157,12 +162,12 @@ class CudaCard:
         self.use()
         checked(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
 
-    @told()
+    @report_failures()
     def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
-        """Bring chunks of at most CHUNK bytes to the card through memory that the driver can read without help.
+        """Upload chunks of at most CHUNK bytes through pinned memory.
 
-        While one is on its way, the next is fetched from the file, and the last is worked on: work(address, chunk) says
-        what to do with it. Without work, chunks go to `place`, one behind the other.
+        While one is transferred, the next is read from the file, and the last is processed: work(address, chunk)
+        returns how. Without work, chunks are stored consecutively at `place`.
         """
         room = [self.allocate(CHUNK) for _ in range(2)]
         done: list[Any] = [None, None]
@@ -192,7 +197,7 @@ class CudaCard:
 
     # ---- work ----
 
-    @told()
+    @report_failures()
     def prepare(self, kernels: set[str], progress: Progress | None) -> None:
         from cuda.core import ObjectCode
 
@@ -205,22 +210,22 @@ class CudaCard:
     def _warn(self, line: str) -> None:
         self.warning = line
 
-    @told()
+    @report_failures()
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
         builder = self._stream.create_graph_builder().begin_building()
         for work in works:
             self._start(builder, work)
         graph = builder.end_building().complete()
         graph.upload(self._stream)
-        return told()(lambda: graph.launch(self._stream))
+        return report_failures()(lambda: graph.launch(self._stream))
 
-    @told()
+    @report_failures()
     def do(self, works: Sequence[Work]) -> None:
         for work in works:
             self._start(self._stream, work)
 
     def _start(self, stream: Any, work: Work) -> None:
-        """Begin some work, on a stream or a graph that is recorded."""
+        """Enqueue work on a stream, or on a graph being recorded."""
         from cuda.core import LaunchConfig, launch
 
         if isinstance(work, LibraryProduct):
@@ -231,11 +236,11 @@ class CudaCard:
         launch(stream, how, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 
     def _multiply(self, stream: Any, work: LibraryProduct) -> None:
-        """Row by row, c = b a^T; to cuBLAS, which has columns first, c = a^T b."""
+        """Compute c = b a^T, row-major; for cuBLAS, which is column-major, c = a^T b."""
         names = self._cublas
         _, handle = stream.__cuda_stream__()
         names.set_stream(self._handle, int(handle))
-        names.set_workspace(self._handle, self._workspace, WORKSPACE)  # setting a stream forgets it
+        names.set_workspace(self._handle, self._workspace, WORKSPACE)  # setting a stream resets it
         kind = {"f16": 2, "bf16": 14, "f32": 0}[work.kind]  # cudaDataType
         before = (self._one if work.adds else self._zero).ctypes.data
         names.gemm_ex(
@@ -244,15 +249,15 @@ class CudaCard:
             work.c_stride, int(names.ComputeType.COMPUTE_32F), int(names.GemmAlgo.DEFAULT),
         )  # fmt: skip
 
-    @told()
+    @report_failures()
     def synchronize(self) -> None:
         self._copies.sync()
         self._stream.sync()
 
     def close(self) -> None:
-        """As far as it goes: a card that has failed takes nothing back, and what it failed at has been told."""
+        """Free everything as far as possible: a failed GPU refuses, and its failure has been reported."""
         allocated, self._allocated, pinned, self._pinned = self._allocated, set(), self._pinned, []
-        with suppress(LocalllmError), told():
+        with suppress(LocalllmError), report_failures():
             self.use()
             self.synchronize()
             handle, self._handle = self._handle, None

@@ -1,4 +1,4 @@
-"""Which device computes, and how many of a model's layers a card gets."""
+"""Select the device, and how many of a model's layers a GPU gets."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,49 +13,49 @@ from localllm.errors import MemoryLimitError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 
 
-class Placed(NamedTuple):
-    """A card for the last layers, or none."""
+class GpuPlacement(NamedTuple):
+    """A GPU for the last layers, or none."""
 
     card: Card | None
-    layers: int  # how many
-    spare: int = 0  # bytes that it has besides them, with one context
-    warning: str | None = None  # why there is none, should that surprise
+    layers: int  # number of layers
+    spare: int = 0  # free bytes besides the layers and one context
+    warning: str | None = None  # why there is no GPU, where that is unexpected
 
 
-def placed(
+def place_layers(
     options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
     buffers: Callable[[Sequence[State], KVType], int],
-) -> Placed:  # fmt: skip
-    """The card that options name, with as many of the layers as they say and it has room for.
+) -> GpuPlacement:  # fmt: skip
+    """Open the GPU that the options name, with as many layers as they say and it has memory for.
 
-    buffers(states, kv_type): bytes that a card needs besides weights and cache. With the device auto, the CPU computes
-    what no card can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
+    buffers(states, kv_type): bytes that a GPU needs besides weights and cache. With the device auto, the CPU computes
+    what no GPU can, and the warning says why, if there is a driver. Raises NoCardError, MemoryLimitError,
     UnsupportedError.
     """
-    device, wanted, kv_type = options.backend, options.gpu_layers, options.kept_as
+    device, wanted, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"
     if wanted == 0:
-        return Placed(None, 0)
+        return GpuPlacement(None, 0)
     try:
         card = open_card(int(device.partition(":")[2] or 0))
     except NoCardError as error:
         if automatic:
-            return Placed(None, 0, warning=f"the CPU computes: {error}")
+            return GpuPlacement(None, 0, warning=f"the CPU computes: {error}")
         raise
     try:
         needed = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
         free = card.free_bytes()
         count = layers_on(card.name, needed, wanted, free)
-        return Placed(card, count, spare(needed, count, free))
+        return GpuPlacement(card, count, spare(needed, count, free))
     except (MemoryLimitError, UnsupportedError) as error:
         card.close()
         if automatic and wanted == "auto":
-            return Placed(None, 0, warning=f"the CPU computes: {error}")
+            return GpuPlacement(None, 0, warning=f"the CPU computes: {error}")
         raise
 
 
 def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
-    """How many layers a card gets. Raises MemoryLimitError if it has no room for them, or for any."""
+    """Return how many layers a GPU gets. Raises MemoryLimitError if it lacks memory for them, or for any."""
     count = len(needed.layers) if wanted == "all" else wanted
     if isinstance(count, int):
         require_room(needed, min(count, len(needed.layers)), free)

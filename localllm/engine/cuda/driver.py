@@ -1,10 +1,10 @@
-"""Whether there is a graphics card's driver: all that is asked where there is none."""
+"""Detect a GPU driver, the only check on machines without one."""
 
 from localllm.system.processes import library
 
 
 def has_driver() -> bool:
-    """Whether there is NVIDIA's; takes 0.1 ms where there is none."""
+    """Tell whether NVIDIA's driver is there; takes 0.1 ms where it is not."""
     try:
         library("libcuda.so.1", "nvcuda.dll")
     except OSError:

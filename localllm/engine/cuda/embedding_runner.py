@@ -1,4 +1,4 @@
-"""Texts, read whole by a card."""
+"""Run an embedding model on a GPU."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,22 @@ from localllm.engine.run import BATCH, TextSpan
 from localllm.kernels.arguments import PAGE
 
 
-class CardTexts:
-    """A model on a card that makes a row of each text.
+class CudaEmbeddingRunner:
+    """A GPU model that computes a row per text.
 
     Attributes:
-        name, warning: of the card.
+        name, warning: of the GPU.
     """
 
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
-        """context: the most tokens of a text. Raises NoCardError, MemoryLimitError, UnsupportedError."""
+        """Upload the model; context: the most tokens of a text.
+
+        Raises NoCardError, MemoryLimitError, UnsupportedError.
+        """
         self._card = card = devices.open_card(int(options.backend.partition(":")[2] or 0))
         try:
             self._pages = np.arange(-(-max(BATCH, context) // PAGE) + MOST_SEQUENCES)
-            cache = CudaCache(card, states, len(self._pages) * PAGE, options.kept_as, 0)
+            cache = CudaCache(card, states, len(self._pages) * PAGE, options.kv_cache_type, 0)
             self._program = CudaProgram(card, operations, cache, None, context, options, {})
         except BaseException:
             card.close()
@@ -34,7 +37,7 @@ class CardTexts:
         self.name, self.warning = card.name, card.warning
 
     def read(self, texts: Sequence[TextSpan]) -> np.ndarray:
-        """As localllm.engine.embedding_runner.Read."""
+        """Read texts, see localllm.engine.embedding_runner.Read."""
         groups = [texts[i : i + MOST_SEQUENCES] for i in range(0, len(texts), MOST_SEQUENCES)]
         return np.concatenate([self._program.read(group, self._pages) for group in groups])
 

@@ -1,16 +1,16 @@
-"""Steps that a card does in one launch: for one token, a launch takes as long as what most of them do.
+"""Fuse steps for a GPU: for one token, a launch takes as long as most steps' work.
 
-A sum that a norm follows at once becomes `add_rms_norm`, and a norm of heads that are rotated next `rms_norm_rope`.
-What becomes integers is made as integers, too, by the norm or the activation function that makes it.
+A sum before a norm becomes `add_rms_norm`, and a norm of heads before RoPE `rms_norm_rope`. Activations that will be
+quantized are quantized by the norm or the activation function that makes them.
 """
 
 from localllm.engine.lower.tape import Buffer, Step
 
-WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that make them on the way
+WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that also quantize
 
 
 def with_integers(steps: list[Step]) -> list[Step]:
-    """The same without steps that make integers of what a step could make as integers."""
+    """Merge quantization steps into the steps before them."""
     result: list[Step] = []
     for step in steps:
         place = maker(result, step) if step.kernel == "quantize_planes" else None
@@ -25,7 +25,7 @@ def with_integers(steps: list[Step]) -> list[Step]:
 
 
 def maker(done: list[Step], step: Step) -> int | None:
-    """The place among those done of the step that makes what `step` quantizes, if it can do that itself."""
+    """Find the place of the finished step that makes what `step` quantizes, if it can quantize itself."""
     x, columns = step.arguments["x"], step.arguments["columns"]
     place = next((place for place in reversed(range(len(done))) if x in done[place].writes), None)
     if place is None or done[place].kernel not in WITH_INTEGERS:
@@ -33,30 +33,30 @@ def maker(done: list[Step], step: Step) -> int | None:
     return place if done[place].arguments.get("group", columns) == columns else None
 
 
-def fused(steps: list[Step]) -> list[Step]:
-    """The same in fewer steps."""
+def fuse(steps: list[Step]) -> list[Step]:
+    """Fuse steps."""
     result: list[Step] = []
     for step in steps:
-        place = before(result, step)
+        place = fusion_place(result, step)
         if place is not None:
-            step = together(result.pop(place), step)
+            step = fuse_steps(result.pop(place), step)
         result.append(step)
     return result
 
 
-def before(done: list[Step], step: Step) -> int | None:
-    """The place among those done of the step that this one can be done together with."""
+def fusion_place(done: list[Step], step: Step) -> int | None:
+    """Find the place of the finished step that this one can be fused with."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
         return None
     for place in reversed(range(len(done))):
-        if x in done[place].reads + done[place].writes:  # nothing between knows x
-            return place if goes_with(done[place], step, done[place + 1 :]) else None
+        if x in done[place].reads + done[place].writes:  # no step between touches x
+            return place if can_fuse(done[place], step, done[place + 1 :]) else None
     return None
 
 
-def goes_with(first: Step, step: Step, between: list[Step]) -> bool:
-    """Whether two steps, of which the second one takes what the first makes, can be one, where the second is."""
+def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
+    """Tell whether the second step, which reads the first one's output, can be fused with it at the second's place."""
     a, b = first.arguments, step.arguments
     if a.get("count") is not b.get("count") or a.get("y") is not b["x"]:
         return False
@@ -68,8 +68,8 @@ def goes_with(first: Step, step: Step, between: list[Step]) -> bool:
     return False
 
 
-def together(first: Step, step: Step) -> Step:
-    """Both as one."""
+def fuse_steps(first: Step, step: Step) -> Step:
+    """Fuse two steps."""
     a, b = first.arguments, step.arguments
     if step.kernel == "rms_norm":
         given = {"count": a["count"], "x": a["x"], "z": a["z"], "total": a["y"]}

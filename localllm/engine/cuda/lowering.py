@@ -1,8 +1,8 @@
-"""The target CUDA: what an architecture has said becomes work for a graphics card.
+"""The CUDA target: operations become GPU work.
 
 A program is lowered for a number of tokens, a power of two: grids are fixed, so that all of it can be recorded
-as one graph and replayed without Python between its kernels. Up to FEW_TOKENS, weights are multiplied as they lie in
-memory, which is what bounds decode; for more they are unpacked to float16 and multiplied on tensor cores.
+as one graph and replayed without Python between its kernels. Up to FEW_TOKENS, weights are multiplied as they are in
+memory, whose bandwidth bounds decode; for more they are unpacked to float16 and multiplied on tensor cores.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import numpy as np
 from localllm.engine.cuda import matmul as products
 from localllm.engine.cuda.attention import attend, choose
 from localllm.engine.cuda.card import Launch, LibraryProduct, Work
-from localllm.engine.cuda.fusion import fused, with_integers
-from localllm.engine.cuda.matmul import Within
+from localllm.engine.cuda.fusion import fuse, with_integers
+from localllm.engine.cuda.matmul import BufferSlice
 from localllm.engine.cuda.target import CudaTarget
 from localllm.engine.cuda.weights import CardWeights
 from localllm.engine.lower.lowering import Crossing, lower_operations
@@ -38,7 +38,7 @@ def card_steps(
 ) -> list[Step]:
     """Make the steps of a program.
 
-    size: of tokens, and of those whose logits are wanted, the most; taken: see `lower_operations`.
+    size: most tokens, and most wanted ones; taken: see `lower_operations`.
     """
     target = CudaTarget(*size, weights, VERBS)
 
@@ -49,16 +49,16 @@ def card_steps(
         return {form: False} if form else {}
 
     steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, taken)
-    return fused(with_integers(steps.all))
+    return fuse(with_integers(steps.all))
 
 
 def kernels_of(steps: Sequence[Step]) -> set[str]:
-    """The names of all that are needed."""
+    """List the names of all kernels."""
     return {step.kernel for step in steps if step.kernel != "product"}
 
 
 def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
-    """What the card has to do; place: where an array is for it; memory: address of the buffers."""
+    """Convert a step to GPU work; place: returns an array's GPU address; memory: address of the buffers."""
     values = {name: encoded(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
         return LibraryProduct(**values | {"kind": step.arguments["kind"], "adds": step.arguments["adds"]})
@@ -70,8 +70,8 @@ def work_of(step: Step, place: Callable[[Any], int], memory: int) -> Work:
 
 
 def encoded(value: Any, place: Callable[[Any], int], memory: int) -> int:
-    """An argument as an int64: a number, the bits of a float32, or an address."""
-    if isinstance(value, Within):
+    """Encode an argument as an int64: a number, the bits of a float32, or an address."""
+    if isinstance(value, BufferSlice):
         return encoded(value.buffer, place, memory) + value.offset
     if isinstance(value, Buffer):
         return memory + value.address if value.rows else 0

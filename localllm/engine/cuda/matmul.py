@@ -1,4 +1,4 @@
-"""Matrix products on a card: with the weights as they lie there for a few tokens, on tensor cores for many."""
+"""Matrix products on a GPU: with packed weights for a few tokens, on tensor cores for many."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ from localllm.errors import UnsupportedError
 from localllm.kernels.cuda import MOST_EXPERTS, at_a_time
 from localllm.kernels.cuda.matmul.planes import PLAIN
 
-FEW_TOKENS = 8  # up to so many are multiplied with the weights as they are
+FEW_TOKENS = 8  # most tokens that are multiplied with packed weights
 UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
-DENSE = {"active": 0, "active_count": 0, "expert_bytes": 0, "experts": 1}  # a matrix that belongs to no expert
+DENSE = {"active": 0, "active_count": 0, "expert_bytes": 0, "experts": 1}  # a matrix outside mixtures
 
 
-class Within(NamedTuple):
+class BufferSlice(NamedTuple):
     """A place in a buffer."""
 
     buffer: Buffer
@@ -28,14 +28,14 @@ class Within(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """A matrix of a product on tensor cores: where it is, and from row to row, in numbers."""
+    """A matrix of a tensor core product: its place and row stride, in numbers."""
 
     place: Buffer | int
     stride: int
 
 
 def form_of(operation: Product, rows: int) -> str | None:
-    """The verb that makes what a product takes instead of float32; rows: the most of its input."""
+    """Return the verb that converts a product's input from float32, if any; rows: the most of the input."""
     kind = CardWeights.format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in PLAIN else "quantize_planes"
@@ -43,7 +43,7 @@ def form_of(operation: Product, rows: int) -> str | None:
 
 
 def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
-    """One matrix."""
+    """Append the product with one matrix."""
     bias = operation.bias
     steps.new(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
@@ -55,7 +55,7 @@ def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
-    """Every expert's product, for groups of its rows."""
+    """Append the product with each expert's matrix, for groups of its rows."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
     of_experts = {"active": experts.active, "active_count": experts.active_count, "experts": weight.shape[0]}
@@ -65,7 +65,7 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> 
 
 
 def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
-    """As anywhere, of not too many experts. Raises UnsupportedError."""
+    """Append routing, unless there are too many experts. Raises UnsupportedError."""
     experts = operation.routing.experts
     if experts > MOST_EXPERTS:
         raise UnsupportedError(f"{experts} experts are too many for a card: {MOST_EXPERTS} at most")
@@ -75,7 +75,7 @@ def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
 def multiply_few(
     steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, Any], reads: list[Buffer]
 ) -> None:
-    """With the weights as they lie on the card."""
+    """Append a product with packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, most = CardWeights.format(weight), steps.max_rows(x.rows)
     kernel = f"{at_a_time(min(most, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
@@ -92,7 +92,7 @@ def multiply_few(
 
 
 def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
-    """On tensor cores."""
+    """Append a product on tensor cores."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
@@ -108,7 +108,7 @@ def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
 
 
 def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
-    """In float16, to which weights are unpacked, some rows at a time."""
+    """Append a float16 product; weights are unpacked some rows at a time."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     halves, scales = steps.forms[operation.inputs[-1]]
     rows, columns = weight.shape
@@ -119,14 +119,14 @@ def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: 
             matrix = Factor(target.matrix(weight), CardWeights.row_bytes(weight) // 2)
         else:
             matrix = Factor(unpacked(steps, weight, target, first, count), columns)
-        target_rows = Within(y, 4 * first)
+        target_rows = BufferSlice(y, 4 * first)
         multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
     arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
     steps.row_step("rescale", x.rows, arguments, [y, scales], [y])
 
 
 def unpacked(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
-    """Some rows of a matrix in float16."""
+    """Append the unpacking of some rows of a matrix to float16."""
     columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
     y = Buffer(count, 2 * columns)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": columns}
@@ -135,11 +135,11 @@ def unpacked(steps: Steps, weight: Weight, target: CudaTarget, first: int, count
 
 
 def multiply(
-    steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | Within, rows: int,
+    steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
     adds: bool = False,
 ) -> None:  # fmt: skip
-    """y, perhaps from some column on, = source times a matrix."""
-    place = y if isinstance(y, Within) else Within(y, 0)
+    """Append y = source times a matrix, perhaps from some column on."""
+    place = y if isinstance(y, BufferSlice) else BufferSlice(y, 0)
     arguments: dict[str, Any] = {"kind": kind, "a": matrix.place, "b": source.place, "c": place, "m": rows}
     arguments |= {"n": steps.max_rows(x.rows), "k": x.columns, "a_stride": matrix.stride, "b_stride": source.stride}
     arguments |= {"c_stride": place.buffer.stride // 4, "adds": adds}
@@ -151,7 +151,7 @@ def multiply(
 
 
 def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """Codes, scales and sums."""
+    """Append the conversion of x to codes, scales and sums."""
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
@@ -163,7 +163,7 @@ def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget)
 
 
 def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """x in float16, and the scale of each row."""
+    """Append the conversion of x to float16 with a scale per row."""
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
     y, scales = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, 4)
@@ -173,7 +173,7 @@ def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
 
 
 def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
-    """x as the sum of two numbers in BF16."""
+    """Append the conversion of x to the sum of two BF16 numbers."""
     (x,) = operation.inputs
     most, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = Buffer(most, source.stride // 2), Buffer(most, source.stride // 2)

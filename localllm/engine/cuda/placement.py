@@ -1,4 +1,4 @@
-"""How many of a model's layers a card has room for."""
+"""Compute how many of a model's layers fit a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,21 +14,21 @@ from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
 
-# Of the card's memory for what is not counted: kernels, graphs, the driver's own, and a little for others.
+# GPU memory for what is not counted: kernels, graphs, the driver, and a little for other programs.
 MARGIN = 400 << 20
 
 
 class Sizes(NamedTuple):
-    """Bytes on the card."""
+    """Bytes on the GPU."""
 
-    layers: list[int]  # weights and cache of each
-    rest: int  # what is there however few layers are: embedding and output matrices, buffers
+    layers: list[int]  # weights and cache of each layer
+    rest: int  # embedding and output matrices, buffers
 
 
 def sizes(
     tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
 ) -> Sizes:
-    """What the layers of a model take, with a cache for `context` tokens."""
+    """Compute what a model's layers take, with a cache for `context` tokens."""
     found, rest = [0] * layers, buffers
     for name, tensor in tensors.items():
         layer, size = LAYER.match(name), card_bytes(tensor)
@@ -42,25 +42,25 @@ def sizes(
 
 
 def card_bytes(tensor: Tensor) -> int:
-    """What a tensor takes there, which is more than in the file if the card has no kernels for its format."""
+    """Compute what a tensor takes, which is more than in the file if the GPU has no kernels for its format."""
     return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
 
 
 def state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """What a layer keeps of a sequence there: all tokens, also those behind a window; recurrent ones snapshots too."""
+    """Compute what a layer's state takes: all tokens, even with a window; recurrent ones snapshots too."""
     if isinstance(state, Recurrent):
-        return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and what all begin with
+        return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)
     return state.bytes(context + 2 * PAGE, kv_type)  # an odd number of whole pages
 
 
 def spare(needed: Sizes, count: int, free: int) -> int:
-    """What is left when the last `count` layers are there."""
+    """Return the bytes that are left with the last `count` layers."""
     return free - MARGIN - needed.rest - sum(needed.layers[len(needed.layers) - count :])
 
 
 def layers_that_fit(needed: Sizes, free: int) -> int:
-    """How many of the last layers have room, with everything behind them; 0 for none."""
+    """Return how many of the last layers fit with everything after them; 0 for none."""
     room, count = free - MARGIN - needed.rest, 0
     for size in reversed(needed.layers):
         room -= size
@@ -71,7 +71,7 @@ def layers_that_fit(needed: Sizes, free: int) -> int:
 
 
 def require_room(needed: Sizes, count: int, free: int) -> None:
-    """Raise MemoryLimitError unless the last `count` layers have room."""
+    """Raise MemoryLimitError unless the last `count` layers fit."""
     if count and layers_that_fit(needed, free) < min(count, len(needed.layers)):
         size = needed.rest + sum(needed.layers[len(needed.layers) - count :])
         raise MemoryLimitError(

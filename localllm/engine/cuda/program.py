@@ -1,4 +1,4 @@
-"""A model on a card as something that runs: programs for some numbers of tokens, made when they are needed."""
+"""A runnable GPU model: programs for some numbers of tokens, built on demand."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,18 +24,18 @@ from localllm.kernels.arguments import FETCH, PAGE
 from localllm.kernels.build.library import Progress
 from localllm.kernels.cuda import grid
 
-MOST_SEQUENCES = 64  # of a run: so many have room for their tables of pages
+MOST_SEQUENCES = 64  # most sequences of a run: page tables have room for these
 
 
 class PinnedHeader(Header):
-    """A header in memory of the host that is copied to the card's in one piece, with the sequences' tables of pages.
+    """A header in pinned host memory that is copied to the GPU at once, with the sequences' page tables.
 
     Attributes:
         words: int64, all of it.
     """
 
     def __init__(self, card: Card, tokens: int, table_words: int):
-        """table_words: of a sequence's table at most."""
+        """Allocate; table_words: most numbers of a page table."""
         sequences = min(tokens, MOST_SEQUENCES)
         size = words_of_header(tokens) + sequences * table_words
         self.words, self._used = card.pinned(8 * size).view(np.int64), 0
@@ -50,7 +50,7 @@ class PinnedHeader(Header):
         return self.words[self._used - size : self._used].reshape(shape)
 
     def offset(self, array: np.ndarray) -> int | None:
-        """Bytes from the beginning to an array that is a part of it; None for others."""
+        """Return the byte offset of an array that is a part of the header; None for others."""
         offset = array.ctypes.data - self.words.ctypes.data
         return offset if 0 <= offset < self.words.nbytes else None
 
@@ -72,7 +72,7 @@ class PinnedHeader(Header):
 
 
 def words_of_header(tokens: int) -> int:
-    """What a header asks for."""
+    """Count the numbers that a header allocates."""
     asked = list[np.ndarray]()
 
     def noted(shape: tuple[int, ...]) -> np.ndarray:
@@ -84,20 +84,20 @@ def words_of_header(tokens: int) -> int:
 
 
 class Arena:
-    """A card's memory for what lives during a run; programs never run together, so they share it."""
+    """GPU memory for the buffers of a run; programs never run together, so they share it."""
 
     def __init__(self, card: Card):
         self._card, self._address, self._size = card, 0, -1
 
     def address(self, size: int) -> int:
-        """Of so many bytes; earlier addresses stay good. Raises MemoryLimitError."""
+        """Return the address of `size` bytes; earlier addresses stay valid. Raises MemoryLimitError."""
         if size > self._size:
             self._address, self._size = self._card.allocate(max(size, 1)), size
         return self._address
 
 
-class OnCard(NamedTuple):
-    """What programs of all sizes have in common; arena: memory for what lives during a run."""
+class GpuContext(NamedTuple):
+    """What programs of all sizes share; arena: memory for buffers."""
 
     card: Card
     operations: list[Operation]
@@ -110,10 +110,10 @@ class OnCard(NamedTuple):
 
 
 class SizedProgram:
-    """A model for up to so many tokens."""
+    """A model for up to `size` tokens."""
 
-    def __init__(self, model: OnCard, size: tuple[int, int], progress: Progress | None):
-        """size: of tokens, and of those whose logits are wanted, the most."""
+    def __init__(self, model: GpuContext, size: tuple[int, int], progress: Progress | None):
+        """Lower and record the program; size: most tokens, and most wanted ones."""
         card = self._card = model.card
         self.header = PinnedHeader(card, size[0], -(-model.context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
@@ -130,7 +130,7 @@ class SizedProgram:
         self._replay: Callable[[], None] = card.record([first, *works])
 
     def _place(self, array: np.ndarray) -> int:
-        """Where an array is for the card."""
+        """Return an array's GPU address."""
         if array is self.header.flaws:
             return int(self._flaws.ctypes.data)
         offset = self.header.offset(array)
@@ -144,7 +144,7 @@ class SizedProgram:
         return self._constants[id(array)][0]
 
     def run(self, fill: Callable[[PinnedHeader], None]) -> None:
-        """What `fill` tells the header to do. Raises ModelError if some logits are not numbers."""
+        """Run what `fill` writes into the header. Raises ModelError if some logits are not numbers."""
         self._flaws[0] = 0
         fill(self.header)
         self._replay()
@@ -154,46 +154,46 @@ class SizedProgram:
 
 
 class CudaProgram:
-    """A model for a card."""
+    """A model for a GPU."""
 
     def __init__(
         self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, taken: Crossing,
     ):  # fmt: skip
-        """Matrices go to the card now. taken: see `lower_operations`."""
+        """Upload the matrices; taken: see `lower_operations`."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = CardWeights(card, matrices, options.uploading)
         for weight in matrices:
             weights.address(weight)
-        self._model = OnCard(card, operations, cache, layout, weights, context, taken, Arena(card))
+        self._model = GpuContext(card, operations, cache, layout, weights, context, taken, Arena(card))
         self._card, self._vocab_size = card, operations[-1].output.columns
         self._programs: dict[tuple[int, int], SizedProgram] = {}
         self._logits = np.zeros((0, self._vocab_size), np.float32)
-        for size in ((BATCH, 1), (1, 1)):  # the largest first, whose memory is enough for the others
+        for size in ((BATCH, 1), (1, 1)):  # the largest first: its memory suffices for the others
             self._programs[size] = SizedProgram(self._model, size, options.progress)
 
     def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
-        """As Program.run; MOST_SEQUENCES spans at most."""
+        """Run at most MOST_SEQUENCES spans, as Program.run."""
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         return self._run(tokens, wanted, lambda header, logits: header.fill(spans, precise, logits))
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray) -> np.ndarray:
-        """As Program.read; MOST_SEQUENCES texts at most."""
+        """Read at most MOST_SEQUENCES texts, as Program.read."""
         tokens = sum(len(text.ids) for text in texts)
         return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))
 
     def _run(self, tokens: int, wanted: int, fill: Callable[[PinnedHeader, np.ndarray], None]) -> np.ndarray:
-        """float32 [wanted, vocab]; fill(header, where they go)."""
+        """Compute float32 [wanted, vocab]; fill(header, output)."""
         self._card.use()
         if wanted > len(self._logits):
-            size = 4 * fitting(wanted) * self._vocab_size
+            size = 4 * program_size(wanted) * self._vocab_size
             self._logits = self._card.pinned(size).view(np.float32).reshape(-1, self._vocab_size)
         logits = self._logits[:wanted]
-        self._program(fitting(tokens), fitting(max(wanted, 1))).run(lambda header: fill(header, logits))
+        self._program(program_size(tokens), program_size(max(wanted, 1))).run(lambda header: fill(header, logits))
         return logits.copy()
 
     def _program(self, tokens: int, wanted: int) -> SizedProgram:
-        """The one for so many tokens; who shows progress does not look any more."""
+        """Return the program of this size, built without a progress display."""
         size = tokens, wanted
         if size not in self._programs:
             self._programs[size] = SizedProgram(self._model, size, None)
@@ -201,27 +201,27 @@ class CudaProgram:
 
 
 def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
-    """What a card needs besides weights and cache: buffers for BATCH tokens, and for uploads."""
+    """Compute what a GPU needs besides weights and cache: buffers for BATCH tokens, and for uploads."""
     kept = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(kept, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
-    steps = card_steps(operations, StepPlaces(cache, layout, Header()), Nowhere(), (BATCH, 1), {})
+    steps = card_steps(operations, StepPlaces(cache, layout, Header()), NullPlacement(), (BATCH, 1), {})
     assign_stages(steps)
     return offsets(steps) + 3 * CHUNK
 
 
-class Nowhere(CardWeights):
-    """Stands for matrices on a card that is not chosen yet."""
+class NullPlacement(CardWeights):
+    """Represents matrices on a GPU that is not selected yet."""
 
     capability = 8, 0
 
     def __init__(self) -> None:
-        """Nothing is uploaded."""
+        """Upload nothing."""
 
     def address(self, weight: Weight) -> int:
         return 0
 
 
-def fitting(tokens: int) -> int:
-    """The size of the program for so many tokens: a power of two. Only texts have more than BATCH."""
+def program_size(tokens: int) -> int:
+    """Round the number of tokens up to a power of two. Only texts have more than BATCH."""
     return 1 << (tokens - 1).bit_length()

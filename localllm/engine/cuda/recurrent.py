@@ -1,4 +1,4 @@
-"""What recurrent layers keep of a sequence, in a card's memory."""
+"""Recurrent states in GPU memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from localllm.engine.memory.recurrent import StateLayout
 
 
 class CardStates:
-    """The states of all layers, given back when nobody has them any more."""
+    """The states of all layers, freed with the last reference."""
 
     def __init__(self, card: Card, size: int):
-        """Raises MemoryLimitError."""
+        """Allocate. Raises MemoryLimitError."""
         self._card, self.address, self.nbytes = card, card.allocate(size), size
 
     def __del__(self) -> None:
@@ -23,12 +23,12 @@ class CardStates:
 
 
 class CardLayout(StateLayout):
-    """As Layout, on a card."""
+    """A StateLayout on a GPU."""
 
     def __init__(self, card: Card, states: Sequence[Recurrent]):
         super().__init__(states)
         self._card, self._bytes = card, self.zeros.nbytes
-        self.zeros = self.filled(self.zeros.view(np.uint8))
+        self.zeros = self.from_bytes(self.zeros.view(np.uint8))
 
     def new(self) -> Any:
         return CardStates(self._card, self._bytes)
@@ -39,7 +39,7 @@ class CardLayout(StateLayout):
     def content(self, memory: Any) -> np.ndarray:
         return self._card.download(memory.address, memory.nbytes)
 
-    def filled(self, content: np.ndarray) -> Any:
+    def from_bytes(self, content: np.ndarray) -> Any:
         if content.nbytes != self._bytes:
             raise ValueError(f"{content.nbytes} bytes for {self._bytes}")
         memory = self.new()

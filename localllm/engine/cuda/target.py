@@ -1,4 +1,4 @@
-"""What a card chooses: grids have room for the most rows of a program, and kernels have memory of their own."""
+"""The GPU's choices: grids cover the most rows of a program, and kernels allocate their own scratch memory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from localllm.frozen import frozen
 
 @frozen
 class CudaTarget:
-    """As localllm.engine.lower.steps.Target, for a program of so many tokens, and of those whose logits are wanted."""
+    """A localllm.engine.lower.steps.Target for most tokens, and most wanted ones, of a program."""
 
     tokens: int
     wanted_rows: int
@@ -27,25 +27,22 @@ class CudaTarget:
 
     @property
     def depth(self) -> int:
-        """Of a product of tensor cores: 16, or 8 with compute capability 7.5."""
+        """Depth of a tensor core product: 16, or 8 with compute capability 7.5."""
         return 16 if self.weights.capability >= (8, 0) else 8
 
     def matrix(self, weight: Weight) -> int:
-        """As of Target."""
         return self.weights.address(weight)
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """As of Target."""
         return CardWeights.format(weight), CardWeights.row_bytes(weight)
 
     def scratch(self, size: int) -> dict[str, Any]:
-        """Kernels have memory of their own."""
+        """Return no arguments: kernels have scratch memory of their own."""
         return {"scratch": 0, "scratch_bytes": 0}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """All rows there may be: how many there are is known to the card."""
+        """Return parts for the most rows: only the GPU knows the actual number."""
         return rows, None
 
     def parts(self, wanted: int, rows: int) -> int:
-        """As of `share`."""
         return rows

@@ -1,4 +1,4 @@
-"""A model's matrices in a card's memory, in the layout that its kernels read (localllm.kernels.cuda.matmul.planes)."""
+"""A model's matrices in GPU memory, in the layout of its kernels (localllm.kernels.cuda.matmul.planes)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,11 +20,11 @@ class CardWeights:
     """Matrices, uploaded once and used by all programs.
 
     Attributes:
-        unpacked: formats that the card has no kernels for, and what they became.  capability: the card's.
+        unpacked: formats without GPU kernels, and their replacements.  capability: the GPU's.
     """
 
     def __init__(self, card: Card, matrices: Iterable[Weight], uploading: Progress | None):
-        """matrices: all there will be; uploading is told how many of their bytes have gone to the card."""
+        """Prepare; matrices: all that will be uploaded; uploading is called with their uploaded bytes."""
         self.capability = card.capability
         self._card, self._uploading, self._done = card, uploading or (lambda done, total: None), 0
         self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
@@ -32,7 +32,7 @@ class CardWeights:
         self.unpacked: dict[str, str] = {}
 
     def address(self, weight: Weight) -> int:
-        """Where a matrix, or a stack of them, is; it goes to the card now if it is not there. Raises LocalllmError."""
+        """Return the address of a matrix or stack, uploading it first if necessary. Raises LocalllmError."""
         key = key_of(weight)
         if key not in self._places:
             tensor, kind = weight.tensor, self.format(weight)
@@ -49,16 +49,16 @@ class CardWeights:
 
     @staticmethod
     def format(weight: Weight) -> str:
-        """The format that a matrix has on the card."""
+        """Return the format that a matrix has on the GPU."""
         return stored_as(weight.tensor.format.name)
 
     @classmethod
     def row_bytes(cls, weight: Weight) -> int:
-        """Bytes from row to row, on the card."""
+        """Return the bytes from row to row on the GPU."""
         return row_bytes(cls.format(weight), weight.shape[-1])
 
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
-        """Blocks as they are in the file, which kernels take apart."""
+        """Upload blocks as in the file; kernels rearrange them."""
         columns = tensor.shape[-1]
         given = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
         done = 0
@@ -72,19 +72,19 @@ class CardWeights:
             return Launch(name, grid(name, arguments, 0), values)
 
         self._card.prepare({f"to_planes-{kind}"}, None)
-        self._card.feed(self._told(pieces(tensor, kind)), take_apart, place)
+        self._card.feed(self._with_progress(pieces(tensor, kind)), take_apart, place)
 
     def _upload_rows(self, tensor: Tensor, kind: str, place: int) -> None:
-        """Plain numbers, in rows of whole 16 bytes."""
+        """Upload plain numbers, in rows padded to 16 bytes."""
         width = row_bytes(kind, tensor.shape[-1])
 
         def padded(chunk: np.ndarray) -> np.ndarray:
             rows = chunk.reshape(-1, BY_NAME[kind].row_bytes(tensor.shape[-1]))
             return np.pad(rows, ((0, 0), (0, width - rows.shape[1]))).reshape(-1)
 
-        self._card.feed(map(padded, self._told(pieces(tensor, kind))), lambda address, chunk: None, place)
+        self._card.feed(map(padded, self._with_progress(pieces(tensor, kind))), lambda address, chunk: None, place)
 
-    def _told(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    def _with_progress(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         for chunk in chunks:
             yield chunk
             self._done += chunk.nbytes
@@ -92,12 +92,12 @@ class CardWeights:
 
 
 def key_of(weight: Weight) -> Key:
-    """Equal for what is the same part of the same tensor."""
+    """Return a key that is equal for the same part of the same tensor."""
     return weight.name, weight.first_row, weight.shape
 
 
 def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
-    """A tensor's rows in that format, some at a time: uint8, less than CHUNK bytes with what padding rows adds."""
+    """Yield a tensor's rows in that format, some at a time: uint8, less than CHUNK bytes with row padding."""
     columns = tensor.shape[-1]
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     step = max(CHUNK // max(row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)
@@ -109,8 +109,8 @@ def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
 
 
 def converted(tensor: Tensor, kind: str) -> np.ndarray:
-    """Weights of a format that the card does not know, as Q8_0 or float16."""
-    from localllm.kernels.reference import dequantize  # seldom needed
+    """Convert weights of a format without GPU kernels to Q8_0 or float16."""
+    from localllm.kernels.reference import dequantize  # rarely needed
     from localllm.quant.encode import encode
 
     numbers = dequantize(tensor)

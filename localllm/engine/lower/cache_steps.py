@@ -1,4 +1,4 @@
-"""Steps that write keys and values to the cache, rotated as it wants them."""
+"""Steps that write keys and values to the cache, with Hadamard rotations where the cache needs them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from localllm.engine.run import Header
 
 
 def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
-    """Store keys, and values if they are others."""
+    """Store keys, and values if they are separate."""
     ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
     kept = zip(new, ready, steps.cache.sides(state), strict=False)
     steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in kept]
 
 
 def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, Any]:
-    """Tell a kernel where keys and values are."""
+    """Return the kernel arguments that locate keys and values."""
     keys, values = sides
     where: dict[str, Any] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
     where |= {"keys": cache.address(keys), "key_head_stride": cache.head_stride(keys)}
@@ -27,7 +27,7 @@ def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str,
 
 
 def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
-    """Store keys or values; return what stands for them in the cache."""
+    """Store keys or values; returns the buffer that represents them in the cache."""
     in_cache = Buffer(0, 0)
     arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
     arguments |= stream_arguments(steps.cache, side, steps.header)
@@ -38,9 +38,9 @@ def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
 def rotate(
     steps: Steps, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
 ) -> Buffer:
-    """Multiply queries, keys or values with Hadamard matrices of that size; 1: leave them as they are.
+    """Multiply queries, keys or values by Hadamard matrices of size `block`; 1 leaves them unchanged.
 
-    source: where x is, if it has no buffer of its own; target: where it goes, which may be the source.
+    source: where x is, if it has no buffer of its own; target: the output, which may be the source.
     """
     source = source or steps.buffers[x]
     if block == 1:
@@ -51,7 +51,7 @@ def rotate(
 
 
 def stream_arguments(cache: KVCache, side: Streams, header: Header) -> dict[str, Any]:
-    """Tell a kernel where a run's tokens lie in a stream."""
+    """Return the kernel arguments that locate a run's tokens in a stream."""
     where = {"positions": header.positions, "owners": header.owners, "sequences": header.sequences}
     stream = {"base": cache.address(side), "head_stride": cache.head_stride(side)}
     return where | stream | {"token_bytes": side.token_bytes, "heads": side.heads}

@@ -1,4 +1,4 @@
-"""Operations become steps: each knows its own, but for those that a target does in its own way."""
+"""Lower operations to steps: each knows its own, unless the target overrides it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,18 +8,18 @@ from localllm.engine.lower.steps import StepPlaces, Steps, Target
 from localllm.engine.operations.activation import Activation, last_uses
 from localllm.engine.operations.operation import Operation
 
-Crossing = Mapping[Activation, np.ndarray]  # what goes from one target to another, float32 [BATCH, numbers of a row]
+Crossing = Mapping[Activation, np.ndarray]  # activations that cross between targets, float32 [BATCH, row length]
 
 
 def lower_operations(
     operations: Sequence[Operation], target: Target, places: StepPlaces, imported: Crossing | None = None,
     exported: Crossing | None = None,
 ) -> Steps:  # fmt: skip
-    """Make the steps of some operations, one after the other.
+    """Lower operations in order.
 
-    imported: activations that another target has made, and where they lie; exported: those that another one goes on
-    with, and where it wants them; without, the last operation makes the logits, which are handed out.
-    Raises UnsupportedError.
+    imported: activations that another target computes, and where they are; exported: activations for another target,
+    and where it wants them. Without them the last operation makes the logits, which are returned. Raises
+    UnsupportedError.
     """
     steps = Steps(target, places, last_uses(operations))
     for x, rows in (imported or {}).items():

@@ -25,7 +25,7 @@ FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
 class Buffer:
     """Memory that steps write and read, `rows` times `stride` bytes; a finished tape knows its address.
 
-    One of no rows stands for other memory, in what its steps read and write.
+    A buffer without rows represents other memory in the reads and writes of steps.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Step:
     kernel: str
     arguments: dict[str, Any]
     parts: int  # at most
-    count: np.ndarray | None  # a number, int64 [1], that limits the parts as it is when the step's stage begins
+    count: np.ndarray | None  # int64 [1], limits the parts by its value when the step's stage begins
     reads: list[Buffer]
     writes: list[Buffer]
     stage: int = field(default=0)
@@ -54,37 +54,37 @@ class Step:
 
 @frozen
 class Address:
-    """Among arguments: stands for where a kernel is."""
+    """Among arguments: the address of a kernel."""
 
     kernel: str
 
 
 @frozen
 class Scratch:
-    """Among arguments: stands for memory to work with, of at least so many bytes for each thread."""
+    """Among arguments: scratch memory, at least `size` bytes per thread."""
 
     size: int
 
 
-SCRATCH_BYTES = object()  # among arguments: stands for the bytes of a thread's memory to work with
+SCRATCH_BYTES = object()  # among arguments: a thread's scratch bytes
 
 
 class Tape:
-    """Steps, from lowering to the array that threads walk."""
+    """The steps, from lowering to the array that threads execute."""
 
     def __init__(self, steps: list[Step] | None = None) -> None:
         self.steps: list[Step] = steps or []
-        self.memory: list = []  # whose addresses are on the tape
+        self.memory: list = []  # referenced by the tape
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
-        self._addresses: dict[int, int] = {}  # of arrays, by their id: most are there for each layer
+        self._addresses: dict[int, int] = {}  # addresses of arrays, by id: most occur in each layer
 
     def append(self, step: Step) -> None:
         self.steps.append(step)
 
     @property
     def kernels(self) -> set[str]:
-        """The names of all that are needed."""
+        """List the names of all kernels."""
         named = {value.kernel for value in self._values() if isinstance(value, Address)}
         return named | {step.kernel for step in self.steps}
 
@@ -92,9 +92,9 @@ class Tape:
         return (value for step in self.steps for value in step.arguments.values())
 
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
-        """Plan the memory; return the tape, int64 [steps, 5], as localllm.kernels.cpu.tape_runner reads it.
+        """Plan the memory; returns the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
 
-        addresses: of kernels; threads: that will walk it.
+        addresses: of kernels; threads: that will execute it.
         """
         assign_stages(self.steps)
         size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
@@ -114,7 +114,7 @@ class Tape:
         return np.array(rows, np.int64).reshape(len(rows), 5)
 
     def _encode(self, value: Any) -> int:
-        """An argument as an int64: a number, the bits of a float32, or an address."""
+        """Encode an argument as an int64: a number, the bits of a float32, or an address."""
         if type(value) is int:  # most of ten thousand
             return value
         if isinstance(value, Buffer):
@@ -134,7 +134,7 @@ class Tape:
 
 
 def assign_stages(steps: list[Step]) -> None:
-    """A new stage begins where a step touches what the current stage writes, or writes what it reads."""
+    """Begin a new stage where a step touches what the current stage writes, or writes what it reads."""
     stage, read, written = 0, set[Buffer](), set[Buffer]()
     for step in steps:
         reads, writes = set(step.reads), set(step.writes)
@@ -149,7 +149,7 @@ def assign_stages(steps: list[Step]) -> None:
 
 
 def place_buffers(steps: list[Step]) -> Reserved:
-    """Give every buffer an address, see `offsets`. Returns the memory."""
+    """Give every buffer an address, see `offsets`; returns the memory."""
     memory = Reserved(max(offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address += memory.address
@@ -157,9 +157,9 @@ def place_buffers(steps: list[Step]) -> Reserved:
 
 
 def offsets(steps: list[Step]) -> int:
-    """Give every buffer the lowest address that no buffer living at the same time has, from 0; the size of all."""
+    """Give every buffer the lowest offset that no live buffer has; returns the total size."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
-    placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of those that live, from low to high
+    placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of live buffers, in order
     end = 0
     for buffer in sorted(buffers, key=lambda b: b.first):
         placed = [place for place in placed if place[2] >= buffer.first]
@@ -174,20 +174,20 @@ def offsets(steps: list[Step]) -> int:
 
 
 def row_bytes(columns: int) -> int:
-    """From token to token of an activation.
+    """Return the bytes from token to token of an activation.
 
-    Tokens lie an odd number of cache lines apart. At powers of two all of them meet in a few places of every cache:
-    matrix products of 512 tokens took 14 % longer.
+    Tokens are an odd number of cache lines apart. With powers of two they share a few sets of every cache: matrix
+    products of 512 tokens took 14 % longer.
     """
     return (-(-columns // 16) | 1) * LINE
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where an array's numbers are."""
+    """Return the address of an array's data."""
     return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
 
 
 def padded(numbers: np.ndarray) -> np.ndarray:
-    """With zeros up to a multiple of 16 in the last dimension, row behind row, as kernels read vectors."""
+    """Pad the last dimension with zeros to a multiple of 16, as kernels read vectors."""
     columns = numbers.shape[-1]
     return np.pad(np.ascontiguousarray(numbers), [(0, 0)] * (numbers.ndim - 1) + [(0, -columns % 16)])

@@ -1,8 +1,8 @@
-"""The memory of the KV cache: one reserved range of addresses for all sequences.
+"""The memory of the KV cache: one reserved address range for all sequences.
 
 Nothing is allocated ahead: the operating system commits memory when a token is first written there, so a context of
 131072 costs what the conversation uses. Layout: [layer][keys, values][key-value head][place][head dimension], padded to
-blocks, so that the places of a head are one stream, of which a page (localllm.engine.memory.pages) is a piece.
+blocks, so that the places of a head are one stream, of which a page (localllm.engine.memory.pages) is a part.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,40 +17,42 @@ from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.arguments import PAGE
 from localllm.system.memory import address_room
 
-SEQUENCES = (16, 4, 1)  # whole contexts that there are addresses for: as many as the system lets us have
-WITHOUT_KEYS = (1024,)  # the same where no layer has keys, and places take no memory
+SEQUENCES = (16, 4, 1)  # whole contexts to reserve addresses for, as many as the system allows
+WITHOUT_KEYS = (1024,)  # the same where no layer has keys
 
 
 class Streams(NamedTuple):
-    """The keys or the values of a layer: a stream for each head, one behind the other."""
+    """The keys or the values of a layer: one stream per head, consecutively."""
 
-    start: int  # in the reserved memory
+    start: int  # offset in the reserved memory
     heads: int
-    token_bytes: int  # of a head
+    token_bytes: int  # bytes per token and head
     kind: str  # a key of localllm.arch.kv_cache_types.STORAGE
 
 
 class KVCache:
-    """Places for the tokens of all sequences.
+    """Token places for all sequences.
 
     Attributes:
-        pages: how many there are.  sequences: whole contexts that they are enough for.  kv_type: how numbers are kept.
-        window: the most tokens that a layer with a window sees, 0 if no layer has one.
+        pages: their number.  sequences: whole contexts that fit.  kv_type: storage type.
+        window: the most tokens that a layer with a sliding window sees, 0 if no layer has one.
     """
 
     def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
-        """Room for so many sequences of `context` tokens each, or as many of the next number. Raises MemoryLimitError,
-        ModelError."""
+        """Reserve room for one of `sequences` contexts of `context` tokens, the first number that fits.
+
+        Raises MemoryLimitError, ModelError.
+        """
         self.kv_type = kv_type
         windows = {state: state.window for state in states if not isinstance(state, Recurrent) and state.window}
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
         numbers = sequences if states else WITHOUT_KEYS
         for number in numbers:
             self.sequences = (number,)
-            self.pages = number * -(-context // PAGE) | 1  # odd: streams do not meet in the same sets of a cache
+            self.pages = number * -(-context // PAGE) | 1  # odd: streams do not share the same cache sets
             self._layers, size = self._arranged(states)
             is_least = number == numbers[-1]
-            if size > address_room() // 2 and not is_least:  # there is more to come than a cache
+            if size > address_room() // 2 and not is_least:  # other memory is needed too
                 continue
             try:
                 self._memory = self._reserved(max(size, 1))
@@ -60,17 +62,17 @@ class KVCache:
                     raise
 
     def _reserved(self, size: int) -> Reserved:
-        """Memory of so many bytes. Raises MemoryLimitError."""
+        """Reserve memory. Raises MemoryLimitError."""
         return Reserved(size, whole=False)
 
     def use(self, pages: Iterable[int]) -> None:
-        """Tell the system that these pages will be written, if it wants to know. Raises MemoryLimitError."""
+        """Announce that these pages will be written. Raises MemoryLimitError."""
         if not self._memory.is_whole:
             for start, end in self._pieces_of(pages):
                 self._memory.use(start, end)
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
-        """Where keys and values of each state lie, and the size of all."""
+        """Lay out the keys and values of each state; returns them and the total size."""
         layers: dict[State, tuple[Streams, Streams]] = {}
         end = 0
         for state in states:
@@ -84,40 +86,40 @@ class KVCache:
         return layers, end
 
     def head_stride(self, side: Streams) -> int:
-        """Bytes from one head's stream to the next."""
+        """Return the bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
     def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
-        """The keys and the values of a layer; those of a latent state are the same."""
+        """Return the keys and the values of a layer; those of a latent state are the same."""
         return self._layers[state]
 
     def address(self, side: Streams) -> int:
-        """Of the first place of the first head."""
+        """Return the address of the first place of the first head."""
         return self._memory.address + side.start
 
     @property
     def place_bytes(self) -> int:
-        """Memory that a token takes in all streams."""
+        """Memory of a token in all streams."""
         return sum(side.heads * side.token_bytes for side in self._streams())
 
     def page_bytes(self, local: bool) -> int:
-        """What a page holds in the layers with a window, or in those without."""
+        """Return the bytes of a page in layers with a window, or in those without."""
         windowed = set(self._streams(local=True))
         sides = [side for side in self._streams() if (side in windowed) == local]
         return sum(side.heads * PAGE * side.token_bytes for side in sides)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """The first `tokens` places of a page to another one, in every stream."""
+        """Copy the first `tokens` places of a page to another one, in every stream."""
         for pages, token_bytes in self._views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
-        """What these pages hold in the layers with a window, or in those without: uint8, stream by stream."""
+        """Copy pages of the layers with a window, or without: uint8, stream by stream."""
         views = [view[:, pages].reshape(-1) for view in self._kind(local)]
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        """Give pages what others held. Raises ValueError if it is not as much as they hold."""
+        """Write pages that were read by `content`. Raises ValueError if the size differs."""
         views = self._kind(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):
@@ -128,32 +130,32 @@ class KVCache:
             start += size
 
     def _kind(self, local: bool) -> list[np.ndarray]:
-        """The views of layers with a window, or of the others."""
+        """Select the views of layers with a window, or of the others."""
         windowed = set(self._streams(local=True))
         return [self._view(side) for side in self._streams() if (side in windowed) == local]
 
     def _streams(self, local: bool = False) -> list[Streams]:
-        """All there are, once; `local`: those of layers with a window."""
+        """List all streams once; `local`: those of layers with a window."""
         layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
         return list(dict.fromkeys(side for sides in layers for side in sides))
 
     def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
-        """Every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
+        """Yield every layer's keys and values, uint8 [heads, pages, bytes of a page], and the bytes of a token."""
         for side in self._streams(local):
             yield self._view(side), side.token_bytes
 
     def _view(self, side: Streams) -> np.ndarray:
-        """Uint8 [heads, pages, bytes of a page]."""
+        """View a side as uint8 [heads, pages, bytes of a page]."""
         data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
         return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
-        """The memory of these pages goes to the system; `local`: that of layers with a window."""
+        """Return the memory of these pages to the system; `local`: that of layers with a window."""
         for start, end in self._pieces_of(pages, local):
             self._memory.give_back(start, end)
 
     def _pieces_of(self, pages: Iterable[int], local: bool = False) -> Iterator[tuple[int, int]]:
-        """The first byte and the one behind the last of pages in every stream, those that follow another together."""
+        """Yield the byte ranges of pages in every stream, adjacent ones merged."""
         for first, last in ranges(sorted(pages)):
             for side in self._streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
@@ -162,7 +164,7 @@ class KVCache:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges (first, last + 1)."""
+    """Merge sorted numbers into ranges (first, last + 1)."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number:

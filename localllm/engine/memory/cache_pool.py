@@ -1,4 +1,4 @@
-"""Room for sequences: the pages of a cache, and the states of recurrent layers."""
+"""Memory for sequences: cache pages, and recurrent states."""
 
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.joint_cache import JointCache
@@ -10,11 +10,11 @@ from localllm.kernels.arguments import PAGE
 
 
 class CachePool:
-    """Where the stores of sequences come from.
+    """Creates the states of sequences.
 
     Attributes:
-        pages: of the cache.  layout: of what recurrent layers keep, if there are some.
-        place_bytes: of memory for one token of a sequence.
+        pages: of the cache.  layout: of recurrent states, if there are any.
+        place_bytes: memory of one token.
     """
 
     def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):
@@ -22,10 +22,10 @@ class CachePool:
         self.place_bytes = cache.place_bytes
 
     def store(self) -> SequenceState:
-        """For a new sequence."""
+        """Create the state of a new sequence."""
         pages = PageTable(self._cache, self.pages)
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
     def places(self) -> tuple[int, int]:
-        """For how many tokens there are places in use, and at all; whole pages."""
+        """Return token places in use and in all, whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

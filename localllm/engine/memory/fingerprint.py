@@ -1,8 +1,8 @@
-"""What the numbers of a cache depend on, as a short key: the weights, what is done with them, and by which code.
+"""A short key of everything that cached numbers depend on: weights, operations and code.
 
-Reading all weights would take as long as the prompt. Instead the key has the size of each of the model's files and when
-its content and its place last changed, to the nanosecond, the second of which programs cannot easily set, and samples
-of every tensor. To copy or move a file makes another model of it, which costs time and nothing else.
+Reading all weights would take as long as the prompt. Instead the key has each model file's size and its modification
+and change times in nanoseconds, the latter of which programs cannot easily set, and samples of every tensor. A copied
+or moved file counts as another model, which costs time and nothing else.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from localllm.kernels.machine import has_tiles
 from localllm.system.files import version_of
 
 State = list[tuple[int, int, int]]
-SAMPLES, SAMPLE = 8, 64  # of each tensor, evenly spread; bytes of one
+SAMPLES, SAMPLE = 8, 64  # samples of each tensor, evenly spaced; bytes of one
 
 
 def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], kv_type: KVType) -> bytes:
-    """32 bytes; state: of the model's files when they were opened."""
+    """Compute the key, 32 bytes; state: of the model's files when they were opened."""
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, described(operations))).encode())
@@ -39,12 +39,12 @@ def fingerprint(file: GGUFFile, state: State, operations: Sequence[Operation], k
 
 
 def state_of(file: GGUFFile) -> State:
-    """Of each of a model's files its size, and when it changed. Raises OSError."""
+    """Return the size and times of each of a model's files. Raises OSError."""
     return [version_of(path) for path in file.parts]
 
 
 def sample(data: np.ndarray) -> bytes:
-    """Some of a tensor's bytes."""
+    """Sample a tensor's bytes."""
     if len(data) <= SAMPLES * SAMPLE:
         return data.tobytes()
     starts = [(len(data) - SAMPLE) * i // (SAMPLES - 1) for i in range(SAMPLES)]
@@ -52,7 +52,7 @@ def sample(data: np.ndarray) -> bytes:
 
 
 def described(operations: Sequence[Operation]) -> list[Any]:
-    """What is done, in plain values: operations with the numbers of those that they read."""
+    """Describe operations in plain values, inputs by number."""
     numbers: dict[Activation, int] = {}
     lines = []
     for number, operation in enumerate(operations):
@@ -65,7 +65,7 @@ def described(operations: Sequence[Operation]) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Something that an operation was given, such that equal values look equal, and others do not."""
+    """Convert an operation's attribute so that equal values compare equal, and others do not."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):

@@ -1,7 +1,7 @@
-"""What an encoder has made of images, kept from process to process: in the files of localllm.files.cache.prefix_files.
+"""Encoded images, cached across processes in the files of localllm.files.cache.prefix_files.
 
-The key of one is made of the image's digest, which begins with a fingerprint of the projector, and of what prepares
-images: so what is found is what would be made.
+The key is made of the image's digest, which includes a fingerprint of the projector and of the packages that preprocess
+images, so a cached image equals a newly encoded one.
 """
 
 import hashlib
@@ -27,12 +27,11 @@ from localllm.files.cache.prefix_files import (
 )
 from localllm.files.gguf.file import GGUFFile
 
-COUNTS, ROWS = "counts", "rows"  # parts of a file: int64 [lots of rows]; float32, the rows of all, one behind the other
+COUNTS, ROWS = "counts", "rows"  # parts of a file: rows per lot, int64 [lots]; all rows, float32
 
 
 def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
-    """What an image's rows depend on besides its pixels: 32 bytes. preparing: packages that prepare images. Raises
-    OSError."""
+    """Compute what an image's rows depend on besides its pixels: 32 bytes; preparing: packages. Raises OSError."""
     import PIL  # there is an image
 
     key = hashlib.blake2b(fingerprint(file, state_of(file), operations, KVType.of("f32")), digest_size=32)
@@ -44,15 +43,15 @@ def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], prepa
     return key.digest()
 
 
-class SeenRows:
+class EncodedImageCache:
     """The files of one projector."""
 
     def __init__(self, name: str, width: int):
-        """name: the projector's, for lists; width: of a row."""
+        """Open the folder; name: the projector's, for listings; width: of a row."""
         self._name, self._width = name, width
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
-        """The rows of each lot of an image, float32 [rows, width], if a file has them."""
+        """Load the rows of each lot of an image, float32 [rows, width], if there is a file."""
         kept, key = open_prefix(key_of(digest)) if size_limit() else None, key_of(digest)
         if kept is None:
             return None
@@ -68,7 +67,7 @@ class SeenRows:
         return np.split(rows.reshape(-1, self._width), np.cumsum(counts)[:-1])
 
     def keep(self, digest: bytes, rows: Sequence[np.ndarray]) -> None:
-        """Write them; a folder that cannot be written costs only time."""
+        """Write the rows; an unwritable folder costs only time."""
         if size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
@@ -82,5 +81,5 @@ class SeenRows:
 
 
 def key_of(digest: bytes) -> str:
-    """The name of a file."""
+    """Return the name of a file."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

@@ -1,4 +1,4 @@
-"""Two caches for the same sequences: the first layers' in the computer's memory, the others' on a card."""
+"""Two caches for the same sequences: the first layers' in main memory, the others' on a GPU."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from localllm.engine.memory.cache import KVCache
 
 
 class JointCache:
-    """What a table of pages needs of a cache (localllm.engine.memory.page_table), from both."""
+    """The interface of a page table's cache (localllm.engine.memory.page_table), over both."""
 
     def __init__(self, first: KVCache, second: KVCache):
-        """Caches of as many pages each."""
+        """Combine caches of equally many pages."""
         assert first.pages == second.pages
         self.pages, self.window = first.pages, max(first.window, second.window)
         self._both = first, second

@@ -1,4 +1,4 @@
-"""Where the tokens of one sequence lie in the cache: a table of pages, shared with forks until one of them writes."""
+"""A sequence's page table: where its tokens are in the cache, copy on write among forks."""
 
 from collections.abc import Mapping
 
@@ -15,8 +15,8 @@ class PageTable:
     """The pages of one sequence, in order.
 
     Attributes:
-        table: int64, their numbers; kernels find a token's page at its position / PAGE.
-        addresses: of the table, and of what recurrent layers keep before a run and after it (nothing).
+        table: page numbers, int64; kernels find a token's page at its position / PAGE.
+        addresses: of the table, and of recurrent states before a run and after it (none).
     """
 
     table: np.ndarray
@@ -25,16 +25,16 @@ class PageTable:
     def __init__(
         self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0, lost: int = 0
     ):
-        """length: tokens that it holds; lost: pages at the beginning that layers with a window have no more."""
+        """Wrap pages; length: tokens that they hold; lost: first pages that layers with a window no longer have."""
         self._cache, self._pages, self._length, self._lost = cache, pages, length, lost
-        self._given = lost  # how many of those that are lost the system has
+        self._given = lost  # lost pages whose memory was returned
         self._use(np.zeros(0, np.int64) if table is None else table)
 
     def _use(self, table: np.ndarray) -> None:
         self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
-        """Have places that nobody else reads for `count` tokens behind the first `length`. Raises MemoryLimitError."""
+        """Reserve unshared places for `count` tokens after the first `length`. Raises MemoryLimitError."""
         last, used = divmod(length, PAGE)
         if used and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used)
@@ -46,7 +46,7 @@ class PageTable:
         self._length = length + count
 
     def _lose(self, length: int) -> None:
-        """Give back what layers with a window will not read behind `length` tokens, less the pages that are shared."""
+        """Free what layers with a window will not read after `length` tokens, except shared pages."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
         while self._cache.window and self._lost + step <= end:
             self._lost += step
@@ -56,7 +56,7 @@ class PageTable:
             self._given = self._lost
 
     def _copy_page(self, number: int, tokens: int) -> None:
-        """A page that is shared becomes one that is not, with the same tokens (copy on write)."""
+        """Replace a shared page by a copy with the same tokens (copy on write)."""
         shared = int(self.table[number])
         (page,) = self._take(1, after=None)
         self._cache.copy(shared, page, tokens)
@@ -65,7 +65,7 @@ class PageTable:
         self._pages.release([shared])
 
     def _take(self, count: int, after: int | None) -> list[int]:
-        """So many new pages, all or none."""
+        """Take `count` new pages, all or none."""
         taken: list[int] = []
         try:
             while len(taken) < count:
@@ -77,16 +77,16 @@ class PageTable:
         return taken
 
     def parts(self, first: int, last: int) -> list[str]:
-        """What there is of the tokens `first` to `last`, the first of a page: names for `part`."""
+        """List the names, for `part`, of what is stored for tokens `first` to `last`; `first` begins a page."""
         has_windows = self._cache.window and first >= self._lost * PAGE
         return ["pages", "windows"] if has_windows else ["pages"]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
-        """A copy of what their pages hold, in the layers without a window or in those with one; uint8."""
+        """Copy what these pages hold in the layers without a window or in those with one; uint8."""
         return self._cache.content(self._between(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Have the tokens `first` to `last`, which another table had; without windows, none before `last` has them.
+        """Insert the tokens `first` to `last` of another table; without windows, none before `last` has them.
 
         Raises MemoryLimitError, and ValueError for parts of another size.
         """
@@ -98,18 +98,18 @@ class PageTable:
             self._lost = last // PAGE
 
     def _between(self, first: int, last: int) -> np.ndarray:
-        """The pages of some tokens, the first of which begins one."""
+        """Return the pages of tokens, the first of which begins one."""
         return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
-        """Another table with the pages of the first `length` tokens, or of those that are still there."""
+        """Share the pages of the first `length` tokens, or of those that are still there, with another table."""
         length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
         return PageTable(self._cache, self._pages, table, length, self._lost)
 
     def truncate(self, length: int) -> int:
-        """Only the first `length` tokens are needed; how many of them are still there: none, if a window is lost."""
+        """Drop all but the first `length` tokens; returns how many remain: none, if a window is lost."""
         length = self._length = min(length, self._length)
         if self._lost and length - self._cache.window < self._lost * PAGE:
             self._length = self._lost = self._given = length = 0
@@ -145,5 +145,5 @@ class PageTable:
         return self.truncate(self._length)
 
     def close(self) -> None:
-        """No token is needed."""
+        """Release all pages."""
         self.truncate(0)

@@ -1,7 +1,7 @@
-"""Which page of the cache belongs to whom: numbers only, the memory is in localllm.engine.memory.cache.
+"""Allocation of cache pages, by number; the memory is in localllm.engine.memory.cache.
 
 A page is a range of PAGE token places, the same range in every layer and head. A sequence has a table of pages; forks
-have tables with the same pages until one of them writes. References count the tables that a page is in.
+share pages until one of them writes. References count the tables that a page is in.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ class Pages:
 
     @property
     def used(self) -> int:
-        """How many are in use."""
+        """Number of pages in use."""
         return int(np.count_nonzero(self.references))
 
     def take(self, after: int | None) -> int:
-        """A free page, the one right behind `after` if it can be: attention then reads on without a seam.
+        """Take a free page, preferably the one after `after`, so that attention reads contiguous memory.
 
         Otherwise the middle of the largest gap, so that all sequences have room to grow. Raises MemoryLimitError.
         """
@@ -49,11 +49,11 @@ class Pages:
         return start + (end - start) // 2 if start else 0
 
     def share(self, table: Iterable[int]) -> None:
-        """Another table has these pages."""
+        """Add a reference to these pages."""
         self.references[list(table)] += 1
 
     def release(self, table: Iterable[int]) -> list[int]:
-        """A table no longer has these pages; those that nobody has any more."""
+        """Drop a reference to these pages; returns those without references."""
         table = list(table)
         self.references[table] -= 1
         return [page for page in table if not self.references[page]]

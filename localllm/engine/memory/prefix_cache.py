@@ -1,11 +1,11 @@
-"""Beginnings of prompts that were read before, perhaps by another program: kept in files, piece by piece.
+"""The prefix cache: states of prompt beginnings in files, in chunks, shared by processes.
 
-A piece is what a whole run has read (localllm.engine.runs), or ends with an image: so what is behind it is read in the
-same runs, whether it was found or not, and every bit is the same. An image's ids follow from its pixels and from what
-has read them, so another one makes another key. The last piece of a prompt has its logits, too. The key of a
-piece is a chain of all tokens up to its end, which begins with the model's fingerprint.
+A chunk is what a whole run has read (localllm.engine.runs), or ends with an image: tokens after it are read in the same
+runs, whether it was cached or not, and every bit is the same. An image's ids follow from its pixels and its encoder, so
+another image makes another key. The last chunk of a prompt has its logits, too. The key of a chunk is a hash chain of
+all tokens up to its end, which begins with the model's fingerprint.
 
-A conversation, whose turns are read in other runs, has keys of its own: who goes on with it gets what was read then.
+A conversation, whose turns are read in other runs, has keys of its own: it is restored as it was read then.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Recurrent
 from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import is_worth_keeping, last_end, piece_ends
+from localllm.engine.image_tokens import is_worth_caching, last_end, piece_ends
 from localllm.engine.memory.fingerprint import fingerprint, state_of
 from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, StoredPrefix
 from localllm.engine.sequence import Sequence
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 
 class DamagedError(Exception):
-    """What a key's file holds cannot be."""
+    """Raised when a file's contents are invalid."""
 
 
 class CachedPrefix(NamedTuple):
-    """A sequence that has read a prompt, then with logits, float32 [1, vocab]; or whole runs at its beginning."""
+    """A sequence that has read a prompt, with logits, float32 [1, vocab]; or whole runs at its beginning."""
 
     sequence: Sequence
     logits: np.ndarray | None
 
 
 class PendingWrite(NamedTuple):
-    """The same, to be written."""
+    """A sequence that waits to be written."""
 
     sequence: Sequence
     logits: np.ndarray | None
@@ -63,10 +63,10 @@ class PendingWrite(NamedTuple):
 
 
 class PrefixCache:
-    """The files of one model. Writing is done by a thread of its own.
+    """The files of one model. A thread of its own writes them.
 
     Attributes:
-        warning: why something could not be kept, in one line, or None.
+        warning: why something could not be cached, in one line, or None.
     """
 
     def __init__(self, engine: "Engine", file: GGUFFile):
@@ -75,7 +75,7 @@ class PrefixCache:
         self._root, self._ended = b"", size_limit() == 0
         try:
             self._state = state_of(file)
-        except OSError:  # no file that somebody else could find
+        except OSError:  # a private file, which no other process finds
             self._ended = True
         states = engine.hyperparameters.states()
         self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
@@ -87,9 +87,9 @@ class PrefixCache:
     # ---- finding ----
 
     def find(self, ids: Ids[int], known: int = 0) -> CachedPrefix | None:
-        """A new sequence that begins as `ids`, if some files hold more than `known` tokens of them.
+        """Restore a sequence that begins as `ids`, if files hold more than `known` tokens of them.
 
-        It holds all of them and has the logits, or whole runs and less than all.
+        It holds all tokens and has the logits, or whole runs and fewer than all tokens.
         """
         found = self.stored(ids)
         while found and len(found.ids) > known:
@@ -99,8 +99,8 @@ class PrefixCache:
         return None
 
     def stored(self, ids: Ids[int], most: int = sys.maxsize, is_conversation: bool = False) -> StoredPrefix | None:
-        """What files hold of these tokens, of up to `most` at their beginning: whole runs of them, or all."""
-        if self._ended or not is_worth_keeping(ids):
+        """Look up what files hold of these tokens, at most `most` from the beginning: whole runs, or all."""
+        if self._ended or not is_worth_caching(ids):
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
             pieces, opened = self._pieces(ids, is_conversation), list[PrefixFile]()
@@ -116,14 +116,14 @@ class PrefixCache:
         return None
 
     def _is_enough(self, pieces: list[PrefixChunk], opened: list[PrefixFile]) -> bool:
-        """Whether a sequence can go on behind the pieces that are opened: all, or so many that some tokens are left."""
+        """Tell whether a sequence can continue after the opened chunks: all, or so many that some tokens are left."""
         end = pieces[len(opened) - 1].last
         if len(opened) < len(pieces) and end == pieces[-1].last:
             return False
         return all(self._needed(piece, end) <= kept.parts.keys() for piece, kept in zip(pieces, opened, strict=False))
 
     def _needed(self, piece: PrefixChunk, end: int) -> set[str]:
-        """The parts of a piece that are read behind `end` tokens."""
+        """List the parts of a chunk that are read after `end` tokens."""
         needed = {"pages"}
         if self._window and piece.last > end - self._window:
             needed.add("windows")
@@ -132,10 +132,10 @@ class PrefixCache:
         return needed
 
     def load(self, stored: StoredPrefix) -> CachedPrefix | None:
-        """A new sequence with it. None if a file is damaged, which is removed, or there is no memory for it."""
+        """Restore a sequence. None if a file is damaged, which is removed, or memory is short."""
         engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
-        store = kept_store(sequence)
+        store = paged_store(sequence)
         try:
             for piece in stored.pieces:
                 with self._opened(piece) as kept:
@@ -158,7 +158,7 @@ class PrefixCache:
 
     @contextmanager
     def _opened(self, piece: PrefixChunk) -> Iterator[PrefixFile]:
-        """Its file. Raises DamagedError if it is gone, or not what it should be; then it is removed."""
+        """Open a chunk's file. Raises DamagedError if it is gone or invalid; then it is removed."""
         kept = open_prefix(piece.key)
         if kept is None:
             raise DamagedError
@@ -170,7 +170,7 @@ class PrefixCache:
                 raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[PrefixChunk]:
-        """All that ends with a whole run or an image, and what is behind that, which may be nothing. Raises OSError."""
+        """List the chunks: all that end with a whole run or an image, and the rest, perhaps empty. Raises OSError."""
         if state_of(self._file) != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
@@ -188,10 +188,10 @@ class PrefixCache:
     # ---- keeping ----
 
     def keep(self, sequence: Sequence, logits: np.ndarray | None, is_conversation: bool = False) -> None:
-        """Write what a sequence has read, a prompt, soon; it belongs to this object now.
+        """Queue a sequence that has read a prompt for writing; it belongs to this object now.
 
         logits: float32 [1, vocab], after the prompt; None: keep only the whole runs at its beginning, or all of it if
-        it is a conversation. What waits for being written already is given up.
+        it is a conversation. An older pending write is dropped.
         """
         with self.lock:
             unwanted, self._waiting = self._waiting, PendingWrite(sequence, logits, is_conversation)
@@ -199,13 +199,13 @@ class PrefixCache:
                 unwanted, self._waiting = self._waiting, None
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._write, name="prefixes", daemon=True)
-                with suppress(RuntimeError):  # the interpreter ends
+                with suppress(RuntimeError):  # the interpreter is exiting
                     self._thread.start()
         if unwanted:
             unwanted.sequence.close()
 
     def _write(self) -> None:
-        """The thread: until there is nothing more to do."""
+        """Run the writing thread until nothing is left to do."""
         while True:
             with self.lock:
                 read, self._waiting = self._waiting, None
@@ -222,7 +222,7 @@ class PrefixCache:
                 read.sequence.close()
 
     def _write_pieces(self, read: PendingWrite) -> None:
-        """Those that no file has. Raises OSError, LocalllmError."""
+        """Write the chunks that no file has. Raises OSError, LocalllmError."""
         room, before, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
         kept = list[str]()
         for piece in pieces:
@@ -235,8 +235,8 @@ class PrefixCache:
         mark_used(kept)
 
     def _write_piece(self, piece: PrefixChunk, before: str, read: PendingWrite, logits: np.ndarray | None) -> int:
-        """If no file has it, or has less of it; its bytes."""
-        store = kept_store(read.sequence)
+        """Write a chunk if no file has it, or has less of it; returns its bytes."""
+        store = paged_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
         if kept := open_prefix(piece.key):
             with kept:
@@ -253,15 +253,15 @@ class PrefixCache:
         return self._thread is not None
 
     def close(self, wait: bool = True) -> None:
-        """Write what is still to be written, or not even that; and then nothing more."""
+        """Finish pending writes (or drop them) and stop the thread."""
         thread = self._thread
         if wait and not self._ended and thread is not None and thread.is_alive():
             thread.join()
         self._ended = True
 
 
-def kept_store(sequence: Sequence) -> PagedStore:
-    """A sequence's store, whose content can be copied: the reference's cannot, and has no files."""
+def paged_store(sequence: Sequence) -> PagedStore:
+    """Return a sequence's state if it can be copied: the reference backend's cannot, and is not cached."""
     store = sequence.store
     assert isinstance(store, PagedStore)
     return store

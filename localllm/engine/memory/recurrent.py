@@ -1,7 +1,7 @@
-"""What recurrent layers keep of a sequence: one memory for all layers, replaced and never changed while others need it.
+"""Recurrent states: one memory for all layers, replaced and never changed while others need it.
 
-A run reads the states from one memory and leaves the new ones in another, or in the same one if nobody else has it.
-So a fork shares the memory of the original until each goes on, and to keep a snapshot costs no copying.
+A run reads the states from one memory and writes the new ones to another, or to the same one if it is not shared.
+So a fork shares the original's memory until either continues, and a snapshot costs no copying.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
 from localllm.kernels.arguments import PAGE
 
-LINE = 16  # floats of a cache line: where memories and their parts begin
-SNAPSHOTS = 4  # of a sequence at most
+LINE = 16  # floats of a cache line, the alignment of memories and their parts
+SNAPSHOTS = 4  # most snapshots of a sequence
 
 
 class StateLayout:
-    """Where the states of all layers lie in a memory; float32, the last dimension of each padded to 16.
+    """The offsets of all layers' states in a memory; float32, the last dimension of each padded to 16.
 
     Attributes:
-        zeros: what a sequence begins with, float32.
+        zeros: initial states, float32.
     """
 
     def __init__(self, states: Sequence[Recurrent]):
@@ -36,26 +36,26 @@ class StateLayout:
         self.zeros = self._aligned(np.zeros(end + LINE, np.float32))
 
     def offset(self, layer: int, number: int) -> int:
-        """Of one of a layer's states, in bytes."""
+        """Return the byte offset of one of a layer's states."""
         return self._offsets[layer, number]
 
     def new(self) -> np.ndarray:
-        """Memory for the states of a sequence, float32. Raises MemoryLimitError."""
+        """Allocate the states of a sequence, float32. Raises MemoryLimitError."""
         try:
             return self._aligned(np.empty(self._size + LINE, np.float32))
         except MemoryError:
             raise MemoryLimitError(f"no memory for the {4 * self._size / 1e6:.0f} MB of a sequence's states") from None
 
     def address(self, memory: Any) -> int:
-        """Where a memory's first number is."""
+        """Return the address of a memory."""
         return int(memory.ctypes.data)
 
     def content(self, memory: Any) -> np.ndarray:
-        """All its bytes, uint8."""
+        """View a memory as bytes, uint8."""
         return np.asarray(memory.view(np.uint8))
 
-    def filled(self, content: np.ndarray) -> Any:
-        """A new memory with these bytes. Raises ValueError if they are not as many; MemoryLimitError."""
+    def from_bytes(self, content: np.ndarray) -> Any:
+        """Allocate a memory with these bytes. Raises ValueError if the size differs; MemoryLimitError."""
         if content.nbytes != self.zeros.nbytes:
             raise ValueError(f"{content.nbytes} bytes for {self.zeros.nbytes}")
         memory = self.new()
@@ -68,30 +68,30 @@ class StateLayout:
 
 
 class Snapshot(NamedTuple):
-    """The states after so many tokens."""
+    """The states after some number of tokens."""
 
     position: int
     memory: np.ndarray
 
 
 class RecurrentState:
-    """The states of one sequence, and some earlier ones.
+    """The states of one sequence, and earlier snapshots.
 
-    Snapshots are kept of both ends of runs with several tokens, where prompts end and guesses are verified, and at
-    every page boundary. A sequence that goes back to any other place reads the tokens behind the last snapshot again.
+    Snapshots are kept of both ends of runs with several tokens, where prompts end and drafts are verified, and at
+    every page boundary. A sequence that goes back to any other place reads the tokens after the last snapshot again.
 
     Attributes:
         source, target: the memories that a run reads and writes.
     """
 
     def __init__(self, layout: StateLayout, position: int = 0, memory: np.ndarray | None = None):
-        """The states after `position` tokens, which somebody else may have too; none: at the beginning."""
+        """Begin with the states after `position` tokens, possibly shared; None: with zeros."""
         self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
-        self._shared, self._several = True, False  # several: whether the last run had more than one token
+        self._shared, self._several = True, False  # several: the last run had more than one token
 
     def prepare(self, length: int, count: int) -> None:
-        """The states after `length` tokens, which are here, go on to those after `count` more."""
+        """Prepare to advance the states from `length` tokens by `count` more."""
         assert length == self._position
         if count > 1 or self._several or length % PAGE == 0:
             self._keep(Snapshot(length, self.target))
@@ -101,7 +101,7 @@ class RecurrentState:
         self._position, self._shared, self._several = length + count, False, count > 1
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Have one more; if they are too many, without the one that saves least, for what it is far from the end."""
+        """Add a snapshot; beyond the limit, drop the one that saves least for its distance from the end."""
         if snapshot.position in (0, *(kept.position for kept in self._snapshots)):
             return
         self._snapshots.append(snapshot)
@@ -114,33 +114,33 @@ class RecurrentState:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the memories that a run reads and writes."""
+        """Addresses of the memories that a run reads and writes."""
         return self._layout.address(self.source), self._layout.address(self.target)
 
     def after(self, length: int) -> np.ndarray | None:
-        """The states after so many tokens, uint8, if they are known; good until this goes on."""
+        """Return the states after `length` tokens, uint8, if they are known; valid until this advances."""
         memories = [memory for position, memory in self._snapshots if position == length]
         found = self.target if length == self._position else memories[0] if memories else None
         return None if found is None else self._layout.content(found)
 
     def knows(self, length: int) -> bool:
-        """Whether the states after so many tokens are known."""
+        """Tell whether the states after `length` tokens are known."""
         return length in (self._position, *(kept.position for kept in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:
-        """Go on from the states after `length` tokens, uint8. Raises ValueError if they are not those of all layers."""
-        memory = self._layout.filled(states)
+        """Set the states after `length` tokens, uint8. Raises ValueError if the size differs."""
+        memory = self._layout.from_bytes(states)
         self._position, self.source, self.target, self._shared = length, memory, memory, False
 
     def fork(self) -> "RecurrentState":
-        """Another one at the same place, with the same snapshots."""
+        """Copy this state with the same snapshots."""
         self._shared = True
         twin = RecurrentState(self._layout, self._position, self.target)
         twin._snapshots, twin._several = list(self._snapshots), self._several
         return twin
 
     def truncate(self, length: int) -> int:
-        """Go back to the last known place within the first `length` tokens; which it is."""
+        """Go back to the last known place within the first `length` tokens; returns it."""
         if length != self._position:
             self._snapshots = [kept for kept in self._snapshots if kept.position <= length]
             last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)

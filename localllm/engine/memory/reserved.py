@@ -1,4 +1,4 @@
-"""Memory from the operating system: addresses that cost nothing until they are used."""
+"""Reserved memory from the operating system, which is committed on use."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from localllm.system.memory import Region
 
 
 class Reserved:
-    """`size` zero bytes that cost memory only where they are touched.
+    """A range of `size` zero bytes that cost memory only where they are touched.
 
     Attributes:
         bytes: uint8 [size].  address: of the first, at a page of the system.
@@ -15,7 +15,7 @@ class Reserved:
     """
 
     def __init__(self, size: int, whole: bool = True):
-        """whole: all of it may be touched at any time; else what `use` was told of. Raises MemoryLimitError."""
+        """Reserve; whole: all of it may be touched, else only what `use` announced. Raises MemoryLimitError."""
         try:
             self._region = Region(size, whole)
         except (OSError, OverflowError, ValueError):
@@ -24,14 +24,14 @@ class Reserved:
         self.address = self._region.address
 
     def use(self, start: int, end: int) -> None:
-        """Bytes `start` to `end` will be touched. Raises MemoryLimitError."""
+        """Announce that bytes `start` to `end` will be touched. Raises MemoryLimitError."""
         try:
             self._region.use(start, end)
         except OSError:
             raise MemoryLimitError("the system has no memory left for the cache; use a smaller context") from None
 
     def give_back(self, start: int, end: int) -> None:
-        """Bytes `start` to `end` are not needed: the system gets the whole pages among them, they read as zero then.
+        """Return the whole system pages within bytes `start` to `end`, which read as zero then.
 
         Raises MemoryLimitError.
         """

@@ -1,4 +1,4 @@
-"""The keys and values of one run, which nobody reads later: all layers take the same place, one after the other."""
+"""The keys and values of a single run: all layers share the same place, one after the other."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from localllm.kernels.arguments import PAGE
 
 
 class RunCache(KVCache):
-    """Room for `pages` pages."""
+    """A cache of `pages` pages."""
 
     def __init__(self, states: Sequence[State], pages: int, kv_type: KVType, operations: Sequence[Operation]):
-        """operations: of the model; where a layer reads keys of an earlier one, each has a place of its own."""
+        """Allocate; operations: of the model. Where a layer reads an earlier one's keys, each has its own place."""
         attends = [operation for operation in operations if isinstance(operation, Attend)]
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
     def _reserved(self, size: int) -> Reserved:
-        """Any of it may be touched at any time: nobody tells which pages a run takes."""
+        """Reserve memory any of which may be touched: runs do not announce their pages."""
         return Reserved(size)
 
     def _arranged(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:

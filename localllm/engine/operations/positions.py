@@ -145,6 +145,6 @@ def positions_of(span: Any) -> np.ndarray:
     """Return positions by time, height and width, of its tokens: int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:
-        turns: np.ndarray = span.seen.turns_of(span.ids, place)
+        turns: np.ndarray = span.seen.mrope_positions(span.ids, place)
         return turns
     return np.repeat(np.arange(place, place + len(span.ids))[:, None], 3, axis=1)

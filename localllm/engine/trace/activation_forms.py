@@ -1,4 +1,4 @@
-"""A pass over operations: what several of them need in another form, as integers or in tiles, is made once."""
+"""A graph pass that converts activations once for all operations that need the same form."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -6,13 +6,13 @@ from dataclasses import replace
 from localllm.engine.operations.activation import Activation
 from localllm.engine.operations.operation import ActivationForm, Operation
 
-Forms = Mapping[str, bool]  # by the verb that makes it, whether it is exact
+Forms = Mapping[str, bool]  # forms by their verbs, and whether they must be exact
 
 
 def insert_activation_forms(operations: Iterable[Operation], forms_of: Callable[[Operation], Forms]) -> list[Operation]:
-    """Put before each operation what makes the forms of its first input that nobody has needed so far.
+    """Insert the conversions of each operation's first input that do not exist yet.
 
-    They are inputs of the operation besides, in the order of forms_of.
+    They become further inputs of the operation, in the order of forms_of.
     """
     made, result = dict[tuple[str, Activation], Activation](), list[Operation]()
     for operation in operations:

@@ -1,4 +1,4 @@
-"""What a model does with an image's rows instead of tokens: said by its family once more, and nothing else is new."""
+"""Trace a model that reads image rows instead of tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,14 +19,14 @@ from localllm.engine.trace.recorder import Recorder
 
 
 class Angles(NamedTuple):
-    """Where cosines and sines of a rotation lie, float32 [tokens, 2, pairs]; divisors: of its speeds."""
+    """Cosines and sines of a rotation, float32 [tokens, 2, pairs]; divisors: of its frequencies."""
 
     rope: Rope
     divisors: np.ndarray | None
     table: np.ndarray
 
     def fill(self, turns: np.ndarray) -> None:
-        """turns: int64 [tokens, 3], positions by time, height and width."""
+        """Compute the angles of positions, int64 [tokens, 3]: time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
         angles = (turns[:, list(self.rope.axes) or [0]] - self.rope.before) * self.rope.frequencies(divisors)
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude
@@ -34,7 +34,7 @@ class Angles(NamedTuple):
 
 
 class TurningRecorder(Recorder):
-    """A builder for runs of up to so many tokens whose angles lie ready, once somebody has filled them."""
+    """A builder for runs of at most `tokens` tokens whose angles are filled in beforehand."""
 
     def __init__(self, hyperparameters: Any, context: int, tokens: int):
         super().__init__(hyperparameters, context)
@@ -50,9 +50,9 @@ class TurningRecorder(Recorder):
 
 
 class RowRecorder(TurningRecorder):
-    """A builder for runs of rows: `rows` lie ready, float32 [BATCH, width or more], and so do angles.
+    """A builder for runs of image rows, float32 [BATCH, width or more], which are filled in beforehand like the angles.
 
-    is_whole: whether all rows of a run see each other.
+    is_whole: whether the rows of a run have bidirectional attention.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):
@@ -78,7 +78,7 @@ def numbers_of(divisors: np.ndarray | None) -> list[float]:
 
 
 class RowOperations(NamedTuple):
-    """What is done, and where it is laid down what with."""
+    """The traced operations, and the memory of their inputs."""
 
     operations: list[Operation]
     rows: np.ndarray
@@ -86,7 +86,7 @@ class RowOperations(NamedTuple):
 
 
 def row_operations(forward: Callable[..., Any], w: Weights, h: Hyperparameters, context: int, is_whole: bool) -> Any:
-    """Of a model whose family lets an image's rows stand for tokens; None for another."""
+    """Trace a model whose family supports image rows; None for others."""
     recorder = RowRecorder(h, context, is_whole)
     forward(recorder, w, h)
     return RowOperations(recorder.operations, recorder.rows, recorder.angles) if recorder.begins else None

@@ -1,4 +1,4 @@
-"""Watches what a model's matrices meet, for importance matrices."""
+"""Collect the sums of squares of matrices' inputs, for importance matrices."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from localllm.errors import ModelError
 
 
 class ImatrixCollector:
-    """Sums of the squares of what every matrix meets in its columns.
+    """Sums of the squares of every matrix's input, per column.
 
-    The output matrix meets only tokens whose logits are asked for.
+    The output matrix gets only tokens whose logits are requested.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class ImatrixCollector:
 
     @staticmethod
     def require_watchable(operations: list[Operation], path: str) -> None:
-        """Raise ModelError, which names the file, for what is not summed up: each expert meets tokens of its own."""
+        """Raise ModelError, which names the file, for mixtures of experts, whose inputs differ by expert."""
         if any(isinstance(operation, ExpertLinear) for operation in operations):
             raise ModelError(f"{path}: an importance matrix of a model with experts is not supported yet")
 
     def watch(self, operations: list[Operation]) -> list[Operation]:
-        """The operations, and before each matrix product one that adds to the sums, once for each activation."""
+        """Insert an operation before each matrix product that adds to the sums, once per activation."""
         watched: list[Operation] = []
         sums: dict[Activation, np.ndarray] = {}
         for operation in operations:
@@ -39,11 +39,11 @@ class ImatrixCollector:
         return watched
 
     def add(self, name: str, x: np.ndarray) -> None:
-        """The matrix `name` meets x, float32 [rows, columns]."""
+        """Add the squares of the input of matrix `name`, float32 [rows, columns]."""
         self._sums[name] = self._sums.get(name, np.zeros(x.shape[1])) + (x.astype(np.float64) ** 2).sum(axis=0)
 
     def take(self) -> dict[str, np.ndarray]:
-        """The sums since the last call, by the matrix's name: float32 [columns]."""
+        """Return the sums since the last call, by the matrix's name: float32 [columns]."""
         taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
         for sums in self._sums.values():
             sums[:] = 0

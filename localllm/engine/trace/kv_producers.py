@@ -1,4 +1,4 @@
-"""Finds what keys and values are made of."""
+"""Find the activations that keys and values are computed from."""
 
 from collections.abc import Sequence
 

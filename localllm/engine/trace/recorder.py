@@ -1,7 +1,7 @@
-"""Writes down what an architecture's verbs say: a list of operations on activations, every shape checked.
+"""Trace an architecture: record its verbs as a list of operations on activations, with all shapes checked.
 
-The list is the same for all targets (localllm.engine.lower makes steps of it). What each verb means is written in
-localllm.arch.verbs, how it is recorded in its family's file of localllm.engine.operations.
+The list is the same for all targets (localllm.engine.lower lowers it). Verbs are defined in localllm.arch.verbs and
+recorded in their family's file of localllm.engine.operations.
 """
 
 from collections.abc import Callable, Collection
@@ -26,22 +26,22 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
 from localllm.files.oddities import Oddities
 
-# Tensors that no verb needs and whose absence or presence changes nothing.
-HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # rotation speeds, which follow from the metadata
+# Tensors that no verb needs, present or not.
+HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
 
 class Recorder(
     ExpertVerbs, LinearVerbs, AttentionVerbs, KeySelectionVerbs, ConvolutionVerbs, RecurrentVerbs, TokenVerbs,
     PositionVerbs, HiddenStateVerbs,
 ):  # fmt: skip
-    """A builder (localllm.arch.verbs) whose verbs write operations down.
+    """A builder (localllm.arch.verbs) whose verbs record operations.
 
     Attributes:
         encoding: operations of the encoder, if there is one.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, shown: HiddenStateTap | None = None):
-        """context: the most tokens of a sequence.  shown: what is exported."""
+        """Begin a trace; context: the most tokens of a sequence.  shown: the hidden states to export."""
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
         self.encoding = list[Operation]()
         self.tap(shown)
@@ -51,14 +51,14 @@ class Recorder(
         self._used |= other._used
 
     def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
-        """Raise ModelError for a tensor that no verb has used. oddities: get those of parts beside a language model."""
+        """Raise ModelError for a tensor that no verb has used; oddities: collects parts beside a language model."""
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(f"tensor {printable(unused[0])}{more}: not part of this architecture as it is supported")
 
 
-def recorded(
+def trace_model(
     file: GGUFFile,
     forward: Callable[[Any, Weights, Any], Activation],
     weights: Weights,
@@ -66,7 +66,7 @@ def recorded(
     context: int,
     shown: HiddenStateTap | None = None,
 ) -> Recorder:
-    """What an architecture says of a file; shown: as of Recorder.
+    """Trace an architecture for a file; shown: see Recorder.
 
     Raises ModelError, which names the file, for what does not fit or is not used.
     """

@@ -1,8 +1,8 @@
-"""Moving tokens to other positions, so that a sequence can forget its middle (StreamingLLM, Xiao et al. 2023).
+"""Move tokens to other positions, so that a sequence can drop its middle (StreamingLLM, Xiao et al. 2023).
 
-Keys are kept as they are after their rotary embedding, by which they know their positions: to move a token is to turn
-its keys by the distance. That is exact but for one more rounding of a key each time it moves. Values know no position,
-and neither do layers that rotate nothing, whose scores at most depend on distances.
+Keys are cached after RoPE: to move a token is to rotate its keys by the distance. That is exact except for one more
+rounding of a key each time it moves. Values have no position, nor do layers without RoPE, whose scores at most depend
+on distances.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from localllm.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class RopeShift:
-    """How the keys of a layer turn from position to position.
+    """How the keys of a layer rotate with their position.
 
-    frequencies: radians, float64 [pairs]; a pair are numbers k * step and k * step + apart of a head.
+    frequencies: radians, float64 [pairs]; a pair is numbers k * step and k * step + apart of a head.
     """
 
     frequencies: np.ndarray
@@ -36,14 +36,14 @@ class RopeShift:
 
     @classmethod
     def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
-        """Of heads whose numbers from `first` on are rotated. Pairs that begin before stand still."""
+        """Describe RoPE on heads from number `first` on. Pairs before that do not rotate."""
         frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
-def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
-    """By state, how its keys turn; those whose keys know no position are left out.
+def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
+    """Find by state how its keys rotate; states whose keys have no position are left out.
 
     Raises UsageError for a model whose tokens cannot be moved.
     """
@@ -56,37 +56,37 @@ def turns(operations: Sequence[Operation], states: Sequence[State]) -> dict[Stat
         if not (isinstance(operation, SelectKeys) or (isinstance(operation, Attend) and operation.has_keys)):
             continue
         state: Paged | Latent = operation.state
-        if turn := turn_of(made, operation.inputs[1], state.key_dim, 0):
+        if turn := rotation_of(made, operation.inputs[1], state.key_dim, 0):
             found[state] = turn
     return found
 
 
-def turn_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
-    """How keys turn that are found from number `first` of heads on. Raises UsageError if that is not known."""
+def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int) -> RopeShift | None:
+    """Find how keys that are number `first` of heads and later rotate. Raises UsageError if that is unknown."""
     operation = made[x]
     if isinstance(operation, Rotate):
         return RopeShift.of(operation.rope, operation.divisors, first)
     if isinstance(operation, ConcatHeads):
         begin, behind = operation.inputs
         places = ((begin, first), (behind, first + begin.columns // operation.heads))
-        parts = [turn for part, place in places if (turn := turn_of(made, part, head_dim, place))]
+        parts = [turn for part, place in places if (turn := rotation_of(made, part, head_dim, place))]
         if len(parts) < 2:
             return parts[0] if parts else None
     elif isinstance(operation, Scale) or (isinstance(operation, RMSNorm) and is_plain(operation, head_dim)):
-        return turn_of(made, operation.inputs[0], head_dim, first)
-    elif not is_turned(made, x):
+        return rotation_of(made, operation.inputs[0], head_dim, first)
+    elif not is_rotated(made, x):
         return None
     raise UsageError(f"keys are changed by {operation.verb!r} after they were rotated: shift is not possible")
 
 
 def is_plain(norm: RMSNorm, head_dim: int) -> bool:
-    """Whether a norm treats a head as a whole, all of its numbers alike: it makes no difference then when it turns."""
+    """Tell whether a norm treats all numbers of a head alike, so that it commutes with rotation."""
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
 
-def is_turned(made: Mapping[Activation, Operation], x: Activation) -> bool:
-    """Whether there is a rotation between the last matrix product and x."""
+def is_rotated(made: Mapping[Activation, Operation], x: Activation) -> bool:
+    """Tell whether there is a rotation between the last matrix product and x."""
     operation = made[x]
     if isinstance(operation, Product):
         return False
-    return isinstance(operation, Rotate) or any(is_turned(made, source) for source in operation.inputs)
+    return isinstance(operation, Rotate) or any(is_rotated(made, source) for source in operation.inputs)

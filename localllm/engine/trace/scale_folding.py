@@ -1,9 +1,9 @@
-"""Where a model may be scaled and stay the same: what is divided by a number for each column, so that the columns of
-all matrices which read it can be multiplied with them.
+"""Find where scales can be folded into a model without changing what it computes.
 
-Made by a norm, whose weight and bias are divided, or by a matrix, whose rows and bias are. It must reach nothing but
-matrices, on ways that keep proportions: another factor (the up side of a gated feed-forward network), max(x, 0), the
-values of attention, where query heads in groups read the same, a choice of rows.
+An activation's columns are divided by scales, and the columns of all matrices that read it multiplied. The activation
+comes from a norm, whose weight and bias are divided, or from a matrix, whose rows and bias are. It must reach nothing
+but matrices, on ways that keep proportions: another factor (the up side of a gated feed-forward network), max(x, 0),
+the values of attention, where query heads in groups read the same, a selection of rows.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.operation import MatrixOperation, Operation, Product
 from localllm.files.gguf.file import Tensor
 
-# Inputs whose proportions verbs keep: those of what multiplies, say, not those of a gate with a function.
+# Inputs to which verbs are linear: factors, for example, but not a gate with an activation function.
 PLACES = {
     "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
     "multiply_heads": (0,), "scale": (0,), "select": (0,), "gather": (0,),
@@ -28,13 +28,13 @@ PLACES = {
 
 
 class ScaleFold(NamedTuple):
-    """Numbers that can go from what makes an activation to what reads it.
+    """Scales that can move from what makes an activation to what reads it.
 
     Attributes:
-        width: how many.
-        divided: tensors, and the first row of each (or the first number of a vector) that is divided by the first one.
-        multiplied: matrices, by name, whose columns are multiplied.
-        heads, times: they read `heads` equal parts of the numbers, each so many times.
+        width: their number.
+        divided: tensors, and the first row of each (or first element of a vector) that is divided by the first scale.
+        multiplied: names of the matrices whose columns are multiplied.
+        heads, times: the matrices read `heads` equal parts of the scales, each `times` times.
     """
 
     width: int
@@ -44,16 +44,16 @@ class ScaleFold(NamedTuple):
     times: int = 1
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers, [width], for each column of the matrices."""
+        """Expand scales, [width], to the columns of the matrices."""
         return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
 
     def mean(self, columns: np.ndarray) -> np.ndarray:
-        """Of numbers for the matrices' columns, those of the same column of what they read: [width]."""
+        """Average values of the matrices' columns over those that share a scale: [width]."""
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 
 
 class Reached(NamedTuple):
-    """A matrix that reads an activation, whose columns are `times` those of each of `heads`."""
+    """A matrix that reads an activation; its columns are each of `heads`, `times` times."""
 
     weight: Weight
     operation: Operation
@@ -62,9 +62,9 @@ class Reached(NamedTuple):
 
 
 def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: Sequence[str] = ()) -> list[ScaleFold]:
-    """All that are possible, in the order of what makes the activations; kept: names of tensors that must not change.
+    """Find all folds, in the order of what makes the activations; kept: names of tensors that must not change.
 
-    Each tensor's columns are multiplied by one fold at most, and each of its rows divided by one.
+    Each tensor's columns are multiplied by at most one fold, and each of its rows divided by one.
     """
     finder = Finder(operations, tensors)
     return [
@@ -75,7 +75,7 @@ def folds(operations: Sequence[Operation], tensors: Mapping[str, Tensor], kept: 
 
 
 class Finder:
-    """What reads what."""
+    """An index of which operations read what."""
 
     def __init__(self, operations: Sequence[Operation], tensors: Mapping[str, Tensor]):
         self._tensors, self._readers = tensors, dict[Activation, list[Operation]]()
@@ -88,7 +88,7 @@ class Finder:
         self._states = Counter(operation.state for operation in operations if isinstance(operation, Attend | WriteKV))
 
     def fold(self, operation: Operation) -> ScaleFold | None:
-        """What can go from what an operation makes to those who read it."""
+        """Return the fold of an operation's output, if there is one."""
         divided = self._divided(operation)
         reads = self._reads(operation.output) if divided else None
         if not divided or not reads:
@@ -103,7 +103,7 @@ class Finder:
         return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
     def _divided(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
-        """The tensors that are divided to divide what the operation makes; None if that cannot be."""
+        """Return the tensors to divide in order to divide an operation's output; None if impossible."""
         if not isinstance(operation, Norm | Product) or not weights_of(operation):
             return None
         weight, columns = weights_of(operation)[0], operation.output.columns
@@ -121,7 +121,7 @@ class Finder:
         return tuple((part.name, part.first_row) for part in parts)
 
     def _overlaps(self, part: Weight, columns: int, other: Operation) -> bool:
-        """Whether another operation uses some of these rows."""
+        """Tell whether another operation uses some of these rows."""
         return any(
             each.name == part.name
             and each.first_row < part.first_row + columns
@@ -133,12 +133,12 @@ class Finder:
         return all(use in users for use in self._uses[name])
 
     def _is_whole(self, read: Reached) -> bool:
-        """Whether a matrix has the columns of its tensor."""
+        """Tell whether a matrix has all columns of its tensor."""
         tensor = self._tensors.get(read.weight.name)
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
     def _reads(self, x: Activation, heads: int = 1, times: int = 1) -> list[Reached] | None:
-        """The matrices that an activation reaches, None if it reaches anything else, or nothing."""
+        """Find the matrices that an activation reaches; None if it reaches anything else, or nothing."""
         found: list[Reached] = []
         for operation in self._readers.get(x, []):
             if isinstance(operation, Product) and operation.inputs[0] is x:
@@ -152,7 +152,7 @@ class Finder:
         return found or None
 
     def _passed(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
-        """How an operation's output has the proportions of x: heads and times; None if it has not."""
+        """Return heads and times of an operation's output if it has the proportions of x; else None."""
         verb, inputs = operation.verb, operation.inputs
         places = [place for place, each in enumerate(inputs) if each is x]
         if isinstance(operation, Attend):
@@ -160,7 +160,7 @@ class Finder:
         return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
 
     def _attended(self, operation: Attend) -> tuple[int, int] | None:
-        """Values: query heads in groups see those of the same head, which no other layer reads."""
+        """Follow attention's values: query heads in groups see the same head, which no other layer reads."""
         state, heads = operation.state, operation.heads
         has_values = len(operation.inputs) - bool(operation.choices) == 3
         if not has_values or self._states[state] > 1 or heads % state.kv_heads:
@@ -169,6 +169,6 @@ class Finder:
 
 
 def weights_of(operation: Operation) -> list[Weight]:
-    """The tensors that an operation says it uses, as far as they can be folded into."""
+    """List the tensors of an operation that can be folded into."""
     weight = operation.weight if isinstance(operation, Norm | MatrixOperation) else None
     return [part for part in (weight, weight.bias) if part] if weight else []

@@ -1,4 +1,4 @@
-"""Where a model's operations can be cut in two, so that the first layers are computed elsewhere than the others."""
+"""Split a model's operations in two, so that the first layers are computed elsewhere than the others."""
 
 import re
 from typing import NamedTuple
@@ -11,7 +11,7 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 class Halves(NamedTuple):
-    """Operations before the cut and behind it, and what goes over: activations of all tokens."""
+    """Operations before the cut and after it, and the activations of all tokens that cross."""
 
     before: list[Operation]
     behind: list[Operation]
@@ -31,7 +31,7 @@ def split(operations: list[Operation], layer: int) -> Halves:
 
 
 def layer_of(operation: Operation) -> int | None:
-    """The layer that an operation's weights or states belong to, None if it has none."""
+    """Return the layer of an operation's weights or states, None if it has none."""
     if isinstance(operation, StateOperation):
         return operation.state.layer
     found = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
@@ -39,7 +39,7 @@ def layer_of(operation: Operation) -> int | None:
 
 
 def live(operations: list[Operation], at: int) -> list[Activation]:
-    """What operations from number `at` on need of the others."""
+    """List the activations that operations from number `at` on need of the others."""
     made = dict.fromkeys(operation.output for operation in operations[:at])
     needed = {x for operation in operations[at:] for x in operation.inputs}
     return [x for x in made if x in needed]

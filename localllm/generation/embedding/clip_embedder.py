@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from localllm.engine.clip_encoder import PairReader
+from localllm.engine.clip_encoder import ClipEncoder
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, normalized
@@ -31,7 +31,7 @@ class PairEmbedder:
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
         """Raises ModelError."""
-        self.reader, self._words = PairReader(file, options), ClipWords(file.metadata, file.path)
+        self.reader, self._words = ClipEncoder(file, options), ClipWords(file.metadata, file.path)
         self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
         if len(self._words.pieces) > self.reader.vocab_size:
             raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, embeddings of {self.reader.vocab_size}")

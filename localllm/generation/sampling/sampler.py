@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.engine.image_tokens import texts_only
+from localllm.engine.image_tokens import without_images
 from localllm.errors import UsageError
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.chain import STEPS, State, chain
@@ -55,7 +55,7 @@ class Sampler:
 
     def read(self, prompt: Sequence[int]) -> None:
         """The answer is to this prompt, on which penalties look back, but not on its images."""
-        prompt, most = texts_only(prompt), self._state.history.most
+        prompt, most = without_images(prompt), self._state.history.most
         for token in prompt if most < 0 else prompt[len(prompt) - min(most, len(prompt)) :]:
             self.accept(token)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import texts_only
+from localllm.engine.image_tokens import without_images
 from localllm.files.cache.ngram_cache_file import read_texts, write_texts
 from localllm.files.cache.prefix_files import size_limit
 from localllm.generation.speculation.acceptance import SURE
@@ -170,7 +170,7 @@ class NgramCache:
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
         """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
-        text = np.array(texts_only(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
+        text = np.array(without_images(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # no lock: an answer that is garbage ends anywhere
 
     def collect(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.engine.image_tokens import has_images, texts_only
+from localllm.engine.image_tokens import has_images, without_images
 from localllm.generation.constraints.token_mask import ForcedTokensProposer
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.request import Completion
@@ -67,7 +67,7 @@ class Speculator:
         if (is_wanted or (speculate == "mtp" and self._held)) and account_of(self._engine).may_lose:
             self._engine.listen(sequence)
         elif sequence.listener and self._held:
-            sequence.no_listener()
+            sequence.detach_listener()
 
     def step(self, answers: list[Completion], read: Read) -> list[Verified]:
         """Read the newest token of each answer and a draft behind it, in one run of the model."""
@@ -100,7 +100,7 @@ class Speculator:
 
     def _start(self, answering: Completion) -> Guesses:
         """Find out what drafts come from; those whose guesses are free come first."""
-        guide, sampler, tokens = answering.guide, answering.sampler, texts_only(answering.ids)
+        guide, sampler, tokens = answering.guide, answering.sampler, without_images(answering.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
         proposers += from_text(tokens, self._written)
         speculate, end_ids = answering.options.speculate, answering.end_ids

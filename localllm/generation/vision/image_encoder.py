@@ -11,7 +11,7 @@ import numpy as np
 from localllm import images
 from localllm.arch import vision
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.memory.image_cache import SeenRows, projector_fingerprint
+from localllm.engine.memory.image_cache import EncodedImageCache, projector_fingerprint
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UsageError
@@ -66,10 +66,10 @@ class ImageEncoder:
         if pan_and_scan and not hasattr(family, "panned"):
             raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
         self._prepared = family.panned if pan_and_scan else family.prepared
-        engine.see(
+        engine.register_image(
             ImageEmbedding(b"", np.zeros((1, width), np.float32))
         )  # refuses models that images cannot be read by
-        self._files = SeenRows(os.path.basename(path), width) if keeps else None
+        self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
     def look(self, source: Any) -> EncodedImage:
         """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
@@ -81,7 +81,7 @@ class ImageEncoder:
         look = self._known.pop(digest, None) or self._looked(image, digest)
         self._known[digest] = look
         for seen in look.seen:
-            self._engine.see(seen)
+            self._engine.register_image(seen)
         self._forget()
         return look
 

@@ -66,15 +66,15 @@ class RemoteMapping:
 def success(record: Record, answers: list[RemoteAnswer]) -> Result:
     """Build the result of a record, as services.map does; token counts cover all choices together."""
 
-    def told(name: str) -> Any:
+    def collect(name: str) -> Any:
         values = [getattr(answer, name) for answer in answers]
         return values if len(values) > 1 else values[0]
 
     return {
         "id": record.id,
-        "output": told("text"),
-        **({"thinking": told("thinking")} if any(answer.thinking for answer in answers) else {}),
-        "finish_reason": told("finish_reason"),
+        "output": collect("text"),
+        **({"thinking": collect("thinking")} if any(answer.thinking for answer in answers) else {}),
+        "finish_reason": collect("finish_reason"),
         "completion_tokens": answers[0].completion_tokens,
         "input": record.input,
     }

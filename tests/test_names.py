@@ -1,0 +1,51 @@
+"""Names are the field's words: given-up ones do not come back, and functions are not named by participles."""
+
+import ast
+import re
+
+from test_layers import SOURCES
+
+# Classes and functions that have the field's name now.
+GIVEN_UP = re.compile(
+    "SaidPart|PairReader|SeenRows|CardTexts|OnCard|Nowhere|Placed|Within|GuessHead|GuessSource|PictureReader|SaidCall"
+    "|TurnEnds|SoFar|WrittenBefore|CostsBeside|KeyTurner|SquareSums|HollowFile|NotThereError|PiecedProduct|PassedPiece"
+    "|EngineWithoutText|TimeUpError|MadeOf|ByNeed|Need|Surveyed|Forgetful|SeenImage|FillingModel|TextReader|Hearer"
+    "|Patient|Elsewhere|Leaving|Meeting|Answering|Making|Rolling|Leaps|Eye|Sight|Stretches|Originals"
+    "|read_whole|now_holds|no_listener|shown_to|forget_behind|with_storage|said_parts|is_worth_keeping|texts_only"
+    "|by_need|as_done|held_back|deepen|require_harmless|leave_out_descriptions|collect_seldom"
+)
+PARTICIPLE = re.compile(
+    "_*(abandoned|begun|called|chosen|drawn|filled|given|heard|kept|known|met|said|seen|settled|told)(_.*)?"
+)
+# Folders whose functions are still to be renamed; kernels keep their names, by which compiled code is cached.
+WITH_PARTICIPLES = (
+    "localllm.arch.", "localllm.cli.", "localllm.generation.", "localllm.kernels.", "localllm.quant.",
+    "localllm.services.catalogue",
+)  # fmt: skip
+
+
+def definitions(source: str) -> list[ast.FunctionDef | ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+def given_up(source: str) -> list[str]:
+    return [node.name for node in definitions(source) if GIVEN_UP.fullmatch(node.name)]
+
+
+def participles(source: str) -> list[str]:
+    functions = [node.name for node in definitions(source) if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if PARTICIPLE.fullmatch(name)]
+
+
+def test_names_that_were_given_up_do_not_come_back():
+    assert {module: names for module, source in SOURCES.items() if (names := given_up(source))} == {}
+
+
+def test_functions_are_not_named_by_participles():
+    sources = {module: source for module, source in SOURCES.items() if not module.startswith(WITH_PARTICIPLES)}
+    assert {module: names for module, source in sources.items() if (names := participles(source))} == {}
+
+
+def test_names_are_found():
+    source = "class Nowhere:\n    def _told(self): ...\n    def told_by(self): ...\n    def gives(self): ...\n"
+    assert given_up(source) == ["Nowhere"] and participles(source) == ["_told", "told_by"]
