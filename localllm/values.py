@@ -1,4 +1,4 @@
-"""Converts arguments to plain values: NumPy's numbers are as good as Python's, and bytes are no text."""
+"""Convert arguments to plain values: NumPy numbers are accepted like Python's, and bytes are refused as text."""
 
 from collections.abc import Iterable, Mapping
 from operator import index

@@ -110,9 +110,6 @@ def vector(w: Weights, h: Rwkv, name: str) -> Weight:
 
 
 def narrow(b: Builder, w: Weights, name: str, rank: int, x: Activation, between: Callable | None = None) -> Activation:
-    """Return a product of two narrow matrices, `between` them a function.
-
-    And a bias in a tensor of its own.
-    """
+    """Multiply x by two low-rank matrices with the function `between` them, and add a bias from its own tensor."""
     y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
     return b.linear(between(y) if between else y, w.require(f"{name}2"))

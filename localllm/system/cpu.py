@@ -131,7 +131,7 @@ def usable_cores() -> int:
 
 
 def logical_cores() -> int:
-    """Return the same with two logical processors per core: for processes, not for threads sharing work."""
+    """Return the usable logical processors: for processes, not for threads that share work."""
     return max(1, min(affinity_processors(), int(cgroup_quota())))
 
 

@@ -1,7 +1,4 @@
-"""Mellum 2 (JetBrains 2026).
-
-As Qwen 3 with experts, but that three of four layers see a window, whose rotation is not stretched.
-"""
+"""Mellum 2 (JetBrains 2026): Qwen 3 MoE with a sliding window, and unscaled RoPE, in three layers of four."""
 
 from localllm.arch.attention import Windowed, read_windows
 from localllm.arch.experts import read_routing

@@ -77,8 +77,5 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
 
 
 def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
-    """Return one layer's outputs of the patches that become one row.
-
-    The last one, and then those that go deep.
-    """
+    """Return the outputs, for patches that become one row, of the last layer (0) or of a DeepStack layer (1, ...)."""
     return b.slice_columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)
