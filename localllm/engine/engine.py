@@ -5,7 +5,6 @@ from collections.abc import Sequence as Ids
 from functools import partial
 from operator import index
 from types import ModuleType
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -36,7 +35,7 @@ from localllm.engine.operations.hidden_states import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.run import BATCH, Span
 from localllm.engine.runs import EXACT, FIRST, LATER, WHOLE, Runs
-from localllm.engine.sequence import Sequence
+from localllm.engine.sequence import Reading, Sequence
 from localllm.engine.trace.image_rows import row_operations
 from localllm.engine.trace.recorder import trace_model
 from localllm.engine.trace.rope_shift import rotations
@@ -47,28 +46,6 @@ from localllm.kernels.arguments import PAGE
 Request = tuple[Sequence, Ids[int]]
 NOTHING = np.zeros(0, np.int64)
 REREAD = 16  # most tokens that are recomputed together with new ones; more get a run of their own, whose end is cached
-
-
-class Reading(NamedTuple):
-    """The tokens that a request has to read: those from `begin` on that its state lacks, and new ones."""
-
-    sequence: Sequence
-    begin: int
-    ids: np.ndarray  # int64
-    wanted: int  # number of last tokens whose logits are returned
-
-    def with_tokens(self, ids: np.ndarray, wanted: int) -> "Reading":
-        """Append new tokens."""
-        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
-        return Reading(self.sequence, self.begin, ids, wanted)
-
-    def head(self, place: int) -> "Reading":
-        wanted = max(0, self.wanted - (len(self.ids) - place))
-        return Reading(self.sequence, self.begin, self.ids[:place], wanted)
-
-    def tail(self, place: int) -> "Reading":
-        ids = self.ids[place:]
-        return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
 
 
 class Engine:

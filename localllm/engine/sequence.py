@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Sequence as Ids
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -222,3 +222,25 @@ class Sequence:
                 self._hold(0)
                 if self.listener:
                     self.listener.close()
+
+
+class Reading(NamedTuple):
+    """The tokens that a request has to read: those from `begin` on that its state lacks, and new ones."""
+
+    sequence: Sequence
+    begin: int
+    ids: np.ndarray  # int64
+    wanted: int  # number of last tokens whose logits are returned
+
+    def with_tokens(self, ids: np.ndarray, wanted: int) -> "Reading":
+        """Append new tokens."""
+        ids = np.concatenate((self.ids, ids)) if len(self.ids) else ids
+        return Reading(self.sequence, self.begin, ids, wanted)
+
+    def head(self, place: int) -> "Reading":
+        wanted = max(0, self.wanted - (len(self.ids) - place))
+        return Reading(self.sequence, self.begin, self.ids[:place], wanted)
+
+    def tail(self, place: int) -> "Reading":
+        ids = self.ids[place:]
+        return Reading(self.sequence, self.begin + place, ids, min(self.wanted, len(ids)))
