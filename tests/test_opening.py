@@ -19,6 +19,7 @@ from localllm.arch.verbs import EVERY_TOKEN, Scores
 from localllm.engine import backend_selection as opening
 from localllm.engine import forks
 from localllm.engine.backend_selection import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
+from localllm.engine.cpu.lowering import kv_producers
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.device import NoCardError
 from localllm.engine.cuda.devices import GpuPlacement, layers_on
@@ -37,7 +38,6 @@ from localllm.engine.runs import Runs
 from localllm.engine.trace.activation_forms import insert_activation_forms
 from localllm.engine.trace.image_rows import Angles, RowRecorder, TurningRecorder, row_operations
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.kv_producers import kv_producers
 from localllm.engine.trace.split import split
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading

@@ -594,7 +594,7 @@ def seeing(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]
     hyperparameters = SimpleNamespace(axes=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
     sees._reader = SimpleNamespace(hyperparameters=hyperparameters, operations=(), read_all=lambda pictures, size: rows)
-    sees._engine = SimpleNamespace(see=told.append)
+    sees._engine = SimpleNamespace(register_image=told.append)
     sees._tokenizer = SimpleNamespace(encode=lambda text, special: [text, special])
     sees._prepared = lambda h, image: SimpleNamespace(pictures=["x", "y"], parts=["<", 1, ">", 0])
     sees.path, sees.encoded, sees._known, sees._files = "p.gguf", 0, OrderedDict(), Kept()

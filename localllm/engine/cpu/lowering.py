@@ -7,11 +7,13 @@ from localllm.engine.cpu.attention import attend, choose
 from localllm.engine.cpu.matmul import expert_linear, halves, halves_of, has_integers, linear, quantize
 from localllm.engine.cpu.target import CpuTarget
 from localllm.engine.cpu.tiles import needs_both_planes, pack
+from localllm.engine.operations.activation import Activation
+from localllm.engine.operations.attention import Attend, WriteKV
+from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.run import BATCH
 from localllm.engine.trace.activation_forms import insert_activation_forms
-from localllm.engine.trace.kv_producers import kv_producers
 from localllm.kernels.cpu import HALVES
 from localllm.kernels.machine import has_tiles
 
@@ -51,6 +53,17 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
         return forms | ({"pack": operation.inputs[0] in exact} if target.in_tiles else {})
 
     return insert_activation_forms(marked, forms_of)
+
+
+def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
+    """Find activations from which a cache is filled: keys, values, and what they are made of between products."""
+    stored: set[Activation] = set()
+    for operation in reversed(operations):
+        if isinstance(operation, Attend | SelectKeys):
+            stored |= set(operation.inputs[1:])
+        elif isinstance(operation, WriteKV) or (operation.output in stored and not isinstance(operation, Product)):
+            stored |= set(operation.inputs)
+    return stored
 
 
 def mark_kv_producers(operation: Operation, is_stored: bool) -> Operation:
