@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""HumanEval by `localllm map`: python scripts/human_eval.py MODEL [MAP'S OPTIONS]
+"""HumanEval by `localllm map` or a server: python scripts/human_eval.py MODEL|URL [MAP'S OPTIONS]
 
     python scripts/real_models.py human-eval qwen-0.5b
     python scripts/human_eval.py MODEL.gguf                       # greedy, 512 tokens at most: the share that is right
     python scripts/human_eval.py MODEL.gguf --every 2             # each second task
     python scripts/human_eval.py MODEL.gguf --in-json             # the same with the code as a text within JSON
     python scripts/human_eval.py MODEL.gguf --answers FILE        # keep the answers; what is there is not asked again
+    python scripts/human_eval.py http://127.0.0.1:8080/v1 --callers 16   # ask a server: ours, llama-server, any
 
 What else is given goes to `map`. Each answer's code is executed with the task's tests by confined_python.py, and
 nowhere else. One line tells how many are right, and how long the answers took; --list also which are not, and why.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,6 +104,27 @@ def answer_all(
     return {row["id"]: text_of(row.get("output", ""), in_json) for row in rows_of(answers)}
 
 
+def answer_over_http(url: str, tasks: list[Task], callers: int, in_json: bool = False) -> tuple[dict[str, str], int]:
+    """Ask an OpenAI-compatible server, several requests at once; the answers by task, and their tokens in all."""
+    ask = ASK_FOR_JSON if in_json else ASK
+    schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "code", "schema": SCHEMA}}}
+
+    def answer(task: Task) -> tuple[str, int]:
+        messages = [{"role": "user", "content": ask.replace("{prompt}", task.prompt)}]
+        body = {"model": "any", "messages": messages, "temperature": 0, "max_tokens": TOKENS}
+        data = json.dumps(body | (schema if in_json else {})).encode()
+        request = urllib.request.Request(f"{url}/chat/completions", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=1200) as reply:
+            answered = json.load(reply)
+        text = answered["choices"][0]["message"]["content"]
+        return text_of(text, in_json), answered["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(callers) as pool:
+        answers = list(pool.map(answer, tasks))
+    ids = [task.task_id for task in tasks]
+    return dict(zip(ids, (text for text, _ in answers), strict=True)), sum(count for _, count in answers)
+
+
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file of JSON."""
     for line in path.read_text("utf-8").splitlines():
@@ -111,7 +134,8 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Parse, ask, judge, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("model", help="a file, or a server's URL up to /v1")
+    parser.add_argument("--callers", type=int, default=16, metavar="N", help="requests at once to a server")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth task")
     parser.add_argument("--in-json", action="store_true", help="ask for JSON that has the code as a text")
     parser.add_argument("--answers", type=Path, metavar="FILE", help="where answers are kept")
@@ -120,13 +144,18 @@ def main() -> None:
     if reason := reason_against():
         raise SystemExit(f"nothing is executed here: {reason}")
     tasks = read_tasks()[:: options.every]
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        answers = answer_all(options.model, tasks, options.answers or Path(folder) / "out", options.in_json, more)
-        seconds = time.perf_counter() - start
+    count = 0
+    start = time.perf_counter()
+    if options.model.startswith(("http://", "https://")):
+        answers, count = answer_over_http(options.model, tasks, options.callers, options.in_json)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            answers = answer_all(options.model, tasks, options.answers or Path(folder) / "out", options.in_json, more)
+    seconds = time.perf_counter() - start
     outcomes = judge_all(tasks, answers)
     right = sum(outcome.passed for outcome in outcomes.values())
-    print(f"{right} of {len(tasks)} right: {100 * right / len(tasks):.1f} %, answers in {seconds:.0f} s")
+    speed = f", {count / seconds:.1f} tokens/s" if count else ""
+    print(f"{right} of {len(tasks)} right: {100 * right / len(tasks):.1f} %, answers in {seconds:.0f} s{speed}")
     if options.list:
         for name, outcome in outcomes.items():
             print(*([] if outcome.passed else [f"{name}: {outcome.reason[:100]}"]), sep="\n")
