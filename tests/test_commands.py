@@ -88,7 +88,7 @@ ONE_ANSWER: dict[str, Told] = {
     "--on-overflow drop-turns --keep 5": {"on_overflow": "drop-turns"},
     "--keep 5": {},
 }
-ABOUT_ANSWERS = ("How tokens are drawn", "What answers are like", "What one answer is like", "Thinking before")
+ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking and")
 
 
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
@@ -406,7 +406,7 @@ REFUSED = {
     "chat M --image -": "--image -: what is piped to chat is the question; `run` takes an image from there",
     "run -p x --api-key-file KEYS": "--api-key-file is for --endpoint, which is missing",
     "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY has no key: it should have one in every line",
-    "map": "MODEL is missing: A GGUF file, or a name: see `localllm list`.",
+    "map": "MODEL is missing: GGUF file or model name (see `localllm list`).",
     "map M": "there is no input: name a file, or pipe one to stdin",
     "map M NONE": "cannot read NONE: No such file or directory",
     "tokenize M a -f TEXT": "TEXT and -f FILE are one too many",

@@ -176,7 +176,7 @@ def test_errors_speak_no_python(cli, tmp_path: Path):
     assert describe_failure(OSError("[Errno -2] Name or service not known")).startswith("there is no network")
     assert describe(b"export A=1\n") == "is a text"
     assert describe(b"\x01\x02\x03") == "does not begin with GGUF"
-    assert cli("inspect")[2] == "localllm: error: MODEL is missing: A GGUF file, or a name: see `localllm list`.\n"
+    assert cli("inspect")[2] == "localllm: error: MODEL is missing: GGUF file or model name (see `localllm list`).\n"
 
 
 # Command lines that were copied.

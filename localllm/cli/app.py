@@ -88,9 +88,10 @@ def begin(
     """Large language models from GGUF files, on your own computer.
 
     \b
-    Exit codes: 0 done, 1 other errors, 2 usage, 3 model unreadable or invalid,
-    4 prompt does not fit the context, 5 not enough memory, 6 some records failed,
-    7 answer cut short of its schema or grammar, 130 interrupted.
+    Exit codes: 0 success, 1 other errors, 2 usage error, 3 model unreadable or
+    invalid, 4 prompt too long for the context, 5 not enough memory, 6 some
+    records failed, 7 answer cut off before it matched its schema or grammar,
+    130 interrupted.
 
     Examples:
       localllm chat

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 Encoding = Annotated[
     str | None,
     typer.Option(
-        "--encoding", metavar="NAME", help="How files and stdin are written.  [default: UTF-8, marked UTF-16]"
+        "--encoding",
+        metavar="NAME",
+        help="Text encoding of files and stdin.  [default: UTF-8, or UTF-16 with a byte order mark]",
     ),
 ]
-Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.  [repeatable]")]
+Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt.  [repeatable]")]
 ALWAYS = 1 << 20  # bytes of a prompt that are read before anybody asks how many could fit
 
 

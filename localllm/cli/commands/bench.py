@@ -48,38 +48,53 @@ def bench(
     *,
     prompt: Annotated[
         Sequence[int],
-        numbers("-p", "--n-prompt", "--prompt", help="Tokens to read at once (pp); 0: none.  [default: 512]"),
+        numbers(
+            "-p", "--n-prompt", "--prompt", help="Prompt length of the prefill test (pp); 0: no test.  [default: 512]"
+        ),
     ] = (512,),
     generate: Annotated[
         Sequence[int],
-        numbers("-n", "--n-gen", "--generate", help="Tokens to write one by one (tg); 0: none.  [default: 128]"),
+        numbers("-n", "--n-gen", "--generate", help="Tokens of the generation test (tg); 0: no test.  [default: 128]"),
     ] = (128,),
     combined: Annotated[
         list[tuple] | None,
-        typer.Option("-pg", parser=Numbers(1, 2), metavar="P,N", help="Read P, then write N.  [repeatable]"),
+        typer.Option(
+            "-pg",
+            parser=Numbers(1, 2),
+            metavar="P,N",
+            help="Combined test: prefill P tokens, then generate N.  [repeatable]",
+        ),
     ] = None,
     depth: Annotated[
-        Sequence[int], numbers("-d", "--depth", "--n-depth", help="Tokens that are in the cache before.  [default: 0]")
+        Sequence[int],
+        numbers("-d", "--depth", "--n-depth", help="Tokens in the KV cache before each test.  [default: 0]"),
     ] = (0,),
     repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", help="Runs of each test.  [default: 5]")
+        int, typer.Option("-r", "--repetitions", metavar="N", help="Repetitions of each test.  [default: 5]")
     ] = 5,
     threads: Annotated[
         Sequence[int] | None,
-        numbers("-t", "--threads", least=1, help="Threads.  [default: one per physical core that is free to use]"),
+        numbers(
+            "-t",
+            "--threads",
+            least=1,
+            help="Number of CPU threads.  [default: the physical cores that this process may use]",
+        ),
     ] = None,
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
     cache: options.Cache,
-    as_markdown: Annotated[bool, typer.Option("--md", help="Print a Markdown table, as without a terminal.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--md", help="Print a Markdown table (the default if stdout is not a terminal).")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a model is, as llama-bench does.
 
-    Of a model that makes vectors: tokens and texts a second, of texts of -p tokens each, by default of 16, 64 and 512.
-    Each test runs once to warm up and then -r times: the mean and the standard deviation. Of reading, the arithmetic in
-    billions of operations per second; of writing, how fast the weights are read, and how fast the memory could be.
-    Options that take lists make one test of each combination. Ctrl-C prints what was measured so far.
+    Each test runs once to warm up and then -r times; the table shows the mean and the standard deviation. For prefill
+    it also shows billions of operations per second, for generation the rate at which weights are read beside the
+    memory's bandwidth. An option with a list of values makes one test for each combination. For an embedding model,
+    the test is embedding texts of -p tokens, by default of 16, 64 and 512. Ctrl-C prints the results so far.
 
     Examples:
       localllm bench model.gguf

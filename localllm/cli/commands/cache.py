@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 def cache(
-    action: Annotated[Literal["clear"] | None, typer.Argument(metavar="[clear]", help="Remove it.")] = None,
+    action: Annotated[Literal["clear"] | None, typer.Argument(metavar="[clear]", help="Remove all entries.")] = None,
 ) -> None:
-    """List what is kept of long prompts and of texts, or remove it.
+    """List or clear the prefix cache and the n-gram files.
 
-    A prompt that begins as an earlier one is then read from there, and tokens are guessed from texts. With `clear`, all
-    of it is removed. The least recently used prompt goes when all of them take more than 4 GB, or than
-    LOCALLLM_PREFIX_GB or cache_gb in config.toml says; 0 keeps nothing.
+    The prefix cache saves the KV cache of long prompts: a prompt that starts like an earlier one skips that part of
+    the prefill. The n-gram files hold earlier texts, for speculative decoding. When the prefix cache exceeds 4 GB, the
+    least recently used prompt is removed; LOCALLLM_PREFIX_GB, or cache_gb in config.toml, sets another limit, and 0
+    turns the cache off.
 
     Examples:
       localllm cache

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 @frozen
 class ChatView:
-    """What is kept of a conversation, and how it looks."""
+    """Session and display."""
 
     session: Annotated[
         str | None,
         typer.Option(
             "--session",
             metavar="NAME",
-            help="Go on with this session, or begin it: what is said is written after every answer.",
+            help="Resume this session, or start it; it is saved after every answer.",
         ),
     ] = None
-    latest: Annotated[bool, typer.Option("--continue", help="Go on with the session that was used last.")] = False
-    markdown: Annotated[bool, typer.Option("--markdown", help="Render headings, lists and code.")] = False
+    latest: Annotated[bool, typer.Option("--continue", help="Resume the session that was used last.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Render Markdown: headings, lists and code.")] = False
     stats: Annotated[
-        bool, typer.Option("--stats", help="A line about every answer: tokens per second, context in use.")
+        bool, typer.Option("--stats", help="After every answer, print tokens per second and context in use.")
     ] = False
 
 
@@ -64,10 +64,10 @@ def chat(
     images: ImageGroup,
     endpoint: EndpointGroup,
 ) -> None:
-    """Talk with a model, or with the built-in one.
+    """Chat with a model.
 
-    When stdin is not a terminal, it is the prompt, and one answer is given as by `run`. With -p, the
-    conversation begins with that question.
+    Without MODEL, the tiny built-in model answers. With -p, the conversation starts with that prompt. If stdin is not
+    a terminal, it is the prompt, and `chat` prints one answer, like `run`.
 
     Examples:
       localllm chat

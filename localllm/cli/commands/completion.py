@@ -104,9 +104,9 @@ def completion(
         typer.Argument(metavar="SHELL", help="bash, zsh, fish or powershell."),
     ],
 ) -> None:
-    """Print a script with which a shell completes what is typed.
+    """Print a shell completion script.
 
-    Commands, options and their values, aliases of models, files.
+    It completes commands, options and their values, model names and aliases, and files.
 
     Examples:
       localllm completion bash >> ~/.bashrc

@@ -24,26 +24,26 @@ def config(
         typer.Argument(
             metavar="[COMMAND]",
             autocompletion=offer_what_to_show,
-            help="Show all options of this one; path: only where the file is.",
+            help="Show all options of this command; `path` prints the path of config.toml.",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="With this model.", autocompletion=offer_models),
+        typer.Argument(metavar="[MODEL]", help="Show the options for this model.", autocompletion=offer_models),
         Also(*options.NAMED),
         TYPED_ONLY,
     ] = None,
 ) -> None:
-    """Show which defaults hold, and where they come from.
+    """Show the defaults of options and where they come from.
 
-    An option that is not typed has the value that the environment says, else the one of config.toml for the model, for
-    the command, for all commands, else the program's default. Without COMMAND, what the file and the environment say is
-    shown, and the whole file is checked.
+    An option that is not on the command line takes its value from the environment, else from config.toml (the section
+    of the model, of the command, then [defaults]), else it has the program's default. Without COMMAND, `config` shows
+    everything that config.toml and the environment set, and checks the whole file.
 
     \b
-    cache_gb = 2                    # how much is kept of long prompts
+    cache_gb = 2                    # size limit of the prefix cache
     [aliases]
-    small = "~/models/small.gguf"   # another name of a model
+    small = "~/models/small.gguf"   # another name for a model
     [defaults]                      # options by their long names
     threads = 4
     [command.run]                   # for one command
@@ -51,7 +51,7 @@ def config(
     [model.small]                   # for one model
     context = 8192
 
-    Every option is a variable, too: LOCALLLM_THREADS=4, LOCALLLM_MODEL=small.
+    Every option also has an environment variable: LOCALLLM_THREADS=4, LOCALLLM_MODEL=small.
 
     Examples:
       localllm config

@@ -22,18 +22,24 @@ if TYPE_CHECKING:
 
 Context = Annotated[
     int | None,
-    options.number("-c", "--context", "--ctx-size", help="The most tokens of a text.  [default: the model's]"),
+    options.number("-c", "--context", "--ctx-size", help="Maximum tokens per text.  [default: the model's context]"),
 ]
-Field = Annotated[str, typer.Option("--field", metavar="NAME", help="Which field of a JSON object.  [default: text]")]
+Field = Annotated[
+    str, typer.Option("--field", metavar="NAME", help="Field of a JSON object that holds the text.  [default: text]")
+]
 
 
 def embed(
     model: options.ModelName,
-    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
+    input: Annotated[
+        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
+    ] = None,
     *,
     files: Annotated[
         list[str] | None,
-        typer.Option("--files", metavar="PATH", help="A file, or all in a folder, one text each; again for more."),
+        typer.Option(
+            "--files", metavar="PATH", help="File, or folder of files, each embedded as one text.  [repeatable]"
+        ),
     ] = None,
     output: Annotated[
         str | None,
@@ -43,52 +49,62 @@ def embed(
     ] = None,
     format: Annotated[
         Literal["jsonl", "npy", "plain"] | None,
-        typer.Option("--format", metavar="FORMAT", help="jsonl, npy or plain.  [default: by FILE's name, else jsonl]"),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Output format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]",
+        ),
     ] = None,
-    dims: Annotated[int | None, options.number("--dims", help="Only the first numbers, of a Matryoshka model.")] = None,
+    dims: Annotated[
+        int | None, options.number("--dims", help="Truncate vectors to N dimensions (Matryoshka models).")
+    ] = None,
     role: Annotated[
         Literal["query", "document"] | None,
-        typer.Option("--as", metavar="ROLE", help="query or document: put the model's own prompt in front."),
+        typer.Option(
+            "--as",
+            metavar="ROLE",
+            help="Add the model's prompt for a query or a document before each text: query or document.",
+        ),
     ] = None,
     overflow: Annotated[
         Literal["refuse", "cut", "split"],
         typer.Option(
             "--overflow",
             metavar="HOW",
-            help="Texts that are too long: refuse, cut, or split and average.  [default: refuse]",
+            help="Texts longer than the context: refuse, cut, or split (and average the vectors).  [default: refuse]",
         ),
     ] = "refuse",
-    raw: Annotated[
-        bool, typer.Option("--no-normalize", help="Vectors as the model makes them, not of length 1.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--no-normalize", help="Do not scale vectors to length 1.")] = False,
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
-        typer.Option("--pooling", metavar="HOW", help="mean, cls or last, instead of what the model says."),
+        typer.Option(
+            "--pooling", metavar="HOW", help="Pooling of token vectors: mean, cls or last.  [default: the model's]"
+        ),
     ] = None,
     near: Annotated[
-        str | None, typer.Option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead.")
+        str | None, typer.Option("--near", metavar="QUERY", help="Print the texts nearest to QUERY instead of vectors.")
     ] = None,
-    top: Annotated[int, options.number("--top", help="How many of them.  [default: 5]")] = 5,
+    top: Annotated[int, options.number("--top", help="Number of texts that --near prints.  [default: 5]")] = 5,
     images: Annotated[
         list[str] | None,
         typer.Option(
-            "--image", metavar="FILE", help="An image besides, for a model that makes vectors of both; again for more."
+            "--image", metavar="FILE", help="Image to embed, with a model of images and texts (CLIP).  [repeatable]"
         ),
     ] = None,
     field: Field = "text",
-    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how many, and how fast.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts and speed to stderr.")] = False,
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",
 ) -> None:
-    """Make vectors of texts: near each other where they mean alike.
+    """Compute embedding vectors of texts, or search texts by meaning.
 
-    INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin.
-    Every text gives a line {"id", "embedding"}, a row of a NumPy file, or plain numbers. With --near, the texts whose
-    vectors are nearest to QUERY's come out, best first, each behind its cosine: a grep by meaning. Vectors of texts
-    that were seen before are kept in the cache folder. A model of pictures and texts (CLIP's) takes images, too: files
-    behind --image, and the field "image" of an object; INPUT may be a text then, in quotes. An interrupted command goes
-    on where it stopped when it is started again with the same -o FILE.jsonl.
+    INPUT has one record per line: a text, or a JSON object with a field "text". Without INPUT, records are read from
+    stdin. The output has one vector per record: a line {"id", "embedding"}, a row of a NumPy file, or plain numbers.
+    With --near, `embed` prints the texts nearest to QUERY instead, best first, each after its cosine similarity; it
+    keeps their vectors in the cache folder for the next search. A model of images and texts (CLIP) also embeds images:
+    files after --image, or the field "image" of a record; INPUT may then be a text in quotes. To resume an interrupted
+    command, run it again with the same -o FILE.jsonl.
 
     Examples:
       localllm embed minilm.gguf sentences.txt -o vectors.npy

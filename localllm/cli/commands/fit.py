@@ -17,16 +17,16 @@ def fit(
     *,
     context: Annotated[
         int | None,
-        options.number("-c", "--context", "--ctx-size", help="For this many tokens.  [default: several lengths]"),
+        options.number("-c", "--context", "--ctx-size", help="Context length, in tokens.  [default: several lengths]"),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what memory a model needs, and how fast it may be.
+    """Estimate the memory that a model needs, and its speed.
 
-    From its header alone: of a model that is not here, as qwen3-8b or hf:OWNER/REPOSITORY:Q4_K_M, some megabytes are
-    read from the hub. For each length of context and each type of cache (see --kv-type), what weights, cache and
-    program take together; and how many tokens a second come when the context is full, as the memory's bandwidth, which
-    is measured, lets expect.
+    Only the model's header is read: for a model that is not on this computer, as qwen3-8b or
+    hf:OWNER/REPOSITORY:Q4_K_M, `fit` downloads a few megabytes. For each context length and each type of KV cache (see
+    `run --kv-type`), the table shows the total memory of weights, cache and program, and the tokens per second with a
+    full context, estimated from the measured memory bandwidth.
 
     Examples:
       localllm fit qwen3-8b

@@ -10,10 +10,12 @@ from localllm.cli.options.offers import offer_commands
 def help(
     command: Annotated[
         str | None,
-        typer.Argument(metavar="[COMMAND]", autocompletion=offer_commands, help="Which one.  [default: what there is]"),
+        typer.Argument(
+            metavar="[COMMAND]", autocompletion=offer_commands, help="Command to explain.  [default: list all commands]"
+        ),
     ] = None,
 ) -> None:
-    """Explain a command.
+    """Show the help of a command.
 
     Examples:
       localllm help

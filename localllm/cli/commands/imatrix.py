@@ -20,35 +20,40 @@ if TYPE_CHECKING:
 def imatrix(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A GGUF file.", autocompletion=offer_models),
+        typer.Argument(
+            metavar="[MODEL]", help="GGUF file or model name (see `localllm list`).", autocompletion=offer_models
+        ),
         Also(*options.NAMED),
     ] = None,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT...]", help="Files that it reads."), Also("-f", "--file")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT...]", help="Text files to run the model on."),
+        Also("-f", "--file"),
     ] = None,
     *,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where the importance matrix goes.")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Output file.")],
     in_files: Annotated[
-        list[str] | None, typer.Option("--in-file", metavar="FILE", help="Add what this one has.  [repeatable]")
+        list[str] | None,
+        typer.Option("--in-file", metavar="FILE", help="Merge an existing importance matrix.  [repeatable]"),
     ] = None,
     context: Annotated[
-        int | None, options.number("-c", "--context", "--ctx-size", help="Tokens of a chunk.  [default: 512]")
+        int | None, options.number("-c", "--context", "--ctx-size", help="Tokens per chunk.  [default: 512]")
     ] = None,
-    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
     parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Tokens like <|im_end|> in a text are what they say.")
+        bool, typer.Option("--parse-special", help="Parse special tokens like <|im_end|> in the text.")
     ] = False,
     process_output: Annotated[
-        bool, typer.Option("--process-output", help="Collect for the output matrix too.")
+        bool, typer.Option("--process-output", help="Also collect data for the output tensor.")
     ] = False,
     threads: options.Threads = None,
     force: options.Force = False,
 ) -> None:
-    """Find out which weights matter, as llama-imatrix does.
+    """Make an importance matrix for `quantize`, as llama-imatrix does.
 
-    MODEL reads the files TEXT, and the mean squares of what its matrices meet go to FILE, in llama.cpp's GGUF layout:
-    quantize --imatrix takes more care of columns that meet more. An interrupted command goes on where it stopped when
-    it is started again. With --in-file alone, importance matrices are merged.
+    `imatrix` runs MODEL on the TEXT files and writes the mean squared activations of each matrix to FILE, in
+    llama.cpp's GGUF layout. `quantize --imatrix FILE` then encodes columns with larger activations more precisely. To
+    resume an interrupted command, run it again. With --in-file and no MODEL, importance matrices are merged.
 
     Examples:
       localllm imatrix big.gguf texts.txt -o big.imatrix

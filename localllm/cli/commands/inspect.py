@@ -15,13 +15,13 @@ from localllm.cli.terminal.render import count, fact_lines, one_line, size, tabl
 def inspect(
     model: options.ModelName,
     as_json: options.AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="Read every weight, too, and the chat template.")] = False,
-    template: Annotated[bool, typer.Option("--template", help="Print the chat template, nothing else.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also check every weight and the chat template.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
 ) -> None:
     """Show what is in a model file.
 
-    Its architecture, sizes, formats, vocabulary, and the memory that it needs; with --json, all metadata and every
-    tensor too. A file that makes no sense is an error, with exit code 3; one that localllm does not support is none.
+    Prints the architecture, sizes, formats, vocabulary and memory needed; with --json, also all metadata and every
+    tensor. An invalid file ends with exit code 3; a valid file of an unsupported model does not.
 
     Examples:
       localllm inspect model.gguf

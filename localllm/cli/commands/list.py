@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def list(
-    all: Annotated[bool, typer.Option("--all", help="Those that can be pulled, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Also list models that can be pulled.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models on this computer.
 
-    Those in the folder of models: what was pulled, and other GGUF files that lie there. Wherever MODEL stands, the name
-    will do. With --all, the models that localllm knows besides: `localllm pull NAME` brings one.
+    Lists pulled models and other GGUF files in the models folder; every command accepts these names as MODEL. With
+    --all, also lists the known models that `localllm pull NAME` downloads.
 
     Examples:
       localllm list

@@ -42,53 +42,71 @@ Model = Annotated[
 
 def map(
     model: Model = None,
-    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
+    input: Annotated[
+        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
+    ] = None,
     *,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where the answers go; what is there is not done again."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Output file; records that it already answers are skipped."
+        ),
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
-            "-p", "--prompt", metavar="TEXT", help='The prompt: {text} is the field "text", {line} a plain line.'
+            "-p",
+            "--prompt",
+            metavar="TEXT",
+            help='Prompt template: {text} is the field "text", {line} a plain-text record.',
         ),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("-f", "--file", metavar="FILE", help="A file with the prompt, in Jinja over the fields."),
+        typer.Option("-f", "--file", metavar="FILE", help="File with the prompt as a Jinja template over the fields."),
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts as they are, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompts as plain text, without the chat template.")
     ] = False,
-    n: Annotated[int, typer.Option("--n", metavar="N", help="Answers to each, best first.  [default: 1]")] = 1,
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            metavar="N",
+            help="Number of answers to sample for each record, most likely first; not -n.  [default: 1]",
+        ),
+    ] = 1,
     choices_given: Choices = None,
     as_finished: Annotated[
-        bool, typer.Option("--as-finished", help="Write answers when they are finished, not in the input's order.")
+        bool, typer.Option("--as-finished", help="Write answers as they finish, not in input order.")
     ] = False,
     shortest_first: Annotated[bool, typer.Option("--shortest-first", help="Answer short prompts first.")] = False,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Activations in 8 bits: the words may be others than run's.")
+        bool,
+        typer.Option("--fast", help="Faster prefill with 8-bit activations; answers may differ from those of `run`."),
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how many, how long and how fast.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts, time and speed to stderr.")] = False,
     ray: Annotated[
-        str | None, typer.Option("--ray", metavar="[ADDRESS]", help="On a Ray cluster; alone: a new one here.")
+        str | None,
+        typer.Option(
+            "--ray", metavar="[ADDRESS]", help="Run on the Ray cluster at ADDRESS; without ADDRESS, start one here."
+        ),
     ] = None,
     engine: options.EngineGroup,
     choices: options.Answers,
     endpoint: EndpointGroup,
     mmproj: Projector = None,
 ) -> None:
-    """Answer many prompts, many at once.
+    """Answer many prompts, in parallel.
 
-    INPUT has a record in every line, plain text or a JSON object with "prompt", "messages" or the fields that -p or -f
-    name, and perhaps "image", a path; without INPUT it is read from stdin. For every line there is one of JSON in the
-    output: "id" (the record's, or the line's number), "output", "thinking" if it has thought, "finish_reason",
-    "prompt_tokens", "completion_tokens", "input"; or "id", "error", "input". An interrupted command goes on where it
-    stopped when it is started again with the same -o.
+    INPUT has one record per line: plain text, or a JSON object with "prompt", "messages" or the fields that the
+    template of -p or -f uses, and optionally "image", a path. Without INPUT, records are read from stdin. The output
+    has one line of JSON per record: "id" (the record's, or its line number), "output", "thinking" if there is any,
+    "finish_reason", "prompt_tokens", "completion_tokens" and "input"; or "id", "error" and "input". To resume an
+    interrupted command, run it again with the same -o.
 
     Examples:
       localllm map model.gguf questions.jsonl -o answers.jsonl

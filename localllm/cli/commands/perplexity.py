@@ -24,37 +24,44 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 
 def perplexity(
     model: options.ModelName,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A file."), Also("-f", "--file")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text file."), Also("-f", "--file")] = None,
     *,
     context: Annotated[
         int | None,
         options.number(
-            "-c", "--context", "--ctx-size", help="Tokens of a chunk, whose second half is scored.  [default: 512]"
+            "-c",
+            "--context",
+            "--ctx-size",
+            help="Tokens per chunk; the second half of each chunk is scored.  [default: 512]",
         ),
     ] = None,
-    chunks: Annotated[int | None, options.number("--chunks", help="The most chunks to read.  [default: all]")] = None,
+    chunks: Annotated[int | None, options.number("--chunks", help="Maximum number of chunks.  [default: all]")] = None,
     save_logits: Annotated[
         str | None,
-        typer.Option("--save-logits", "--save-all-logits", metavar="FILE", help="Keep the logits for --kl-divergence."),
+        typer.Option(
+            "--save-logits", "--save-all-logits", metavar="FILE", help="Save the logits to FILE, for --kl-divergence."
+        ),
     ] = None,
     kl_divergence: Annotated[
-        bool, typer.Option("--kl-divergence", help="Compare with the logits in --base instead of reading TEXT.")
+        bool, typer.Option("--kl-divergence", help="Compare with the logits of --base instead of scoring TEXT.")
     ] = False,
     base: Annotated[
         str | None,
-        typer.Option("--base", "--kl-divergence-base", metavar="FILE", help="Logits that another model has saved."),
+        typer.Option(
+            "--base", "--kl-divergence-base", metavar="FILE", help="Logits saved by another model with --save-logits."
+        ),
     ] = None,
     threads: options.Threads = None,
     cache: options.Cache,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Measure how well a model predicts texts, as llama-perplexity does.
+    """Measure a model's perplexity on a text, as llama-perplexity does.
 
-    TEXT is a file. The perplexity is the exponential of the mean negative logarithm of the probability of its tokens:
-    lower is better, and only models with the same vocabulary compare. To tell what a smaller file of the same model has
-    lost, save the large one's logits (0.1 MB per token with a vocabulary of 50000), then compare with them; the files
-    are those of llama-perplexity. Ctrl-C prints what was measured so far.
+    TEXT is a file. Perplexity is the exponential of the mean negative log probability of its tokens: lower is better,
+    and only models with the same vocabulary can be compared. To measure what a quantized file has lost, save the
+    logits of the original (0.1 MB per token with a vocabulary of 50000), then compare with them. The logits files are
+    those of llama-perplexity. Ctrl-C prints the results so far.
 
     Examples:
       localllm perplexity model.gguf text.txt

@@ -15,17 +15,19 @@ def pull(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", autocompletion=offer_known_models, help="Known names, or hf:OWNER/REPOSITORY."
+            metavar="MODEL...",
+            autocompletion=offer_known_models,
+            help="Names of `localllm list --all`, or hf:OWNER/REPOSITORY.",
         ),
     ],
 ) -> None:
-    """Bring models from the Hugging Face hub, and print their paths.
+    """Download models from the Hugging Face Hub and print their paths.
 
-    A known one (see `localllm list --all`), or any; behind its name a quantization after a colon, or a file after a
-    slash. What it sees images by (mmproj) comes along. Everything is checked: the size, the SHA-256 that the hub says,
-    the header. After Ctrl-C, a broken connection or worse, the same command goes on where it stopped. Files go to
-    ~/.local/share/localllm/models, or where LOCALLLM_MODELS says. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE hold as in
-    Hugging Face's programs.
+    MODEL is a known name (see `localllm list --all`) or any repository, followed by :QUANTIZATION or by /FILE if you
+    want a certain one. A vision model's projector (mmproj) is downloaded too. `pull` checks each file's size, its
+    SHA-256 as given by the hub, and its header. To resume an interrupted download, run the command again. Files go to
+    ~/.local/share/localllm/models, or to the folder in LOCALLLM_MODELS. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE work
+    as in Hugging Face's own programs.
 
     Examples:
       localllm pull qwen3-4b

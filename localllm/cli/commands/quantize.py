@@ -39,58 +39,70 @@ def quantize(
         typer.Argument(
             metavar="IN [OUT] TYPE [TEXT...]",
             autocompletion=offer_formats,
-            help="Two files and a name; texts to calibrate on.",
+            help="Input, output and quantization type; with --calibrate, text files to calibrate on.",
         ),
     ],
     threads: options.Threads = None,
     mmproj: Annotated[
-        bool, typer.Option("--mmproj", help="Of a checkpoint that sees: its projector, not its language model.")
+        bool, typer.Option("--mmproj", help="Convert the vision projector (mmproj) instead of the language model.")
     ] = False,
     imatrix: Annotated[
-        str | None, typer.Option("--imatrix", metavar="FILE", help="An importance matrix: which columns matter most.")
+        str | None,
+        typer.Option(
+            "--imatrix", metavar="FILE", help="Importance matrix, as `localllm imatrix` or llama-imatrix writes it."
+        ),
     ] = None,
     include_weights: Annotated[
         list[str] | None,
-        several("--include-weights", "TEXT", "Use it only for tensors with this text in their name."),
+        several("--include-weights", "TEXT", "Use the importance matrix only for tensors whose name contains TEXT."),
     ] = None,
     exclude_weights: Annotated[
         list[str] | None,
-        several("--exclude-weights", "TEXT", "Do not use it for tensors with this text in their name."),
+        several("--exclude-weights", "TEXT", "Do not use the importance matrix for tensors whose name contains TEXT."),
     ] = None,
-    pure: Annotated[bool, typer.Option("--pure", help="The same format for every matrix.")] = False,
+    pure: Annotated[
+        bool, typer.Option("--pure", help="Use the same format for all tensors, without a mixture.")
+    ] = False,
     tensor_type: Annotated[
         list[str] | None,
-        several("--tensor-type", "REGEX=FORMAT", "The format of tensors in whose name this is found."),
+        several("--tensor-type", "REGEX=FORMAT", "Format for tensors whose name matches REGEX."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="The format of the output matrix.")
+        str | None, typer.Option("--output-tensor-type", metavar="FORMAT", help="Format of the output tensor.")
     ] = None,
     embedding: Annotated[
-        str | None, typer.Option("--token-embedding-type", metavar="FORMAT", help="The format of the embedding matrix.")
+        str | None,
+        typer.Option("--token-embedding-type", metavar="FORMAT", help="Format of the token embedding tensor."),
     ] = None,
     leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Keep the output matrix as it is.")
+        bool, typer.Option("--leave-output-tensor", help="Do not quantize the output tensor.")
     ] = False,
     allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Quantize what is quantized already, at a loss.")
+        bool,
+        typer.Option(
+            "--allow-requantize", help="Allow quantizing tensors that are quantized already; this loses quality."
+        ),
     ] = False,
     override_kv: Annotated[
         list[str] | None,
-        several("--override-kv", "KEY=TYPE:VALUE", "Change metadata; TYPE is int, float, bool or str."),
+        several("--override-kv", "KEY=TYPE:VALUE", "Override metadata; TYPE is int, float, bool or str."),
     ] = None,
-    keep_split: Annotated[bool, typer.Option("--keep-split", help="Write as many files as the input has.")] = False,
+    keep_split: Annotated[
+        bool, typer.Option("--keep-split", help="Write the same number of split files as the input has.")
+    ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail where rows do not fit the format, or an option matches no tensor.")
+        bool,
+        typer.Option("--strict", help="Fail if a tensor needs a fallback format, or if an option matches no tensor."),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace whatever file is there already, and write one that is larger than IN."),
+        typer.Option("--force", help="Overwrite any existing file, and allow an output larger than IN."),
     ] = False,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Let the model read TEXTs, or a mixture of many kinds, and encode its matrices by what they meet.",
+            help="Run the model on the TEXT files, or on a built-in mixture, and minimize its matrices' output error.",
         ),
     ] = False,
     file_size: Annotated[
@@ -98,22 +110,24 @@ def quantize(
         typer.Option(
             "--size",
             metavar="SIZE",
-            help="With --calibrate: choose formats by measured need, for a file of 3.5GB, say, or own, TYPE's size.",
+            help="With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's.",
         ),
     ] = None,
     bits: Annotated[
-        float | None, typer.Option("--bpw", metavar="BITS", help="The same, for so many bits per weight.")
+        float | None, typer.Option("--bpw", metavar="BITS", help="As --size, for this many bits per weight.")
     ] = None,
     formats_file: Annotated[
         str | None,
-        typer.Option("--plan", metavar="FILE", help="The formats of tensors: read, or written with --size or --bpw."),
+        typer.Option(
+            "--plan", metavar="FILE", help="File of tensor formats to use; with --size or --bpw, file to write them to."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without writing anything.")] = False,
 ) -> None:
-    """Make a small model file from a big one.
+    """Quantize a model, or convert a Hugging Face checkpoint to GGUF.
 
-    IN is a GGUF file or the folder of a Hugging Face checkpoint. TYPE is a name or number as of llama-quantize, in any
-    case: Q4_K_M, say. OUT is IN's name with the type, if not given.
+    IN is a GGUF file or the folder of a Hugging Face checkpoint. TYPE is a type of llama-quantize, by name or number,
+    in upper or lower case. Without OUT, the output file is named after IN and TYPE.
 
     \b
     32 to 16 bits  F32, F16, BF16
@@ -122,9 +136,9 @@ def quantize(
     3 and 2 bits   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S
     with --imatrix IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S
     ternary        TQ2_0, TQ1_0
-    COPY           nothing is quantized
+    COPY           no quantization
 
-    The new file appears when it is complete; until then a file of that name stays as it is.
+    OUT is written to a temporary file and renamed when it is complete.
 
     Examples:
       localllm quantize big.gguf Q4_K_M

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
 
 def replay(
-    receipt: Annotated[str, typer.Argument(metavar="FILE", help="A receipt, of `run --receipt FILE`.")],
+    receipt: Annotated[str, typer.Argument(metavar="FILE", help="Receipt written by `run --receipt FILE`.")],
     model: Annotated[
         str | None,
         typer.Option(
-            "-m", "--model", metavar="MODEL", autocompletion=offer_models, help="The model.  [default: where it was]"
+            "-m",
+            "--model",
+            metavar="MODEL",
+            autocompletion=offer_models,
+            help="Model to use.  [default: the receipt's]",
         ),
         TYPED_ONLY,
     ] = None,
 ) -> None:
-    """Answer a prompt again, and tell whether the same text comes out.
+    """Generate an answer again from its receipt, and compare the texts.
 
-    Exit code 0 if it does; 1 if not, with the first place where it differs. What has changed since the receipt was made
-    is told on stderr: the model's file, versions, the processor.
+    The exit code is 0 if the text is the same, and 1 if not; then `replay` prints where it first differs. Changes
+    since the receipt was written go to stderr: the model file, versions, the CPU.
 
     Examples:
       localllm run model.gguf -p "Name a color." --receipt color.json

@@ -15,29 +15,33 @@ from localllm.errors import UsageError
 
 def rerank(
     model: options.ModelName,
-    input: Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A file of records.  [default: stdin]")] = None,
+    input: Annotated[
+        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
+    ] = None,
     *,
     query: Annotated[
-        str | None, typer.Option("-q", "--query", metavar="TEXT", help="What the texts should answer.")
+        str | None, typer.Option("-q", "--query", metavar="TEXT", help="Query to rank the texts by.")
     ] = None,
-    top: Annotated[int | None, options.number("--top", help="Only so many, the best.  [default: all]")] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="A score in front of each line.")] = False,
+    top: Annotated[int | None, options.number("--top", help="Print only the N best lines.  [default: all]")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each line.")] = False,
     overflow: Annotated[
         Literal["refuse", "cut"],
-        typer.Option("--overflow", metavar="HOW", help="Texts that are too long: refuse or cut.  [default: refuse]"),
+        typer.Option(
+            "--overflow", metavar="HOW", help="Texts longer than the context: refuse or cut.  [default: refuse]"
+        ),
     ] = "refuse",
     field: Field = "text",
     as_json: options.AsJson = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how fast it was.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print the speed to stderr.")] = False,
     context: Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",
 ) -> None:
-    """Sort lines by how well they answer a query, best first.
+    """Sort lines by relevance to a query, best first.
 
-    INPUT has a text in every line, or a JSON object whose field "text" is one; without INPUT it is read from stdin. The
-    lines come out as they are; with --json each as {"id", "score", "input"}. A score is what the model's head says:
-    larger is better, and only scores of one model and one query compare.
+    INPUT has one record per line: a text, or a JSON object with a field "text". Without INPUT, records are read from
+    stdin. The lines are printed unchanged; with --json, as {"id", "score", "input"}. The score is the reranker's
+    output: larger is better, and only scores of the same model and query can be compared.
 
     Examples:
       grep -ri pension notes/ | localllm rerank bge-reranker.gguf -q "when can I retire?" --top 3

@@ -16,15 +16,15 @@ def rm(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", autocompletion=offer_models, help="Its name, as `localllm list` shows it, or its path."
+            metavar="MODEL", autocompletion=offer_models, help="Model name, as `localllm list` shows it, or path."
         ),
     ],
     *,
-    force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove a model from the folder of models.
+    """Remove a model from the models folder.
 
-    All of its files, also of one that was not pulled to the end. Nothing elsewhere is ever removed.
+    Removes all files of the model, including an incomplete download. `rm` never removes files outside that folder.
 
     Examples:
       localllm rm qwen3-4b

@@ -33,39 +33,46 @@ if TYPE_CHECKING:
 
 def run(
     model: options.OptionalModelName = None,
-    words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt, in quotes.")] = None,
+    words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Prompt, in quotes.")] = None,
     *,
     prompt: Prompt = None,
     file: Annotated[
         list[str] | None,
-        typer.Option(
-            "-f", "--file", metavar="FILE", help="A file with (the rest of) the prompt; - is stdin.  [repeatable]"
-        ),
+        typer.Option("-f", "--file", metavar="FILE", help="File to add to the prompt; - is stdin.  [repeatable]"),
     ] = None,
     binary_file: Annotated[
         str | None,
-        typer.Option("-bf", "--binary-file", metavar="FILE", help="The same, with the line break at its end."),
+        typer.Option(
+            "-bf", "--binary-file", metavar="FILE", help="File to add to the prompt with its final line break."
+        ),
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
-    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Leave stdin to others.")] = False,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Do not read stdin.")] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")
     ] = False,
     choices_given: Choices = None,
     as_json: options.AsJson = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell on stderr how long it took.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print timings to stderr.")] = False,
     receipt: Annotated[
         str | None,
-        typer.Option("--receipt", metavar="FILE", help="Write what the answer came from, for `localllm replay`."),
+        typer.Option(
+            "--receipt",
+            metavar="FILE",
+            help="Write a receipt, from which `localllm replay` generates the answer again.",
+        ),
     ] = None,
     force: options.Force = False,
     hide_thinking: HideThinking = False,
-    n: Annotated[int, typer.Option("--n", metavar="N", help="Answers to give, best first.  [default: 1]")] = 1,
+    n: Annotated[
+        int,
+        typer.Option("--n", metavar="N", help="Number of answers to sample, most likely first; not -n.  [default: 1]"),
+    ] = 1,
     beams: Annotated[
-        int, typer.Option("--beams", metavar="N", help="Find the likeliest answers among N.  [default: 0, off]")
+        int, typer.Option("--beams", metavar="N", help="Beam search with N beams.  [default: 0, off]")
     ] = 0,
     engine: options.EngineGroup,
     no_cache: options.NoCache = False,
@@ -77,9 +84,8 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    Text that is piped to stdin is added to the prompt after a blank line. The answer goes to stdout, nothing else does:
-    what a model thinks before it is shown dim on stderr, if that is a terminal. Several answers have an empty line
-    between them.
+    Text from a pipe is added to the prompt after a blank line. Only the answer goes to stdout. The model's thinking is
+    shown dim on stderr, if stderr is a terminal. Several answers are separated by blank lines.
 
     Examples:
       localllm run model.gguf "Why is the sky blue?"

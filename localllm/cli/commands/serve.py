@@ -36,25 +36,32 @@ def amount(text: str) -> int:
 
 @group
 class Place:
-    """Where the server listens, and to whom."""
+    """Address and access."""
 
-    port: Annotated[int, typer.Option("--port", metavar="N", help="The port of 127.0.0.1.  [default: 11435]")] = PORT
+    port: Annotated[int, typer.Option("--port", metavar="N", help="TCP port.  [default: 11435]")] = PORT
     socket: Annotated[
         str | None,
         typer.Option(
-            "--socket", "--unix-socket", metavar="PATH", help="A Unix socket, which only you can open, instead."
+            "--socket",
+            "--unix-socket",
+            metavar="PATH",
+            help="Listen on a Unix socket, which only you can open, instead of a port.",
         ),
     ] = None
     host: Annotated[
         str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Another address, for other computers: needs --api-key-file."),
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on, to let other computers in; needs --api-key-file.  [default: 127.0.0.1]",
+        ),
     ] = None
     api_key_file: Annotated[
         str | None,
         typer.Option(
             "--api-key-file",
             metavar="FILE",
-            help="A file with keys, a line each (# is a comment), of which a request needs one.",
+            help="File of API keys, one per line (# starts a comment); every request needs one of them.",
         ),
     ] = None
     ssl_certfile: Annotated[
@@ -63,34 +70,44 @@ class Place:
     ] = None
     ssl_keyfile: Annotated[
         str | None,
-        typer.Option("--ssl-keyfile", metavar="FILE", help="Its private key.  [default: in the certificate's file]"),
+        typer.Option(
+            "--ssl-keyfile",
+            metavar="FILE",
+            help="Private key of the certificate.  [default: in the certificate's file]",
+        ),
     ] = None
-    access_log: Annotated[
-        bool, typer.Option("--access-log", help="Write a line for each request to stderr, without its text.")
-    ] = False
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request to stderr, without its text.")] = (
+        False
+    )
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-host", metavar="NAME", help="Another name of this computer, as in http://NAME.  [repeatable]"
+            "--allow-host",
+            metavar="NAME",
+            help="Accept requests to http://NAME, another name of this computer.  [repeatable]",
         ),
     ] = None
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask, https://....  [repeatable]"),
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="Allow requests from web pages of this origin, https://... (CORS).  [repeatable]",
+        ),
     ] = None
 
     strict_model_names: Annotated[
         bool,
         typer.Option(
             "--strict-model-names",
-            help="Refuse requests that name another model, which a single one answers, too.",
+            help="With one model: refuse requests for any other model name instead of answering them.",
         ),
     ] = False
 
 
 @group
 class Share:
-    """How much it does at once."""
+    """Limits."""
 
     memory: Annotated[
         int | None,
@@ -98,39 +115,45 @@ class Share:
             "--memory",
             metavar="SIZE",
             parser=amount,
-            help="The most memory of all open models, as 8G.  [default: what is free at the start]",
+            help="Maximum memory for all loaded models, as 8G.  [default: what is free at startup]",
         ),
     ] = None
     parallel: Annotated[
-        int | None, typer.Option("-np", "--parallel", metavar="N", help="Answers of a model at once.  [default: 16]")
+        int | None,
+        typer.Option("-np", "--parallel", metavar="N", help="Maximum concurrent requests per model.  [default: 16]"),
     ] = None
     max_body: Annotated[
         int,
-        typer.Option("--max-body", metavar="SIZE", parser=amount, help="The most bytes of a request.  [default: 32M]"),
+        typer.Option(
+            "--max-body", metavar="SIZE", parser=amount, help="Maximum size of a request body, as 32M.  [default: 32M]"
+        ),
     ] = 32_000_000
     max_connections: Annotated[
-        int, typer.Option("--max-connections", metavar="N", help="Connections at once.  [default: 128]")
+        int, typer.Option("--max-connections", metavar="N", help="Maximum concurrent connections.  [default: 128]")
     ] = 128
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="The most time of an answer.  [default: any]")
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Maximum time for one answer.  [default: no limit]"),
     ] = None
     on_overflow: Annotated[
         Literal["error", "drop-turns"] | None,
         typer.Option(
             "--on-overflow",
-            help="When a conversation does not fit: refuse it, or drop the oldest turns.  [default: error]",
+            help="When a conversation exceeds the context: refuse it, or drop its oldest turns.  [default: error]",
         ),
     ] = None
     media_path: Annotated[
         list[str] | None,
         typer.Option(
-            "--media-path", metavar="DIR", help="Below it requests may name images, as file://....  [repeatable]"
+            "--media-path", metavar="DIR", help="Folder whose images requests may name, as file://....  [repeatable]"
         ),
     ] = None
     grace: Annotated[
         float,
         typer.Option(
-            "--grace", metavar="SECONDS", help="When told to stop, time for answers to end.  [default: 30; 0: none]"
+            "--grace",
+            metavar="SECONDS",
+            help="At shutdown, time for running answers to finish.  [default: 30; 0: none]",
         ),
     ] = 30.0
 
@@ -141,7 +164,7 @@ def serve(
         typer.Argument(
             metavar="[MODEL...]",
             autocompletion=offer_models,
-            help="GGUF files or names, or NAME=MODEL.  [default: all that `localllm list` shows]",
+            help="GGUF files or model names; NAME=MODEL serves one as NAME.  [default: all of `localllm list`]",
         ),
     ] = None,
     *,
@@ -152,11 +175,11 @@ def serve(
     no_cache: options.NoCache = False,
     mmproj: Projector = None,
 ) -> None:
-    """Answer other programs on this computer, by HTTP.
+    """Serve models over HTTP to programs on this computer.
 
-    As OpenAI's interface (/v1/chat/completions, /v1/completions, /v1/models). Many are answered at once, by several
-    models if you name several: one is opened when somebody asks for it, and closed when others need its memory. Nobody
-    else gets in: see docs/serve.md. Ctrl-C or SIGTERM ends it.
+    The API is OpenAI's (/v1/chat/completions, /v1/completions, /v1/models, ...); requests are answered concurrently. Of
+    several models, each is loaded at its first request, and unloaded when others need its memory. By default only
+    programs on this computer can connect: see docs/serve.md. Ctrl-C or SIGTERM stops the server.
 
     Examples:
       localllm serve model.gguf

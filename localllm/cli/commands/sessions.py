@@ -13,13 +13,15 @@ from localllm.errors import UsageError
 def sessions(
     action: Annotated[
         Literal["list", "show", "rm"] | None,
-        typer.Argument(metavar="[list|show|rm]", help="List them, print one, or remove it."),
+        typer.Argument(metavar="[list|show|rm]", help="List all sessions, show one, or remove one.  [default: list]"),
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_sessions, help="Which.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", autocompletion=offer_sessions, help="Session to show or remove.")
+    ] = None,
 ) -> None:
-    """List the sessions of `chat`, print one or remove it.
+    """List, show or remove the saved sessions of `chat`.
 
-    They are files of JSON lines in the user's data folder, ~/.local/share/localllm/sessions.
+    Sessions are JSON Lines files in ~/.local/share/localllm/sessions.
 
     Examples:
       localllm sessions

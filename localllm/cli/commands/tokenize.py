@@ -18,19 +18,19 @@ from localllm.errors import UsageError
 def tokenize(
     model: options.ModelName,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="What to cut.  [default: stdin]"), Also("-p", "--prompt")
+        str | None, typer.Argument(metavar="[TEXT]", help="Text to tokenize.  [default: stdin]"), Also("-p", "--prompt")
     ] = None,
     *,
-    file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="A file with the text.")] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Print the ids alone, as a list.")] = False,
+    file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the text.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Print only the token ids, as a JSON list.")] = False,
     encoding: Encoding = None,
-    as_json: Annotated[bool, typer.Option("--json", help='Print a list of {"id", "piece"} instead.')] = False,
+    as_json: Annotated[bool, typer.Option("--json", help='Print a JSON list of {"id", "piece"}.')] = False,
 ) -> None:
     """Show the tokens of a text.
 
-    One per line: its id, a tab, and the text that it stands for, quoted as in JSON; bytes that are part of a character
-    are written \\xNN. Without TEXT, stdin is read. The text is taken as `run --raw` takes it: with a BOS token if the
-    model wants one, and special tokens like <|im_end|> are what they say. MODEL may hold a vocabulary only.
+    Prints one token per line: its id, a tab, and its text, quoted as in JSON; bytes of an incomplete character are
+    written as \\xNN. Without TEXT, stdin is read. As in `run --raw`, a BOS token is added if the model wants one, and
+    special tokens like <|im_end|> are parsed. MODEL may be a file with a vocabulary only.
 
     Examples:
       localllm tokenize model.gguf "Hello world"

@@ -10,7 +10,7 @@ from localllm.cli.terminal.output import ProgressLine, dim
 def warmup(model: options.OptionalModelName = None) -> None:
     """Compile the kernels ahead of time.
 
-    Those that MODEL needs, or the built-in model. Otherwise the first start does it, once per computer.
+    Compiles the kernels that MODEL needs. Otherwise the first start compiles them, once per computer.
 
     Examples:
       localllm warmup

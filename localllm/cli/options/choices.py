@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 Choices = Annotated[
     str | None,
     typer.Option(
-        "--choices", metavar="A,B,...", help="Answer with the likeliest of these; --json has all their probabilities."
+        "--choices",
+        metavar="A,B,...",
+        help="Answer with the most likely of these texts; --json prints all probabilities.",
     ),
 ]
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from localllm.generation.generate import GenerationOptions
 
 HideThinking = Annotated[
-    bool, typer.Option("--hide-thinking", "--hidethinking", help="Do not show on the terminal what the model thinks.")
+    bool, typer.Option("--hide-thinking", "--hidethinking", help="Do not show the model's thinking on the terminal.")
 ]
 
 
 @group
 class Shape:
-    """What an answer must look like. Thoughts are free."""
+    """Constrained output. Thinking is not constrained."""
 
     json_schema: Annotated[
         str | None,
@@ -33,23 +33,28 @@ class Shape:
             "-jf",
             "--json-schema-file",
             metavar="FILE|TEXT",
-            help="Answer with JSON by a schema.",
+            help="Constrain the answer to JSON that matches this schema.",
         ),
     ] = None
     grammar: Annotated[
         str | None,
-        typer.Option("--grammar", "--grammar-file", metavar="FILE|TEXT", help="Answer as a grammar in GBNF says."),
+        typer.Option(
+            "--grammar", "--grammar-file", metavar="FILE|TEXT", help="Constrain the answer to this GBNF grammar."
+        ),
     ] = None
     regex: Annotated[
-        str | None, typer.Option("--regex", metavar="TEXT", help="Answer with what a regular expression matches.")
+        str | None, typer.Option("--regex", metavar="TEXT", help="Constrain the answer to this regular expression.")
     ] = None
 
     json_whitespace: Annotated[
-        bool, typer.Option("--json-whitespace", help="Keep spaces and line breaks between the parts of JSON.")
+        bool,
+        typer.Option("--json-whitespace", help="Let the model put spaces and line breaks between the parts of JSON."),
     ] = False
     additional_properties: Annotated[
         bool,
-        typer.Option("--additional-properties", help="Let objects have others than a schema's where it does not say."),
+        typer.Option(
+            "--additional-properties", help="Allow properties that the schema does not list, unless it forbids them."
+        ),
     ] = False
 
     def constraint(self) -> "Constraint | None":
@@ -92,7 +97,7 @@ def text_of(name: str, given: str | None, sign: str) -> str | None:
 
 @group
 class Thoughts:
-    """Thinking before the answer, and what else the chat template is told."""
+    """Thinking and chat template variables."""
 
     think: Annotated[
         Literal["auto", "on", "off", "low", "medium", "high"],
@@ -101,7 +106,7 @@ class Thoughts:
             "--reasoning",
             "-rea",
             metavar="HOW",
-            help="Think before the answer: on, off, low, medium, high, or as the template wants.  [default: auto]",
+            help="Thinking: on, off, low, medium, high, or auto (the chat template's default).  [default: auto]",
         ),
     ] = "auto"
     think_budget: Annotated[
@@ -111,7 +116,7 @@ class Thoughts:
             "--reasoning-budget",
             metavar="N",
             parser=number_or_default("-1"),
-            help="End a thought after N tokens.  [default: -1, when the model ends it]",
+            help="Maximum number of thinking tokens; -1: no limit.  [default: -1]",
         ),
     ] = None
     template_var: Annotated[
@@ -120,7 +125,7 @@ class Thoughts:
             "--template-var",
             "--chat-template-kwargs",
             metavar="NAME=VALUE",
-            help="A variable of the chat template; VALUE may be JSON, and a JSON object has several.  [repeatable]",
+            help="Set a chat template variable; VALUE may be JSON. A JSON object sets several.  [repeatable]",
         ),
     ] = None
 

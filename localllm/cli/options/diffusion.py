@@ -20,33 +20,40 @@ PLACES, EPSILON = 128, 1e-3  # filled unless the user says how many; of the sche
 
 @group
 class Diffusion:
-    """How models fill masked places (diffusion)."""
+    """Diffusion language models."""
 
-    steps: Annotated[int | None, number("--diffusion-steps", help="Steps that fill the places.  [default: 128]")] = None
+    steps: Annotated[int | None, number("--diffusion-steps", help="Number of denoising steps.  [default: 128]")] = None
     epsilon: Annotated[
-        float | None, number("--diffusion-eps", help="Fill by time, down to this part of it.  [default: 0.001]")
+        float | None, number("--diffusion-eps", help="Timestep schedule: smallest timestep.  [default: 0.001]")
     ] = None
     block_length: Annotated[
-        int | None, number("--diffusion-block-length", help="Fill block by block instead.  [default: 0, off]")
+        int | None,
+        number(
+            "--diffusion-block-length",
+            help="Block schedule instead: unmask blocks of N tokens in turn.  [default: 0, off]",
+        ),
     ] = None
     algorithm: Annotated[
         int | None,
         number(
             "--diffusion-algorithm",
-            help="Places that come first: 0 any, 1 of least entropy, 2 of largest margin, 3 at random, 4 of the"
-            " likeliest tokens.  [default: 4]",
+            help="How to choose the positions to unmask: 0 origin, 1 entropy, 2 margin, 3 random, 4 confidence."
+            "  [default: 4]",
         ),
     ] = None
     algorithm_temperature: Annotated[
-        float | None, number("--diffusion-alg-temp", help="Draw these places, too.  [default: 0, off]")
+        float | None,
+        number("--diffusion-alg-temp", help="Temperature for choosing which positions to unmask.  [default: 0, off]"),
     ] = None
     guidance: Annotated[
-        float | None, number("--diffusion-cfg-scale", help="Heed the prompt by so much more.  [default: 0, off]")
+        float | None, number("--diffusion-cfg-scale", help="Classifier-free guidance scale.  [default: 0, off]")
     ] = None
     has_noise: Annotated[
-        bool, typer.Option("--diffusion-add-gumbel-noise", help="Draw with Gumbel noise, if there is a temperature.")
+        bool, typer.Option("--diffusion-add-gumbel-noise", help="Add Gumbel noise to the logits if --temp is above 0.")
     ] = False
-    visual: Annotated[bool, typer.Option("--diffusion-visual", help="Show the text of every step on stderr.")] = False
+    visual: Annotated[bool, typer.Option("--diffusion-visual", help="Print the text after each step to stderr.")] = (
+        False
+    )
 
     def given(self) -> dict[str, Any]:
         """What the user has chosen, by field of FillingOptions."""

@@ -18,19 +18,19 @@ KEY = "LOCALLLM_API_KEY"
 
 @group
 class EndpointGroup:
-    """A server that answers, instead of a model that is opened here."""
+    """Remote server instead of a local model."""
 
     endpoint: Annotated[
         str | None,
         typer.Option(
             "--endpoint",
             metavar="URL",
-            help="A server of OpenAI's interface, as http://127.0.0.1:8000; MODEL is what it calls a model.",
+            help="OpenAI-compatible server, as http://127.0.0.1:8000; MODEL is its name for a model.",
         ),
     ] = None
     api_key_file: Annotated[
         str | None,
-        typer.Option("--api-key-file", metavar="FILE", help=f"A file with its key.  [default: ${KEY}]"),
+        typer.Option("--api-key-file", metavar="FILE", help=f"File with the server's API key.  [default: ${KEY}]"),
     ] = None
 
     def place(self) -> "Endpoint | None":

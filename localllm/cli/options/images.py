@@ -14,22 +14,26 @@ if TYPE_CHECKING:
 
 Projector = Annotated[
     str | None,
-    typer.Option("-mm", "--mmproj", metavar="FILE", help="What the model sees by.  [default: mmproj-*.gguf beside it]"),
+    typer.Option(
+        "-mm", "--mmproj", metavar="FILE", help="Vision projector.  [default: mmproj-*.gguf in the model's folder]"
+    ),
 ]
 
 
 @group
 class ImageGroup:
-    """What the model sees, if it can."""
+    """Images, for vision models."""
 
     image_files: Annotated[
         list[str] | None,
-        typer.Option("--image", metavar="FILE", help="An image that goes with the prompt; - is stdin.  [repeatable]"),
+        typer.Option("--image", metavar="FILE", help="Image to send with the prompt; - is stdin.  [repeatable]"),
     ] = None
     mmproj: Projector = None
     pan_and_scan: Annotated[
         bool,
-        typer.Option("--pan-and-scan", help="With Gemma 3: crops of long images, too, in up to five times the tokens."),
+        typer.Option(
+            "--pan-and-scan", help="Gemma 3: also encode crops of elongated images; takes up to five times the tokens."
+        ),
     ] = False
 
     def seeing(self) -> dict[str, Any]:

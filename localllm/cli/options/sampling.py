@@ -27,73 +27,86 @@ def token_bias(text: str) -> tuple[int, float]:
 
 @group
 class ExactSampling:
-    """How tokens are drawn, more exactly. As in Sampling, a test compares the defaults in the help."""
+    """More sampling options. As in Sampling, a test compares the defaults in the help."""
 
     repeat_last_n: Annotated[
-        int | None, number("--repeat-last-n", help="Recent tokens are the last N; -1: all.  [default: 64]")
+        int | None, number("--repeat-last-n", help="Apply the penalties to the last N tokens; -1: all.  [default: 64]")
     ] = None
     top_n_sigma: Annotated[
         float | None,
         number(
             "--top-n-sigma",
             "--top-nsigma",
-            help="Drop logits more than N deviations below the largest; 0: none.  [default: -1.0]",
+            help="Top-n-sigma: drop logits over N standard deviations below the largest; 0: off.  [default: -1.0]",
         ),
     ] = None
     xtc_probability: Annotated[
-        float | None, number("--xtc-probability", help="How often to exclude top choices (XTC).  [default: 0.0]")
+        float | None,
+        number("--xtc-probability", help="XTC: probability of excluding the top choices; 0: off.  [default: 0.0]"),
     ] = None
     xtc_threshold: Annotated[
         float | None,
         number(
             "--xtc-threshold",
-            help="Top choices have at least this probability; the last of them stays.  [default: 0.1]",
+            help="XTC: probability that makes a token a top choice; the least likely of them stays.  [default: 0.1]",
         ),
     ] = None
     dynatemp_range: Annotated[
         float | None,
-        number("--dynatemp-range", help="The temperature is so much lower or higher, as sure or not.  [default: 0.0]"),
+        number(
+            "--dynatemp-range",
+            help="Dynamic temperature: vary --temp by up to N, by the entropy; 0: off.  [default: 0.0]",
+        ),
     ] = None
     dynatemp_exponent: Annotated[
-        float | None, number("--dynatemp-exp", help="How the temperature follows the entropy.  [default: 1.0]")
+        float | None, number("--dynatemp-exp", help="Dynamic temperature: exponent of the entropy.  [default: 1.0]")
     ] = None
     dry_multiplier: Annotated[
         float | None,
-        number("--dry-multiplier", help="How strongly to keep from repeating sequences (DRY).  [default: 0.0]"),
+        number("--dry-multiplier", help="DRY: strength of the penalty on repeated sequences; 0: off.  [default: 0.0]"),
     ] = None
     dry_base: Annotated[
-        float | None, number("--dry-base", help="Each token more of a sequence costs N times as much.  [default: 1.75]")
+        float | None,
+        number(
+            "--dry-base", help="DRY: factor by which each further repeated token raises the penalty.  [default: 1.75]"
+        ),
     ] = None
     dry_allowed_length: Annotated[
-        int | None, number("--dry-allowed-length", help="Sequences up to N tokens may be repeated.  [default: 2]")
+        int | None,
+        number("--dry-allowed-length", help="DRY: do not penalize repeated sequences of up to N tokens.  [default: 2]"),
     ] = None
     dry_penalty_last_n: Annotated[
-        int | None, number("--dry-penalty-last-n", help="Look for them in the last N tokens; -1: all.  [default: 64]")
+        int | None,
+        number("--dry-penalty-last-n", help="DRY: look for repetitions in the last N tokens; -1: all.  [default: 64]"),
     ] = None
     dry_sequence_breakers: Annotated[
         list[str] | None,
         typer.Option(
             "--dry-sequence-breaker",
             metavar="TEXT",
-            help='A text that ends a sequence; none: nothing does.  [repeatable]  [default: a line break, :, ", *]',
+            help='DRY: text that ends a sequence, or none.  [repeatable]  [default: a line break, :, ", *]',
         ),
     ] = None
     mirostat: Annotated[
         int | None,
-        number("--mirostat", help="Keep the surprise steady, instead of other steps: version 1 or 2.  [default: 0]"),
+        number(
+            "--mirostat",
+            help="Mirostat 1 or 2, in place of top-k, top-p and the like; 0: off.  [default: 0]",
+        ),
     ] = None
     mirostat_tau: Annotated[
-        float | None, number("--mirostat-ent", help="The surprise to aim at, in bits.  [default: 5.0]")
+        float | None, number("--mirostat-ent", help="Mirostat: target surprise (tau), in bits.  [default: 5.0]")
     ] = None
-    mirostat_eta: Annotated[float | None, number("--mirostat-lr", help="How fast mirostat learns.  [default: 0.1]")] = (
-        None
-    )
+    mirostat_eta: Annotated[
+        float | None, number("--mirostat-lr", help="Mirostat: learning rate (eta).  [default: 0.1]")
+    ] = None
     adaptive_target: Annotated[
         float | None,
-        number("--adaptive-target", help="Choose tokens that have about this probability.  [default: -1.0, off]"),
+        number("--adaptive-target", help="Adaptive-p: prefer tokens of about this probability.  [default: -1.0, off]"),
     ] = None
     adaptive_decay: Annotated[
-        float | None, number("--adaptive-decay", help="How much older tokens count for that.  [default: 0.9]")
+        float | None,
+        number("--adaptive-decay", help="Adaptive-p: decay of the running average of probabilities.  [default: 0.9]"),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
@@ -102,16 +115,18 @@ class ExactSampling:
             "--logit-bias",
             metavar="TOKEN+N",
             parser=token_bias,
-            help="Add N to a token's logit, as in 15043+1.5; 15043-inf: it never comes.  [repeatable]",
+            help="Add N to the logit of a token id, as in 15043+1.5; 15043-inf bans the token.  [repeatable]",
         ),
     ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by itself.")] = False
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Ignore the end-of-text token and keep generating.")
+    ] = False
     samplers: Annotated[
         str | None,
         typer.Option(
             "--samplers",
             metavar="NAMES",
-            help="The steps in their order.  "
+            help="Samplers in the order to apply them.  "
             "[default: penalties;dry;top_n_sigma;top_k;typical;top_p;min_p;xtc;temperature;adaptive_p]",
         ),
     ] = None
@@ -121,7 +136,7 @@ class ExactSampling:
             "--sampling-seq",
             "--sampler-seq",
             metavar="LETTERS",
-            help="The same, with a letter for each.  [default: edskypmxta]",
+            help="The same order, one letter for each sampler.  [default: edskypmxta]",
         ),
     ] = None
 

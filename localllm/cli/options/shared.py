@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
 KV_TYPES = ("f16", "f32", "q8_0", "q4_0", "q4_1")
-A_MODEL = "A GGUF file, or a name: see `localllm list`."
+A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_models), Also(*NAMED)]
 KnownModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=offer_known_models), Also(*NAMED)
@@ -30,12 +30,10 @@ OptionalModelName = Annotated[
 ]
 System = Annotated[
     str | None,
-    typer.Option(
-        "-sys", "--system", "--system-prompt", metavar="TEXT", help="The system message: how the model should answer."
-    ),
+    typer.Option("-sys", "--system", "--system-prompt", metavar="TEXT", help="System message."),
 ]
 SystemFile = Annotated[
-    str | None, typer.Option("-sysf", "--system-prompt-file", metavar="FILE", help="A file with the system message.")
+    str | None, typer.Option("-sysf", "--system-prompt-file", metavar="FILE", help="File with the system message.")
 ]
 
 
@@ -59,10 +57,10 @@ ChatTemplate = Annotated[
         metavar="NAME|FILE",
         autocompletion=offer_templates,
         parser=template_text,
-        help="How messages are written: llama.cpp's name, a file in Jinja, or Jinja itself.  [default: the model's]",
+        help="Chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -70,18 +68,16 @@ Threads = Annotated[
         "--threads",
         metavar="N",
         parser=number_or_default("-1"),
-        help="Threads.  [default: one per physical core that is free to use]",
+        help="Number of CPU threads.  [default: the physical cores that this process may use]",
     ),
 ]
 NoCache = Annotated[
     bool,
-    typer.Option(
-        "--no-cache", help="Read the prompt anew, and keep nothing of it and the answer; see `localllm cache`."
-    ),
+    typer.Option("--no-cache", help="Neither use nor update the prefix cache (see `localllm cache`)."),
 ]
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file of another kind, too.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output even if it is a file of another kind.")]
 Device = Annotated[
     str,
     typer.Option(
@@ -89,7 +85,7 @@ Device = Annotated[
         "--device",
         metavar="NAME",
         autocompletion=one_of(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
-        help="What computes: cpu, cuda, cuda:N, or auto: a graphics card if there is one that works.  [default: auto]",
+        help="Where to compute: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
     ),
 ]
 
@@ -114,7 +110,7 @@ GpuLayers = Annotated[
         "--n-gpu-layers",
         metavar="N",
         parser=layers,
-        help="Layers that the card computes: a number, all, or auto: as many as it has room for.  [default: auto]",
+        help="Layers to run on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
     ),
 ]
 
@@ -128,7 +124,7 @@ def how_to_guess(text: str) -> str:
 
 @group
 class Cache:
-    """What numbers are stored in the cache."""
+    """KV cache."""
 
     kv_type: Annotated[
         str,
@@ -136,7 +132,7 @@ class Cache:
             "--kv-type",
             metavar="TYPE",
             autocompletion=one_of(KV_TYPES),
-            help="Numbers in the cache: f16, f32, q8_0, q4_0, q4_1, or two as in k=q8_0,v=q4_0.  [default: f16]",
+            help="Type of the KV cache: f16, f32, q8_0, q4_0, q4_1, or one each: k=q8_0,v=q4_0.  [default: f16]",
         ),
     ] = "f16"
     keys: Annotated[
@@ -146,7 +142,7 @@ class Cache:
             "--cache-type-k",
             metavar="TYPE",
             autocompletion=one_of(KV_TYPES),
-            help="Those of keys.  [default: as --kv-type]",
+            help="Type of the keys only.  [default: as --kv-type]",
         ),
     ] = None
     values: Annotated[
@@ -156,7 +152,7 @@ class Cache:
             "--cache-type-v",
             metavar="TYPE",
             autocompletion=one_of(KV_TYPES),
-            help="Those of values.  [default: as --kv-type]",
+            help="Type of the values only.  [default: as --kv-type]",
         ),
     ] = None
 
@@ -171,7 +167,7 @@ class Cache:
 
 @group
 class EngineGroup:
-    """How the model is held and computed."""
+    """Model and hardware."""
 
     context: Annotated[
         int | None,
@@ -181,7 +177,7 @@ class EngineGroup:
             "--ctx-size",
             metavar="N",
             parser=number_or_default("0"),
-            help="Tokens to hold.  [default: what the model was trained for]",
+            help="Context length, in tokens.  [default: the model's training context]",
         ),
     ] = None
     threads: Threads = None
@@ -215,40 +211,50 @@ class Sampling:
             "-s",
             "--seed",
             parser=number_or_default("-1"),
-            help="The same seed, the same answer.  [default: -1, random]",
+            help="Random seed; the same seed gives the same answer.  [default: -1, random]",
         ),
     ] = None
     temperature: Annotated[
         float | None,
-        number("--temp", "--temperature", help="Lower is soberer; 0: always the likeliest token.  [default: 0.8]"),
+        number("--temp", "--temperature", help="Sampling temperature; 0 is greedy.  [default: 0.8]"),
     ] = None
-    top_k: Annotated[int | None, number("--top-k", help="Choose among the N likeliest; 0: all.  [default: 40]")] = None
+    top_k: Annotated[
+        int | None, number("--top-k", help="Top-k sampling: keep the N most likely tokens; 0: all.  [default: 40]")
+    ] = None
     typical: Annotated[
         float | None,
         number(
             "--typical",
             "--typical-p",
-            help="Choose among the most typical that together have probability N.  [default: 1.0]",
+            help="Locally typical sampling with total probability N; 1: off.  [default: 1.0]",
         ),
     ] = None
     top_p: Annotated[
         float | None,
-        number("--top-p", help="Choose among the likeliest that together have probability N.  [default: 0.95]"),
+        number(
+            "--top-p",
+            help="Top-p sampling: keep the most likely tokens up to total probability N; 1: off.  [default: 0.95]",
+        ),
     ] = None
     min_p: Annotated[
         float | None,
-        number("--min-p", help="Drop what is less than N times as likely as the likeliest.  [default: 0.05]"),
+        number(
+            "--min-p",
+            help="Min-p sampling: drop tokens less than N times as likely as the top token; 0: off.  [default: 0.05]",
+        ),
     ] = None
     repeat_penalty: Annotated[
-        float | None, number("--repeat-penalty", help="Divide the logits of recent tokens by N.  [default: 1.0]")
+        float | None, number("--repeat-penalty", help="Repetition penalty on recent tokens; 1: off.  [default: 1.0]")
     ] = None
     presence_penalty: Annotated[
         float | None,
-        number("--presence-penalty", help="Subtract N from the logits of recent tokens.  [default: 0.0]"),
+        number(
+            "--presence-penalty", help="Presence penalty: subtract N from the logits of recent tokens.  [default: 0.0]"
+        ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        number("--frequency-penalty", help="Subtract N for each recent occurrence.  [default: 0.0]"),
+        number("--frequency-penalty", help="Frequency penalty: subtract N for each recent occurrence.  [default: 0.0]"),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -258,7 +264,7 @@ class Sampling:
 
 @group
 class Answers:
-    """What answers are like."""
+    """Generation."""
 
     max_tokens: Annotated[
         int | None,
@@ -267,17 +273,21 @@ class Answers:
             "--max-tokens",
             "--n-predict",
             "--predict",
-            help="The most tokens of an answer.  [default: -1, until it ends]",
+            help="Maximum number of tokens to generate; -1: no limit.  [default: -1]",
         ),
     ] = None
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End the answer before this text.  [repeatable]"
+            "-r",
+            "--stop",
+            "--reverse-prompt",
+            metavar="TEXT",
+            help="Stop generating at this text; it is not printed.  [repeatable]",
         ),
     ] = None
     escape: Annotated[
-        bool, typer.Option("-e/--no-escape", "--escape", help=r"\n, \t, \xNN and the like in TEXT mean one character.")
+        bool, typer.Option("-e/--no-escape", "--escape", help=r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
     ] = False
     sampling: Sampling
     steps: ExactSampling
@@ -291,7 +301,7 @@ class Answers:
 
 @group
 class GenerationGroup(Answers):
-    """What one answer is like, and how it is found."""
+    """Generation."""
 
     speculate: Annotated[
         str,
@@ -300,20 +310,24 @@ class GenerationGroup(Answers):
             metavar="HOW",
             autocompletion=one_of(("auto", "mtp", "ngram", "off", "draft:")),
             parser=how_to_guess,
-            help="Guess tokens: where the text repeats itself (ngram), by the model's own layer for it too (mtp), by a "
-            "smaller model or an EAGLE-3 head too (draft:MODEL), or not (off). The same answer in fewer steps.  "
-            "[default: auto, mtp where there is such a layer]",
+            help="Speculative decoding, which changes the speed, not the answer: ngram (repeated text), mtp (also the "
+            "model's own MTP layer), draft:MODEL (also a smaller model or an EAGLE-3 head), off, or auto (mtp if "
+            "the model has such a layer, else ngram).  [default: auto]",
         ),
     ] = "auto"
     on_overflow: Annotated[
         Literal["error", "drop-turns", "shift"] | None,
         typer.Option(
             "--on-overflow",
-            help="When the context is full: stop, drop the oldest turns, or shift: drop what is in the middle."
+            help="When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
+            "from the middle)."
             "  [default: error in run, drop-turns in chat]",
         ),
     ] = None
     keep: Annotated[
         int | None,
-        number("--keep", help="With shift, tokens that stay in front.  [default: the system message, 4 at least]"),
+        number(
+            "--keep",
+            help="With --on-overflow shift: tokens to keep at the start.  [default: the system message, at least 4]",
+        ),
     ] = None

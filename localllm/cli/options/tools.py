@@ -18,7 +18,7 @@ BUILT_IN = ("read_file", "list", "search", "run")
 
 @group
 class ToolGroup:
-    """Tools that the model may use, each call when you allow it."""
+    """Tools that the model may call, each time with your consent."""
 
     tools: Annotated[
         str | None,
@@ -26,37 +26,43 @@ class ToolGroup:
             "--tools",
             metavar="NAMES",
             autocompletion=one_of(BUILT_IN),
-            help="What it may use of read_file,list,search,run.",
+            help="Built-in tools to offer, separated by commas: read_file,list,search,run.",
         ),
     ] = None
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="DIR", help="A folder that these may see, and nothing outside.  [repeatable]"),
+        typer.Option(
+            "--allow",
+            metavar="DIR",
+            help="Folder that the built-in tools may access; nothing outside is visible.  [repeatable]",
+        ),
     ] = None
     mcp: Annotated[
         str | None,
         typer.Option(
-            "--mcp", metavar="FILE", help='MCP servers, as {"mcpServers": {NAME: {"command": ..., "args": []}}}.'
+            "--mcp",
+            metavar="FILE",
+            help='JSON file of MCP servers: {"mcpServers": {NAME: {"command": ..., "args": []}}}.',
         ),
     ] = None
     yes: Annotated[
         str | None,
-        typer.Option("--yes", metavar="NAMES", help="Tools whose calls need not be asked for."),
+        typer.Option("--yes", metavar="NAMES", help="Tools to run without asking, separated by commas."),
         TYPED_ONLY,
     ] = None
     max_steps: Annotated[
         int,
-        typer.Option("--max-steps", metavar="N", help="The most times that it may call, for an answer.  [default: 20]"),
+        typer.Option("--max-steps", metavar="N", help="Maximum number of tool calls for one answer.  [default: 20]"),
     ] = 20
     no_json_calls: Annotated[
         bool,
         typer.Option(
-            "--no-json-calls", help="Take JSON that looks like a call for text, unless it is the template's form."
+            "--no-json-calls", help="Recognize only the chat template's own form of tool calls; other JSON is text."
         ),
     ] = False
     transcript: Annotated[
         str | None,
-        typer.Option("--transcript", metavar="FILE", help="Write what was called and what came of it, as JSON lines."),
+        typer.Option("--transcript", metavar="FILE", help="Log tool calls and their results to FILE, as JSON lines."),
     ] = None
 
     @property
