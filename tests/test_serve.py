@@ -230,7 +230,6 @@ def test_completions(guide: Served):
         ({"stop": 5}, "stop"),
         ({"stop": ["x"] * 99}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"999999": 1}}, None),
         ({"stream": "yes"}, "stream"),
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),

@@ -249,7 +249,7 @@ def test_a_line_that_changes_spoils_nothing(served: Served):
         {"tools": [{"name": "a b", "input_schema": {"type": "object"}}]},
         {"tool_choice": "any"},
         {"thinking": {"type": "sometimes"}},
-        {"max_tokens": 0},
+        {"max_tokens": None},
         {"stop_sequences": 5},
     ],
 )

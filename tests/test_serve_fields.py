@@ -74,7 +74,7 @@ def test_what_each_field_becomes(name: str):
             "top_logprobs": found["top_logprobs"],
         }  # the request's, not the option of Python
         assert found | found.pop("sampling") == usual | expected, fields
-        assert body.unread_fields == []
+        assert body.ignored == []
 
 
 def test_the_newer_name_counts():
@@ -100,14 +100,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"n": 17}, "n should be from 1 to 16"),
     ("chat", {"n": 0}, "n should be from 1 to 16"),
     ("chat", {"top_logprobs": 21}, "top_logprobs should be from 0 to 20"),
-    ("chat", {"max_tokens": 0}, "max_tokens should be 1 or greater"),
-    ("chat", {"max_completion_tokens": 0}, "max_completion_tokens should be 1 or greater"),
     ("text", {"suffix": "x"}, "suffix is not supported"),
     ("text", {"echo": True}, "echo is not supported: prepend the prompt yourself"),
     ("text", {"n": 17}, "n should be from 1 to 16"),
     ("text", {"best_of": 2}, "best_of should be equal to n, 1, not 2"),
     ("text", {"logprobs": 21}, "logprobs should be from 0 to 20"),
-    ("text", {"max_tokens": -1}, "max_tokens should be 0 or greater"),
     ("text", {"prompt": []}, "prompt should be a string"),
     ("text", {"prompt": [True]}, "prompt should be a string"),
     ("text", {"prompt": [[]]}, "prompt should be a string"),
@@ -115,12 +112,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("response", {"previous_response_id": "r"}, "previous_response_id is not supported"),
     ("response", {"conversation": "c"}, "conversation is not supported: conversations are not stored"),
     ("response", {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
-    ("response", {"max_output_tokens": 0}, "max_output_tokens should be 1 or greater"),
     ("response", {"input": 5}, "input should be a string or an array of items, not an integer"),
     ("response", {"input": [5]}, r"input\[0\] should be an object, not an integer"),
     ("response", {"input": [{"role": "wizard"}]}, r"input\[0\].role should be one of system"),
-    ("response", {"input": [{"type": "odd"}]}, r"input\[0\]: item type 'odd' is not supported"),
-    ("message", {"max_tokens": 0}, "max_tokens should be 1 or greater"),
     ("message", {"messages": []}, "messages should not be empty"),
     ("message", {"messages": [5]}, r"messages\[0\].role should be user, assistant or system"),
     (

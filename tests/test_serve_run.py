@@ -19,7 +19,7 @@ USUAL = {
     "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
     "folders": [], "open_model": None, "strict_names": False, "access_log": False, "ssl_certfile": None,
-    "ssl_keyfile": None,
+    "ssl_keyfile": None, "idle_seconds": None,
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ USUAL = {
           "answer_seconds": 2.5}),
         ("--on-overflow drop-turns --media-path FOLDER --allow-host a --allow-host b --allow-origin https://c",
          {"drops_turns": True, "folders": ["FOLDER"], "hosts": ["a", "b"], "origins": ["https://c"]}),
-        ("--strict-model-names", {"strict_names": True}),
+        ("--strict-model-names --idle 60", {"strict_names": True, "idle_seconds": 60}),
         ("--on-overflow error --socket s", {"socket": "s"}),
         ("--unix-socket s --access-log", {"socket": "s", "access_log": True}),
         ("--ssl-certfile a --ssl-keyfile b", {"ssl_certfile": "a", "ssl_keyfile": "b"}),
@@ -111,8 +111,8 @@ def test_a_server_from_its_beginning_to_its_end(ran):
     found, told = ran()
     assert found.did == [("open", None), ("listen", 128), "collect", "serve", "close", "gone"]
     assert told.addresses == ["http://127.0.0.1:99"] and told.bind_tcp == ("127.0.0.1", 5)
-    paths, open_model, metrics, memory, parallel, is_strict = told.ModelPool
-    assert (paths, open_model, memory, parallel, is_strict) == ({"m": "/m.gguf"}, len, 77, None, False)
+    paths, open_model, metrics, memory, parallel, is_strict, idle = told.ModelPool
+    assert (paths, open_model, memory, parallel, is_strict, idle) == ({"m": "/m.gguf"}, len, 77, None, False, None)
     service, rules, log = told.application
     assert log is None
     assert (service.pool, service.metrics, rules.hosts) == (found, metrics, ["127.0.0.1"])
@@ -126,9 +126,10 @@ def test_what_a_server_is_told_reaches_its_parts(ran):
     found, told = ran(
         host="::1", memory=5, parallel=3, grace=2.5, keys=["k"], hosts=["h"], origins=["o"], body=7, connections=9,
         answer_seconds=1.5, drops_turns=True, folders=["f"], strict_names=True, access_log=True,
+        idle_seconds=60.0,
     )  # fmt: skip
     assert told.addresses == ["http://[::1]:99"] and told.bind_tcp == ("::1", 5) and ("listen", 9) in found.did
-    assert told.ModelPool[3:] == (5, 3, True) and told.create_listener[2].grace == 2.5
+    assert told.ModelPool[3:] == (5, 3, True, 60.0) and told.create_listener[2].grace == 2.5
     service, rules, log = told.application
     assert log is print
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])

@@ -121,3 +121,15 @@ def test_texts_are_cut_behind_as_many_tokens_as_a_request_says(served: Served):
     assert short["usage"]["prompt_tokens"] == 4 == two["usage"]["prompt_tokens"]
     assert len(served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": -1}).json["data"]) == 1
     assert served.post("/v1/embeddings", {**body, "truncate_prompt_tokens": -2}).status == 400
+
+
+def test_errors_name_the_field_of_the_request(served: Served):
+    """By its place, and by the name that it has there."""
+    body = {"model": "bert", "input": ["cat", "cat " * 500]}
+    message = served.post("/v1/embeddings", body).json["error"]["message"]
+    assert message.startswith("input[1] has ") and message.endswith("shorten it or set truncate to true")
+    error = served.post("/v1/embeddings", {**body, "input": "cat", "dimensions": 10000}).json["error"]
+    assert error["param"] == "dimensions" and error["message"].startswith("dimensions should be ")
+    assert served.post("/v1/embeddings", {**body, "input": "cat", "dimensions": 4.0}).status == 200
+    body = {"model": "ranker", "query": "cat", "documents": ["cat", "cat " * 5000]}
+    assert served.post("/v1/rerank", body).json["error"]["message"].startswith("documents[1] has ")

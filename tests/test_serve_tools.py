@@ -192,7 +192,6 @@ def test_which_tools_there_are_is_told(guide: Served):
     [
         {"tools": "all"},
         {"tools": ["x"]},
-        {"tools": [{"type": "web_search"}]},
         {"tools": [{"type": "function", "function": {}}]},
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},

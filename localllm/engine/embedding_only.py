@@ -18,6 +18,10 @@ class EmbeddingOnlyEngine:
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
 
+    def places(self) -> tuple[int, int]:
+        """Return token places of the cache in use and in all: there is no cache."""
+        return 0, 0
+
     def sequence(self) -> NoReturn:
         """Raise UnsupportedError."""
         kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"

@@ -3,7 +3,7 @@
 Source: https://docs.anthropic.com/en/api/messages
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from json import loads
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,21 @@ from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import THOUGHT
 from localllm.generation.tools.tool_call_parser import CALL
+from localllm.server.anthropic_blocks import parse_messages
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
-from localllm.server.fields import Body, type_name
+from localllm.server.fields import Body
 from localllm.server.http import EventStream, anthropic_error, format_event, json_response, read_json, respond_when_done
 from localllm.server.ids import new_id
-from localllm.server.messages import name_tool_results, normalize_arguments, parse_content, parse_text
+from localllm.server.messages import parse_text
 from localllm.server.openai_chat import extension_headers
-from localllm.server.request_options import EFFORTS, MAX_STOPS, parse_call_options, parse_json_options, parse_sampling
+from localllm.server.request_options import (
+    EFFORTS,
+    MAX_STOPS,
+    parse_call_options,
+    parse_json_options,
+    parse_keep_alive,
+    parse_sampling,
+)
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.marker_escaping import Message
 
@@ -41,10 +49,10 @@ async def create_message(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
     is_streaming = body.get_bool("stream")
-    generate_request = parse_request(body, body.get_int("max_tokens", 1))
-    if generate_request.options.max_tokens is None:
+    generate_request = parse_request(body, body.get_limit("max_tokens"))
+    if body.get("max_tokens") is None:
         raise UsageError("max_tokens is missing")
-    stream = await service.start(generate_request)
+    stream = await service.start(generate_request, parse_keep_alive(body))
     headers = {"request-id": new_id("req_"), **extension_headers(body, stream)}
     if is_streaming:
         return EventStream(stream_events(stream, generate_request), service.limits, headers, stream.close, PING)
@@ -62,7 +70,7 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
     """Parse the request. Raises UsageError."""
     for name in IGNORED_FIELDS:
         body.get(name)
-    stops = body.get_texts("stop_sequences")
+    stops = tuple(filter(None, body.get_texts("stop_sequences")))
     if len(stops) > MAX_STOPS:
         raise UsageError(f"stop_sequences should be at most {MAX_STOPS} strings, not {len(stops)}")
     think, budget = parse_thinking(body.get_object("thinking"))
@@ -102,11 +110,16 @@ def parse_system(value: Any) -> list[Message]:
 
 
 def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse tools and tool_choice. Raises UsageError."""
-    from localllm.generation.tools.tool_grammar import ToolUse
+    """Parse tools and tool_choice; only custom tools are used. Raises UsageError."""
+    from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
-    tools = [parse_tool(Body.of(tool, "tools")) for tool in tool_list if not is_server_tool(tool)]
+    tools = list[Tool]()
+    for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
+        if (kind := tool.get_text("type")) in (None, "custom"):
+            tools.append(parse_tool(tool))
+        else:  # Anthropic's servers run it, or its client knows how it is called
+            body.ignore(f"tools[{number}]:{kind}")
     if not tools:
         return None
     options = parse_call_options(body)
@@ -117,73 +130,12 @@ def parse_tools(body: Body) -> "ToolUse | None":
     return ToolUse(tools, tool_choice, not choice.get_bool("disable_parallel_tool_use"), **options)
 
 
-def is_server_tool(tool: Any) -> bool:
-    """Return whether Anthropic's servers run a tool; such tools are ignored."""
-    return isinstance(tool, dict) and tool.get("type") not in (None, "custom")
-
-
 def parse_tool(tool: Body) -> "Tool":
     """Parse one tool. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     schema, about = tool.get_mapping("input_schema"), tool.get_text("description") or ""
     return Tool(tool.require_text("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
-
-
-def parse_messages(create_message: Sequence[Any]) -> list[Message]:
-    """Parse the messages. Raises UsageError."""
-    if not create_message:
-        raise UsageError("messages should not be empty; send at least one message")
-    parsed = list[Message]()
-    for number, message in enumerate(create_message):
-        name = f"messages[{number}]"
-        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
-            raise UsageError(f"{name}.role should be user, assistant or system")
-        content = "" if message.get("content") is None else message["content"]
-        if not isinstance(content, str | list):
-            raise UsageError(f"{name}.content should be a string or an array of blocks, not {type_name(content)}")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
-            raise UsageError(f"{name}.content: a block should be an object with a type")
-        parsed += (
-            parse_assistant_blocks(blocks, name)
-            if message["role"] == "assistant"
-            else parse_user_blocks(blocks, name, message["role"])
-        )
-    return name_tool_results(parsed)
-
-
-def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
-    """Parse a user's blocks: tool results first, each as a message of its own."""
-    results = [block for block in blocks if block["type"] == "tool_result"]
-    create_message: list[Message] = []
-    for block in results:
-        content = parse_content(block.get("content"), f"{name}.content") or ""
-        if block.get("is_error"):
-            content = (
-                f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
-            )
-        create_message.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": content})
-    if (rest := [block for block in blocks if block["type"] != "tool_result"]) or not results:
-        parse = parse_content if role == "user" else parse_text
-        create_message.append({"role": role, "content": parse(rest, f"{name}.content")})
-    return create_message
-
-
-def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Message]:
-    """Parse an assistant's blocks into one message with text, reasoning and tool calls."""
-    texts = [block for block in blocks if block["type"] not in ("thinking", "redacted_thinking", "tool_use")]
-    message: Message = {"role": "assistant", "content": parse_content(texts, f"{name}.content") or ""}
-    if reasoning := [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]:
-        message["reasoning_content"] = "\n".join(reasoning)
-    calls = []
-    for block in blocks:
-        if block["type"] == "tool_use":
-            if not isinstance(block.get("name"), str):
-                raise UsageError(f"{name}.content: a tool_use block should have a name and an input")
-            function = {"name": block["name"], "arguments": normalize_arguments(block.get("input"))}
-            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
-    return [{**message, "tool_calls": calls}] if calls else [message]
 
 
 async def complete_response(stream: ResponseStream, generate_request: GenerateRequest) -> dict[str, Any]:

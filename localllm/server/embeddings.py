@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from localllm.server.fields import Body
 from localllm.server.http import json_response, read_json, run_until_disconnect
 from localllm.server.ids import new_id
 from localllm.server.openai_chat import extension_headers
-from localllm.server.request_options import IGNORED_FIELDS
+from localllm.server.request_options import IGNORED_FIELDS, parse_keep_alive
 from localllm.server.service import Service
 from localllm.server.tokens import require_token_ids
 from localllm.text.tokenizer import Tokenizer
@@ -34,10 +35,11 @@ async def embeddings(service: Service, request: Request) -> Response:
     is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
     for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.pool.use(body.get_text("model")) as worker:
+    async with service.pool.use(body.get_text("model"), parse_keep_alive(body)) as worker:
         model, name = worker.model, service.pool.resolve(body.get_text("model")).name
         vectors = await run_until_disconnect(
-            request.receive, run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=most))
+            request.receive,
+            run_exclusively(lambda: model.embed(texts, dims, True, role, overflow, max_tokens=most), "input"),
         )
         bound = min(most or model.context, model.context)
         count = await asyncio.to_thread(lambda: sum(min(count_tokens(text, model.tokenizer), bound) for text in texts))
@@ -63,10 +65,10 @@ async def rerank(service: Service, request: Request) -> Response:
     truncate = body.get_bool("truncate")
     for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.pool.use(body.get_text("model")) as worker:
+    async with service.pool.use(body.get_text("model"), parse_keep_alive(body)) as worker:
         model, name = worker.model, service.pool.resolve(body.get_text("model")).name
         scores = await run_until_disconnect(
-            request.receive, run_exclusively(lambda: model.rerank(query, texts, truncate))
+            request.receive, run_exclusively(lambda: model.rerank(query, texts, truncate), "documents")
         )
         encode = model.tokenizer.encode
         count = await asyncio.to_thread(lambda: sum(len(encode(query)) + len(encode(text)) for text in texts))
@@ -81,15 +83,21 @@ async def rerank(service: Service, request: Request) -> Response:
     return json_response(answer, headers=extension_headers(body))
 
 
-async def run_exclusively(work: Callable[[], T]) -> T:
-    """Run `work` in a thread, one request at a time; it is finished even after a disconnect."""
+async def run_exclusively(work: Callable[[], T], field: str) -> T:
+    """Run `work` in a thread, one request at a time; it is finished even after a disconnect.
+
+    field: of the request, with the texts. Errors name it, and the request's other fields.
+    """
 
     def locked_work() -> T:
         with _COMPUTE_LOCK:
             try:
                 return work()
             except ContextError as error:
-                raise ContextError(f"{str(error).rpartition(': ')[0]}: shorten it or set truncate to true") from None
+                reason = re.sub(r"^text (\d+)", lambda match: f"{field}[{int(match[1]) - 1}]", str(error))
+                raise ContextError(f"{reason.rpartition(': ')[0]}: shorten it or set truncate to true") from None
+            except UsageError as error:
+                raise UsageError(re.sub("^dims ", "dimensions ", str(error))) from None
 
     return await asyncio.to_thread(locked_work)
 

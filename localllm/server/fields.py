@@ -1,5 +1,6 @@
 """The fields of a request, each checked when it is read; fields never read can be reported."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ class Body:
 
         name: of the object within the request, "" for the request itself.
         """
-        self._value, self._name, self._read_names = value, name, set[str]()
+        self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
     @classmethod
     def of(cls, value: Any, name: str) -> "Body":
@@ -54,11 +55,21 @@ class Body:
         return None if self.get(field) is None else self.get_bool(field)
 
     def get_int(self, field: str, least: int = 0, most: int | None = None) -> int | None:
-        value = self._get_typed(field, int, "an integer")
+        """Return an integer, also one that is written as 64.0."""
+        value = self._get_typed(field, (int, float), "an integer")
+        if isinstance(value, float):
+            if not value.is_integer():
+                raise UsageError(f"{self.qualify(field)} should be an integer, not a number")
+            value = int(value)
         if value is not None and (value < least or (most is not None and value > most)):
             bounds = f"{least} or greater" if most is None else f"from {least} to {most}"
             raise UsageError(f"{self.qualify(field)} should be {bounds}, not {value}")
         return value
+
+    def get_limit(self, field: str) -> int | None:
+        """Return a number of tokens at most; None if absent or, as in llama-server, below 0."""
+        value = self.get_int(field, -sys.maxsize)
+        return None if value is None or value < 0 else value
 
     def get_list(self, field: str) -> Sequence[Any] | None:
         return self._get_typed(field, (list, tuple), "an array")
@@ -92,10 +103,14 @@ class Body:
         if self.get(field) not in (None, False, [], {}, "", 0):
             raise UsageError(f"{self.qualify(field)} is not supported: {reason}")
 
+    def ignore(self, part: str) -> None:
+        """Note that a part of the request has no effect."""
+        self._ignored[part] = None
+
     @property
-    def unread_fields(self) -> list[str]:
-        """The fields that were never read."""
-        return [field for field in self._value if field not in self._read_names]
+    def ignored(self) -> list[str]:
+        """What has no effect: fields that were never read, and parts that were noted."""
+        return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 
 def require(value: Any, name: str) -> Any:

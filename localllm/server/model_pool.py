@@ -1,6 +1,7 @@
 """The server's models by name: opened on demand, and unloaded when another needs the memory."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ class ModelEntry:
         name: in requests.  path: of its file.  created: modification time of the file, seconds since 1970.
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
+        idle_timer: unloads it when nobody has used it for long enough, None while it is in use or stays.
     """
 
     def __init__(self, name: str, path: str):
@@ -38,6 +40,7 @@ class ModelEntry:
             self.created = int(time())
         self.worker: Worker | None = None
         self.active_requests, self.last_used = 0, 0.0
+        self.idle_timer: asyncio.TimerHandle | None = None
 
     @property
     def model(self) -> "Model | None":
@@ -76,15 +79,18 @@ class ModelPool:
         memory: int | None = None,
         parallel: int | None = None,
         is_strict: bool = False,
+        idle_seconds: float | None = None,
     ):
         """Create the pool; nothing is opened yet.
 
         paths: of files, by name.  open_model: opens one.  memory: limit in bytes of all together, None for any.
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
+        idle_seconds: without a request after which a model is unloaded, None for never.
         """
         self.entries = {name: ModelEntry(name, path) for name, path in paths.items()}
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
-        self._is_strict = is_strict
+        self._is_strict, self._idle_seconds = is_strict, idle_seconds
+        self._unloading = set[asyncio.Task[None]]()
         self._changing = asyncio.Condition()  # held while a model is opened or closed
         self._waiting = 0  # number of requests waiting for memory
         self._notify_task: asyncio.Task[None] | None = None
@@ -105,10 +111,15 @@ class ModelPool:
         return self.entries[name]
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[Worker]:
-        """Keep a model open while in use. Raises UnknownModelError, ModelError, MemoryLimitError."""
+    async def use(self, name: str | None, keep_seconds: float | None = None) -> AsyncIterator[Worker]:
+        """Keep a model open while in use, and then for keep_seconds, None for what the server does.
+
+        Raises UnknownModelError, ModelError, MemoryLimitError.
+        """
         entry = self.resolve(name)
         entry.active_requests += 1
+        if entry.idle_timer:
+            entry.idle_timer.cancel()
         try:
             if entry.worker is None:
                 async with self._changing:
@@ -119,8 +130,26 @@ class ModelPool:
             yield entry.worker
         finally:
             entry.active_requests -= 1
-            if not entry.active_requests and self._waiting:
-                self._notify_task = asyncio.ensure_future(self._notify_waiting())
+            if not entry.active_requests:
+                self._unload_later(entry, self._idle_seconds if keep_seconds is None else keep_seconds)
+                if self._waiting:
+                    self._notify_task = asyncio.ensure_future(self._notify_waiting())
+
+    def _unload_later(self, entry: ModelEntry, seconds: float | None) -> None:
+        """Unload a model after so many seconds without a request; None or below 0: never."""
+
+        def begin() -> None:
+            task = asyncio.ensure_future(self._unload_if_idle(entry))
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+
+        is_kept = seconds is None or seconds < 0 or seconds == math.inf
+        entry.idle_timer = None if is_kept else asyncio.get_running_loop().call_later(seconds or 0, begin)
+
+    async def _unload_if_idle(self, entry: ModelEntry) -> None:
+        async with self._changing:
+            if not entry.active_requests:
+                await self._unload(entry)
 
     async def _notify_waiting(self) -> None:
         """Wake requests that wait for memory."""
@@ -176,6 +205,8 @@ class ModelPool:
         """Unload all models; requests still running fail."""
         async with self._changing:
             for entry in self.entries.values():
+                if entry.idle_timer:
+                    entry.idle_timer.cancel()
                 await self._unload(entry)
 
     async def measure_memory(self) -> dict[str, float]:

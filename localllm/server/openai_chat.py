@@ -26,6 +26,7 @@ from localllm.server.request_options import (
     MAX_LOGPROBS,
     apply_continuation,
     parse_constraint,
+    parse_keep_alive,
     parse_options,
     parse_tools,
 )
@@ -79,7 +80,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = parse_request(body)
-    stream = await service.start(query)
+    stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body, stream)
 
     def format_choice(choice: Choice) -> dict[str, Any]:
@@ -99,12 +100,10 @@ def parse_request(body: Body) -> GenerateRequest:
         body.reject(name, reason)
     top_logprobs = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
     has_logprobs = body.get_bool("logprobs") or bool(top_logprobs)
-    max_tokens = body.get_int("max_completion_tokens", 1)
-    if max_tokens is None:
-        max_tokens = body.get_int("max_tokens", 1)
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     messages = parse_messages(body.require_list("messages"))
     options = apply_continuation(
-        body, parse_options(body, max_tokens, parse_constraint(body), parse_tools(body)), messages
+        body, parse_options(body, body.get_limit(name), parse_constraint(body), parse_tools(body)), messages
     )
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     return GenerateRequest(
@@ -114,7 +113,7 @@ def parse_request(body: Body) -> GenerateRequest:
 
 def extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
     """Return headers that report unknown fields and the number of dropped turns."""
-    names = [name[:40] for name in body.unread_fields if name.isascii() and name.isprintable() and "," not in name]
+    names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
     headers = {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
     return {**headers, DROPPED_HEADER: str(stream.dropped)} if stream and stream.dropped else headers
 

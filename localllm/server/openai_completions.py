@@ -20,7 +20,7 @@ from localllm.server.openai_chat import (
     response_head,
     token_bytes,
 )
-from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_options
+from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
 TEXT = "cmpl", "text_completion"
@@ -34,7 +34,7 @@ async def completions(service: Service, request: Request) -> Response:
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = parse_request(body)
-    stream = await service.start(query)
+    stream = await service.start(query, parse_keep_alive(body))
     headers = extension_headers(body)
 
     def format_choice(choice: Choice) -> dict[str, Any]:
@@ -55,16 +55,23 @@ def parse_request(body: Body) -> GenerateRequest:
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
         raise UsageError(f"best_of should be equal to n, {n}, not {best}")
-    max_tokens = body.get_int("max_tokens", 0)
-    options = parse_options(body, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, parse_constraint(body))
+    max_tokens = DEFAULT_MAX_TOKENS if body.get("max_tokens") is None else body.get_limit("max_tokens")
+    options = parse_options(body, max_tokens, parse_constraint(body))
     prompts = parse_prompts(body.get("prompt"))
-    return GenerateRequest(body.get_text("model"), prompts, options, n, body.get_int("logprobs", 0, MAX_LOGPROBS))
+    return GenerateRequest(body.get_text("model"), prompts, options, n, parse_logprobs(body))
+
+
+def parse_logprobs(body: Body) -> int | None:
+    """Parse the number of alternatives per token; true, as in chats, is 0 of them. Raises UsageError."""
+    if isinstance(value := body.get("logprobs"), bool):
+        return 0 if value else None
+    return body.get_int("logprobs", 0, MAX_LOGPROBS)
 
 
 def parse_prompts(value: Any) -> list[Prompt]:
-    """Parse a string, token ids, or a list of either. Raises UsageError."""
-    if isinstance(value, str):
-        return [value]
+    """Parse a string, token ids, or a list of either; none is an empty one. Raises UsageError."""
+    if value is None or isinstance(value, str):
+        return [value or ""]
     if not isinstance(value, list) or not value:
         raise UsageError("prompt should be a string, an array of token ids, or an array of these")
     if all(is_token(item) for item in value):

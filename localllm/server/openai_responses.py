@@ -3,62 +3,50 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.errors import UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import THOUGHT
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
-from localllm.server.fields import Body, type_name
+from localllm.server.fields import Body
 from localllm.server.http import EventStream, format_event, json_response, openai_error, read_json, respond_when_done
 from localllm.server.ids import new_id
-from localllm.server.messages import (
-    IMAGE_ROLES,
-    ROLES,
-    name_tool_results,
-    normalize_arguments,
-    parse_content,
-    parse_text,
-)
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import (
     EFFORTS,
-    parse_call_options,
-    parse_function,
     parse_json_options,
+    parse_keep_alive,
     parse_sampling,
     parse_schema,
-    parse_tool_choice,
 )
+from localllm.server.response_items import parse_input
+from localllm.server.response_tools import Origin, format_call, input_text, parse_tools, tool_origins
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
-from localllm.text.marker_escaping import Message
-
-if TYPE_CHECKING:
-    from localllm.generation.tools.tool_grammar import ToolUse
 
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
 Event = dict[str, Any]
+Origins = Mapping[str, Origin]  # the client's tools, by the names that the model calls
 
 
 async def create_response(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = Body(await read_json(request, service.limits))
-    is_streaming, generate_request = body.get_bool("stream"), parse_request(body)
+    is_streaming, generate_request, origins = body.get_bool("stream"), parse_request(body), tool_origins(body)
     headers = extension_headers(body)
     if generate_request is None:  # a client checks the connection
         return empty_response(service, body, is_streaming, headers)
-    stream = await service.start(generate_request)
+    stream = await service.start(generate_request, parse_keep_alive(body))
     headers = extension_headers(body, stream)
     if is_streaming:
-        return EventStream(stream_events(stream), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete_response(stream), headers, stream.close)
+        return EventStream(stream_events(stream, origins), service.limits, headers, stream.close)
+    return await respond_when_done(request, complete_response(stream, origins), headers, stream.close)
 
 
 def parse_request(body: Body) -> GenerateRequest | None:
@@ -74,85 +62,16 @@ def parse_request(body: Body) -> GenerateRequest | None:
 
     constraint = constraint_of(schema, **parse_json_options(body))
     options = GenerationOptions(
-        body.get_int("max_output_tokens", 1), (), parse_sampling(body), constraint=constraint, tools=parse_tools(body),
+        body.get_limit("max_output_tokens"), (), parse_sampling(body), constraint=constraint, tools=parse_tools(body),
         think=EFFORTS[effort] if effort else "auto",
     )  # fmt: skip
-    messages = parse_input(body.get("input"))
+    messages = parse_input(body)
     if not messages:
         return None
     if instructions := body.get_text("instructions"):
         messages = [{"role": "system", "content": instructions}, *messages]
     body.reject("top_logprobs", "use /v1/chat/completions")
     return GenerateRequest(body.get_text("model"), [messages], options)
-
-
-def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse the functions; built-in tools, which OpenAI's servers would run, are ignored.
-
-    Raises UsageError.
-    """
-    from localllm.generation.tools.tool_grammar import ToolUse
-
-    tool_list, choice = body.get_list("tools") or (), body.get("tool_choice")
-    parallel, options = body.get("parallel_tool_calls") is not False, parse_call_options(body)
-    bodies = [Body.of(tool, "tools") for tool in tool_list]
-    tools = [parse_function(tool) for tool in bodies if tool.get("type") == "function"]
-    if not tools:
-        return None
-    if isinstance(choice, dict) and choice.get("type") != "function":
-        choice = None
-    return ToolUse(tools, parse_tool_choice(choice), parallel, **options)
-
-
-def parse_input(items: Any) -> list[Message]:
-    """Parse the input items into messages. Raises UsageError."""
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}] if items else []
-    if items is not None and not isinstance(items, list):
-        raise UsageError(f"input should be a string or an array of items, not {type_name(items)}")
-    messages = list[Message]()
-    for number, format_item in enumerate(items or ()):
-        if not isinstance(format_item, dict):
-            raise UsageError(f"input[{number}] should be an object, not {type_name(format_item)}")
-        add_item(messages, format_item, f"input[{number}]")
-    return name_tool_results(messages)
-
-
-def add_item(messages: list[Message], item: dict[str, Any], name: str) -> None:
-    """Add one input item; calls and reasoning join the assistant message next to them."""
-    item_type = item.get("type") or "message"
-    if item_type == "message":
-        role = ROLES.get(str(item.get("role")))
-        if role is None:
-            raise UsageError(f"{name}.role should be one of {', '.join(ROLES)}")
-        text = (parse_content if role in IMAGE_ROLES else parse_text)(item.get("content"), f"{name}.content") or ""
-        if role == "assistant" and messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
-            messages[-1]["content"] = text
-        else:
-            messages.append({"role": role, "content": text})
-    elif item_type == "function_call":
-        function = {
-            "name": str(item.get("name")),
-            "arguments": normalize_arguments(item.get("arguments")),
-        }
-        call = {"id": str(item.get("call_id")), "type": "function", "function": function}
-        assistant_message(messages).setdefault("tool_calls", []).append(call)
-    elif item_type == "function_call_output":
-        text = parse_content(item.get("output"), f"{name}.output") or ""
-        messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text})
-    elif item_type == "reasoning":
-        texts = [part.get("text", "") for part in (item.get("content") or item.get("summary") or ())]
-        if texts:
-            messages.append({"role": "assistant", "content": "", "reasoning_content": "\n".join(map(str, texts))})
-    else:
-        raise UsageError(f"{name}: item type {str(item_type)[:40]!r} is not supported")
-
-
-def assistant_message(messages: list[Message]) -> Message:
-    """Return the last assistant message, or append an empty one."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
 
 
 def empty_response(service: Service, body: Body, is_streaming: bool, headers: dict[str, str]) -> Response:
@@ -169,20 +88,20 @@ def empty_response(service: Service, body: Body, is_streaming: bool, headers: di
     return EventStream(events(), service.limits, headers)
 
 
-async def complete_response(stream: ResponseStream) -> dict[str, Any]:
+async def complete_response(stream: ResponseStream, origins: Origins) -> dict[str, Any]:
     """Collect the complete response."""
     blocks, reason = await collect_blocks(stream)
     names = [new_id("item_") for _ in blocks.all]
-    return final_response(stream, new_id("resp_"), blocks, names, reason)
+    return final_response(stream, new_id("resp_"), blocks, names, origins, reason)
 
 
 def final_response(
-    stream: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], reason: str
+    stream: ResponseStream, id: str, blocks: Blocks, names: Sequence[str], origins: Origins, reason: str
 ) -> dict[str, Any]:
     """Format a response that has ended."""
     status = "incomplete" if reason == "length" else "completed"
     statuses = ["completed" if block is not blocks.all[-1] else status for block in blocks.all]
-    items = [format_item(*block) for block in zip(blocks.all, names, statuses, strict=True)]
+    items = [format_item(*block, origins) for block in zip(blocks.all, names, statuses, strict=True)]
     return format_response(stream.name, id, status, items, format_usage(stream.usage))
 
 
@@ -196,7 +115,7 @@ def format_response(model: str, id: str, status: str, output: list[Any], usage: 
     }  # fmt: skip
 
 
-async def stream_events(stream: ResponseStream) -> AsyncGenerator[bytes]:
+async def stream_events(stream: ResponseStream, origins: Origins) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent events."""
     blocks, reason, id, names, number = Blocks(), "", new_id("resp_"), list[str](), 0
 
@@ -214,11 +133,11 @@ async def stream_events(stream: ResponseStream) -> AsyncGenerator[bytes]:
         async for _, token_event in stream.events():
             changes = [change for part in token_event.parts for change in blocks.take(part)]
             reason = token_event.finish_reason or reason
-            for line in numbered(item_event for change in changes for item_event in format_events(change, names)):
+            for line in numbered(event for change in changes for event in format_events(change, names, origins)):
                 yield line
-        for line in numbered(item_event for change in blocks.end() for item_event in format_events(change, names)):
+        for line in numbered(event for change in blocks.end() for event in format_events(change, names, origins)):
             yield line
-        result = final_response(stream, id, blocks, names, reason)
+        result = final_response(stream, id, blocks, names, origins, reason)
         for line in numbered(iter([{"type": f"response.{result['status']}", "response": result}])):
             yield line
     except Exception as error:
@@ -234,37 +153,51 @@ async def stream_events(stream: ResponseStream) -> AsyncGenerator[bytes]:
         await stream.close()
 
 
-def format_events(change: Change, names: list[str]) -> Iterator[Event]:
+def format_events(change: Change, names: list[str], origins: Origins) -> Iterator[Event]:
     """Yield the events of a change of a block; names: ids of the items, extended by new ones."""
-    action, block, text = change
+    action, block, _ = change
     if action == OPEN:
         names.append(new_id("item_"))
-        yield {
-            "type": "response.output_item.added",
-            "output_index": block.index,
-            "item": format_item(block, names[-1], "in_progress", has_content=False),
-        }
-    item_fields = {"item_id": names[block.index], "output_index": block.index}
-    part_fields = item_fields if block.kind == CALL else {**item_fields, "content_index": 0}
-    kinds = {THOUGHT: "response.reasoning_text", CALL: "response.function_call_arguments"}
-    prefix = kinds.get(block.kind, "response.output_text")
-    extra: Event = {"logprobs": []} if prefix == "response.output_text" else {}
+        item = format_item(block, names[-1], "in_progress", origins, has_content=False)
+        yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
+    fields = {"item_id": names[block.index], "output_index": block.index}
+    if block.kind == CALL:
+        yield from format_call_events(change, fields, origins)
+    else:
+        yield from format_text_events(change, {**fields, "content_index": 0})
+    if action == CLOSE:
+        status = "incomplete" if block.is_truncated else "completed"
+        item = format_item(block, names[block.index], status, origins)
+        yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
+
+
+def format_call_events(change: Change, fields: Event, origins: Origins) -> Iterator[Event]:
+    """Yield what a change of a call means for its arguments; the text of a custom tool comes when it is whole."""
+    action, block, text = change
+    if origin_of(block, origins).is_custom:
+        if action == CLOSE:
+            given = input_text(block.text)
+            yield {"type": "response.custom_tool_call_input.delta", **fields, "delta": given}
+            yield {"type": "response.custom_tool_call_input.done", **fields, "input": given}
+    elif action == CLOSE:
+        done = {"arguments": block.text, "name": origin_of(block, origins).name}
+        yield {"type": "response.function_call_arguments.done", **fields, **done}
+    elif action != OPEN:
+        yield {"type": "response.function_call_arguments.delta", **fields, "delta": text}
+
+
+def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
+    """Yield what a change of a text or of reasoning means for its only part."""
+    action, block, text = change
+    prefix = "response.reasoning_text" if block.kind == THOUGHT else "response.output_text"
+    extra: Event = {} if block.kind == THOUGHT else {"logprobs": []}
     if action == OPEN:
-        if block.kind != CALL:
-            yield {"type": "response.content_part.added", **part_fields, "part": format_part(block, "")}
-        return
-    if action != CLOSE:
-        yield {"type": f"{prefix}.delta", **part_fields, "delta": text, **extra}
-        return
-    final = {"arguments": block.text, "name": block.name} if block.kind == CALL else {"text": block.text}
-    yield {"type": f"{prefix}.done", **part_fields, **final, **extra}
-    if block.kind != CALL:
-        yield {"type": "response.content_part.done", **part_fields, "part": format_part(block, block.text)}
-    yield {
-        "type": "response.output_item.done",
-        "output_index": block.index,
-        "item": format_item(block, names[block.index], "incomplete" if block.is_truncated else "completed"),
-    }
+        yield {"type": "response.content_part.added", **fields, "part": format_part(block, "")}
+    elif action == CLOSE:
+        yield {"type": f"{prefix}.done", **fields, "text": block.text, **extra}
+        yield {"type": "response.content_part.done", **fields, "part": format_part(block, block.text)}
+    else:
+        yield {"type": f"{prefix}.delta", **fields, "delta": text, **extra}
 
 
 def format_part(block: Block, text: str) -> dict[str, Any]:
@@ -273,14 +206,16 @@ def format_part(block: Block, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def format_item(block: Block, id: str, status: str, has_content: bool = True) -> dict[str, Any]:
+def origin_of(block: Block, origins: Origins) -> Origin:
+    """Return the tool that a call is of, as the client knows it."""
+    return origins.get(block.name) or Origin(block.name)
+
+
+def format_item(block: Block, id: str, status: str, origins: Origins, has_content: bool = True) -> dict[str, Any]:
     """Format a block as an output item; not begun: without content."""
     if block.kind == CALL:
         arguments = block.text if has_content else ""
-        return {
-            "type": "function_call", "id": id, "call_id": f"call_{block.id}", "name": block.name,
-            "arguments": arguments, "status": status,
-        }  # fmt: skip
+        return format_call(origin_of(block, origins), id, f"call_{block.id}", arguments, status)
     content = [format_part(block, block.text)] if has_content else []
     if block.kind == THOUGHT:
         return {"type": "reasoning", "id": id, "summary": [], "content": content, "status": status}

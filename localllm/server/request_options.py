@@ -1,5 +1,8 @@
 """Parse the fields of a request into generation options."""
 
+import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -15,14 +18,35 @@ if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
 SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions) if each.name not in ("logit_bias", "seed"))
+# Options of which a value outside of their range means its end, as in llama-server: top_k -1 keeps all tokens, top_p 0
+# the most likely one.
+CLAMPED = ("top_k", "top_p", "typical", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier")
 ALIASES = {"repetition_penalty": "repeat_penalty", "typical_p": "typical"}  # vLLM's, llama-server's
+RANGES = {each.name: each.metadata["range"] for each in fields(SamplingOptions)}
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"}
+DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
+MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # of tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
 MAX_LOGPROBS = 20  # alternatives per token
 # Fields of other servers without effect on a response: user, billing, storage.
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt",
                "prompt_cache_retention", "verbosity", "id_slot")  # fmt: skip
+
+
+def parse_keep_alive(body: Body) -> float | None:
+    """Parse Ollama's keep_alive: seconds, or a duration as 5m, for which a model stays open; below 0 for ever.
+
+    Raises UsageError.
+    """
+    value = body.get("keep_alive")
+    if value is None or type(value) in (int, float):
+        return value
+    match = DURATION.fullmatch(value) if isinstance(value, str) else None
+    if not match or not value.strip("-"):
+        raise UsageError("keep_alive should be a number of seconds, or a duration such as 5m or 1h30m")
+    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
+    return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
 
 
 def parse_sampling(body: Body) -> SamplingOptions:
@@ -34,26 +58,44 @@ def parse_sampling(body: Body) -> SamplingOptions:
     for alias, name in ALIASES.items():
         if (value := body.get(alias)) is not None:
             values[name] = value
-    bias, seed = body.get_mapping("logit_bias"), body.get_int("seed", -1)
+    for name in CLAMPED:
+        if isinstance(value := values[name], int | float):
+            values[name] = min(max(value, RANGES[name].least), RANGES[name].most)
+    seed = body.get_int("seed", -sys.maxsize)
     return SamplingOptions(
         **{name: value for name, value in values.items() if value is not None},
-        logit_bias=None if bias is None else parse_biases(bias),
-        seed=None if seed == -1 else seed,
+        logit_bias=parse_biases(body.get("logit_bias")),
+        seed=None if seed in (None, -1) else seed % 2**64,
     )
 
 
-def parse_biases(by_text: Mapping[str, Any]) -> dict[int, float]:
-    """Convert the string keys of logit_bias to token ids. Raises UsageError."""
-    if not all(token.isdecimal() and len(token) < 10 for token in by_text):
-        raise UsageError("logit_bias should be an object of numbers by token id")
-    return {int(token): bias for token, bias in by_text.items()}
+def parse_biases(value: Any) -> dict[int, float] | None:
+    """Parse logit_bias: OpenAI's object by token id, or llama-server's array of pairs, where false bans a token.
+
+    Raises UsageError.
+    """
+    if value is None:
+        return None
+    pairs = [*value.items()] if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(is_bias(pair) for pair in pairs):
+        raise UsageError("logit_bias should be an object of numbers by token id, or an array of pairs")
+    return {int(token): -math.inf if bias is False else bias for token, bias in pairs}
+
+
+def is_bias(pair: Any) -> bool:
+    """Return whether this is a token's id, as a number or its digits, and a number or false."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return False
+    token, bias = pair
+    is_id = token.isdecimal() and len(token) < 20 if isinstance(token, str) else type(token) is int and token >= 0
+    return is_id and (bias is False or type(bias) in (int, float))
 
 
 def parse_options(
     body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
 ) -> GenerationOptions:
     """Parse the options that all of OpenAI's interfaces share. Raises UsageError."""
-    stop = body.get_texts("stop")
+    stop = tuple(filter(None, body.get_texts("stop")))
     if len(stop) > MAX_STOPS:
         raise UsageError(f"stop should be at most {MAX_STOPS} strings, not {len(stop)}")
     for name in IGNORED_FIELDS:
@@ -141,36 +183,54 @@ def parse_schema(format: Body | None) -> Any:
 
 
 def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse OpenAI's tools, tool_choice and parallel_tool_calls. Raises UsageError."""
-    from localllm.generation.tools.tool_grammar import ToolUse
+    """Parse OpenAI's tools, tool_choice and parallel_tool_calls; only functions are used. Raises UsageError."""
+    from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get("tool_choice")
     parallel, options = body.get("parallel_tool_calls") is not False, parse_call_options(body)
-    if not tool_list:
+    tools = list[Tool]()
+    for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
+        if (kind := tool.get_text("type")) in (None, "function"):
+            tools.append(parse_function(tool))
+        else:
+            body.ignore(f"tools[{number}]:{kind}")
+    if not tools:
         return None
-    return ToolUse(
-        [parse_function(Body.of(tool, "tools")) for tool in tool_list], parse_tool_choice(choice), parallel, **options
-    )
+    chosen, allowed = parse_tool_choice(choice)
+    return ToolUse(tools, chosen, parallel, allowed=allowed, **options)
 
 
-def parse_function(tool: Body) -> "Tool":
-    """Parse one tool. Raises UsageError."""
+def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
+    """Parse one function. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
-    if tool.get_text("type") not in (None, "function"):
-        raise UsageError(f"tools: {tool.get_text('type')!r} is not supported; the type of a tool should be function")
     function = tool.get_object("function") or tool  # /v1/responses has the fields here
     name, about = function.require_text("name"), function.get_text("description") or ""
     parameters = function.get_mapping("parameters")
-    return Tool(name, about, dict(parameters or NOTHING), function.get_bool("strict"))
+    return Tool(flat_name(namespace, name), about, dict(parameters or NOTHING), function.get_bool("strict"))
 
 
-def parse_tool_choice(choice: Any) -> str:
-    """Convert a tool_choice for ToolUse. Raises UsageError."""
-    if isinstance(choice, dict):
-        body = Body(choice, "tool_choice")
-        function = body.get_object("function") or body
-        return function.require_text("name")
-    if choice not in (None, "auto", "required", "none"):
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a function of a namespace, such as mcp__files__read."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+def parse_tool_choice(choice: Any) -> tuple[str, tuple[str, ...] | None]:
+    """Convert a tool_choice for ToolUse: its choice, and the allowed tools or None. Raises UsageError."""
+    if isinstance(choice, dict) and (body := Body(choice, "tool_choice")).get("type") not in MODES:
+        if body.get("type") != "allowed_tools":
+            return parse_tool_name(body), None
+        inner = body.get_object("allowed_tools") or body
+        listed = [Body.of(tool, "tool_choice.tools") for tool in inner.require_list("tools")]
+        mode = inner.get_choice("mode", ("auto", "required")) or "auto"
+        return mode, tuple(parse_tool_name(tool) for tool in listed if tool.get("type") in ("function", "custom"))
+    mode = choice["type"] if isinstance(choice, dict) else choice
+    if mode not in (None, *MODES):
         raise UsageError("tool_choice should be auto, required, none or a function")
-    return choice or "auto"
+    return MODES[mode or "auto"], None
+
+
+def parse_tool_name(body: Body) -> str:
+    """Return the name of the tool that an object of tool_choice names. Raises UsageError."""
+    function = body.get_object("function") or body.get_object("custom") or body
+    return flat_name(function.get_text("namespace"), function.require_text("name"))

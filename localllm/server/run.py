@@ -38,6 +38,7 @@ class Setup:
         grace: seconds for responses to end.  keys, hosts, origins: see Rules.
         body, connections, answer_seconds, drops_turns, folders: see Limits.
         strict_names: whether a single model is only available by its own name.
+        idle_seconds: without a request after which a model is unloaded, None for never.
         access_log: whether there is a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
     """
 
@@ -58,6 +59,7 @@ class Setup:
     drops_turns: bool
     folders: Sequence[str]
     strict_names: bool = False
+    idle_seconds: float | None = None
     access_log: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
@@ -91,7 +93,9 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             deadline.start()
 
         memory = available_memory() if setup.memory is None else setup.memory
-        pool = ModelPool(setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names)
+        pool = ModelPool(
+            setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds
+        )
         ending = Ending(setup.grace, stop_responses, warn)
         app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = create_listener(app, limits, ending, tls)

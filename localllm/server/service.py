@@ -4,7 +4,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeGuard, TypeVar
 
@@ -76,6 +76,7 @@ class ResponseStream:
 
     async def begin(self) -> None:
         """Submit all prompts. Raises LocalllmError for whatever is known to fail beforehand."""
+        self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
             subscriber = Subscriber(request, self._generate_request.top_logprobs, self._worker.cancel)
@@ -111,7 +112,10 @@ class ResponseStream:
             raise ContextError(
                 f"the prompt has {size} bytes, but at most {limit} fit in a context of {context} tokens; shorten it"
             )
-        return self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
+        request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
+        if not request.prompt and (start := document_start(self.model.tokenizer)) is not None:
+            request.prompt.append(start)
+        return request
 
     def _build_fitting(self, prompt: Prompt) -> Request:
         """Drop the oldest turns until an eighth of the context is left for the answer."""
@@ -178,11 +182,11 @@ class Service:
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
 
-    async def start(self, generate_request: GenerateRequest) -> ResponseStream:
-        """Start a response; the caller closes it. Raises LocalllmError."""
+    async def start(self, generate_request: GenerateRequest, keep_seconds: float | None = None) -> ResponseStream:
+        """Start a response; the caller closes it. keep_seconds: see ModelPool.use. Raises LocalllmError."""
         stack = AsyncExitStack()
         name = self.pool.resolve(generate_request.model).name
-        worker = await stack.enter_async_context(self.pool.use(name))
+        worker = await stack.enter_async_context(self.pool.use(name, keep_seconds))
         stream = ResponseStream(name, worker, generate_request, self.limits, stack)
         try:
             await stream.begin()
@@ -201,6 +205,21 @@ class Service:
                     for prompt in resolve_prompt_images(generate_request.prompts, self.limits.folders)
                 )
             )
+
+
+def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
+    """Return a request without biases of tokens that do not exist: clients send those of OpenAI's vocabularies."""
+    sampling = generate_request.options.sampling
+    if not sampling.logit_bias or max(sampling.logit_bias) < vocab:
+        return generate_request
+    biases = {token: bias for token, bias in sampling.logit_bias.items() if token < vocab}
+    options = replace(generate_request.options, sampling=replace(sampling, logit_bias=biases))
+    return replace(generate_request, options=options)
+
+
+def document_start(tokenizer: Tokenizer) -> int | None:
+    """Return the token that an empty prompt means, as in OpenAI's interface: a new document begins."""
+    return tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
 def count_bytes(prompt: Any) -> int:

@@ -122,6 +122,12 @@ class Share:
         int | None,
         typer.Option("-np", "--parallel", metavar="N", help="Maximum concurrent requests per model.  [default: 16]"),
     ] = None
+    idle: Annotated[
+        float | None,
+        typer.Option(
+            "--idle", metavar="SECONDS", help="Unload a model that had no request for so long.  [default: never]"
+        ),
+    ] = None
     max_body: Annotated[
         int,
         typer.Option(
@@ -198,6 +204,8 @@ def serve(
         raise UsageError("--socket and --host exclude each other")
     if place.ssl_keyfile is not None and place.ssl_certfile is None:
         raise UsageError("--ssl-keyfile needs --ssl-certfile FILE")
+    if share.idle is not None and share.idle < 0:
+        raise UsageError(f"--idle should be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj is for one model; each of several uses the projector beside it")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
@@ -210,7 +218,7 @@ def serve(
         paths, opened, place.host or "127.0.0.1", place.port, place.socket, share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
-        tuple(share.media_path or ()), place.strict_model_names, place.access_log,
+        tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
         place.ssl_certfile, place.ssl_keyfile,
     )  # fmt: skip
     with ExitStack() as stack:

@@ -72,7 +72,7 @@ def described_arguments(text: str) -> dict[str, str]:
 
 
 def tool_use(
-    tools: Sequence[Any], choice: Any = "auto", parallel: bool = True, json_calls: bool = True, **style: bool
+    tools: Sequence[Any], choice: Any = "auto", parallel: bool = True, json_calls: bool = True, **style: Any
 ) -> ToolUse:
     """Describe the tools of an answer.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 CHOICES = ("auto", "required", "none")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME = re.compile(r"[\w./:@+~#$-]{1,128}")
 MOST = 256  # tools
 
 
@@ -49,7 +49,9 @@ class Tool:
     def __post_init__(self) -> None:
         """Raises UsageError."""
         if not _NAME.fullmatch(self.name):
-            raise UsageError(f"tools: {self.name[:60]!r} is no name: letters, digits, _, . and - can be in it")
+            raise UsageError(
+                f"tools: {self.name[:60]!r} is no name: letters, digits and any of _-.:/@+~#$ can be in it"
+            )
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
     def told(self) -> dict[str, Any]:
@@ -68,6 +70,7 @@ class ToolUse:
         json_calls: take {"name": ..., "arguments": ...} for a call where the model may call and writes it as text.
         json_whitespace: keep the white space between the parts of arguments.
         additional_properties: let objects among them have others where a schema does not say.
+        allowed: names of those that may be called, None for all.
     """
 
     tools: Sequence[Tool]
@@ -76,21 +79,29 @@ class ToolUse:
     json_calls: bool = True
     json_whitespace: bool = False
     additional_properties: bool = False
+    allowed: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
         names = [tool.name for tool in self.tools]
         if len(names) > MOST or len(set(names)) < len(names):
             raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
-        if self.choice not in (*CHOICES, *names):
-            raise UsageError(f"tool_choice names {self.choice[:60]!r}, which is none of the tools")
+        chosen = [] if self.choice in CHOICES else [self.choice]
+        if unknown := next((name for name in (*chosen, *(self.allowed or ())) if name not in names), None):
+            raise UsageError(f"tool_choice names {unknown[:60]!r}, which is none of the tools")
+        if self.choice == "required" and not self.callable:
+            raise UsageError("tool_choice requires a call, but allows no tool")
 
     @property
     def callable(self) -> list[Tool]:
         """Those that may be called."""
         if self.choice in CHOICES:
-            return [] if self.choice == "none" else [*self.tools]
+            return [] if self.choice == "none" else [tool for tool in self.tools if self.allows(tool.name)]
         return [tool for tool in self.tools if tool.name == self.choice]
+
+    def allows(self, name: str) -> bool:
+        """Return whether a tool may be called by this name."""
+        return self.allowed is None or name in self.allowed
 
     @property
     def must(self) -> bool:

@@ -1,0 +1,147 @@
+"""Messages of Anthropic's interface, in blocks of many types, into messages for chat templates."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from json import dumps
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.server.fields import Body, type_name
+from localllm.server.images import TYPES as IMAGES
+from localllm.server.messages import TEXTS, name_tool_results, normalize_arguments, parse_content, parse_text
+from localllm.text.marker_escaping import Message
+
+THOUGHTS = ("thinking", "redacted_thinking")
+CALL, RESULT = "tool_use", "tool_result"  # how the types of calls and of their results end: server_tool_use is one
+ROLES = ("user", "assistant", "system")
+
+
+def parse_messages(messages: Sequence[Any]) -> list[Message]:
+    """Parse the messages. Raises UsageError."""
+    if not messages:
+        raise UsageError("messages should not be empty; send at least one message")
+    parsed = list[Message]()
+    for number, message in enumerate(messages):
+        name = f"messages[{number}]"
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise UsageError(f"{name}.role should be user, assistant or system")
+        content = "" if message.get("content") is None else message["content"]
+        if not isinstance(content, str | list):
+            raise UsageError(f"{name}.content should be a string or an array of blocks, not {type_name(content)}")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
+            raise UsageError(f"{name}.content: a block should be an object with a type")
+        name += ".content"
+        parsed += (
+            parse_assistant_blocks(blocks, name)
+            if message["role"] == "assistant"
+            else parse_user_blocks(blocks, name, message["role"])
+        )
+    return name_tool_results(parsed)
+
+
+def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
+    """Parse a user's blocks: tool results first, each as a message of its own."""
+    results = [block for block in blocks if block["type"].endswith(RESULT)]
+    parsed = [parse_result(block, name) for block in results]
+    if (rest := [block for block in blocks if not block["type"].endswith(RESULT)]) or not results:
+        parse = parse_content if role == "user" else parse_text
+        parsed.append({"role": role, "content": parse(readable(rest, name), name)})
+    return parsed
+
+
+def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Message]:
+    """Parse an assistant's blocks into a message with text, reasoning and tool calls.
+
+    Results of tools that Anthropic's servers have run are among them: each ends a message, and is the next one.
+    """
+    parsed, part = list[Message](), list[dict[str, Any]]()
+    for block in blocks:
+        if block["type"].endswith(RESULT):
+            parsed += [assistant_message(part, name)] if part else []
+            parsed.append(parse_result(block, name))
+            part = []
+        else:
+            part.append(block)
+    return [*parsed, assistant_message(part, name)] if part or not parsed else parsed
+
+
+def assistant_message(blocks: list[dict[str, Any]], name: str) -> Message:
+    """Parse blocks without results into one message."""
+    texts = [block for block in blocks if block["type"] not in THOUGHTS and not block["type"].endswith(CALL)]
+    message: Message = {"role": "assistant", "content": parse_content(readable(texts, name), name) or ""}
+    if reasoning := [str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking"]:
+        message["reasoning_content"] = "\n".join(reasoning)
+    calls = []
+    for block in blocks:
+        if block["type"].endswith(CALL):
+            if not isinstance(block.get("name"), str):
+                raise UsageError(f"{name}: a {block['type']} block should have a name and an input")
+            function = {"name": block["name"], "arguments": normalize_arguments(block.get("input"))}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def parse_result(block: dict[str, Any], name: str) -> Message:
+    """Parse the result of a tool: a text, blocks, or an object of a tool that Anthropic's servers have run."""
+    content = block.get("content")
+    parts = [content] if isinstance(content, dict) else content
+    result = parse_content(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name) or ""
+    if block.get("is_error"):
+        result = f"Error: {result}" if isinstance(result, str) else [{"type": "text", "text": "Error:"}, *result]
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result}
+
+
+def readable(blocks: Sequence[Any], name: str, is_result: bool = False) -> list[Any]:
+    """Return blocks as text and images only; is_result: those of an unknown type become JSON.
+
+    Raises UsageError for what no text can be made of.
+    """
+    parts = list[Any]()
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind in TEXTS or kind in IMAGES or not isinstance(kind, str):
+            parts.append(block)
+        elif kind == "document":
+            parts += parse_document(Body(block, f"{name}: document"))
+        elif kind == "search_result":
+            head = [str(block[field]) for field in ("title", "source") if block.get(field)]
+            parts += [text_part("\n".join(head)), *readable(block.get("content") or (), name, is_result)]
+        elif kind == "tool_reference":
+            parts.append(text_part(str(block.get("tool_name"))))
+        elif is_result:
+            said = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
+            parts.append(text_part(dumps(said, ensure_ascii=False)))
+        else:
+            parts.append(block)
+    return parts
+
+
+def parse_document(document: Body) -> list[dict[str, Any]]:
+    """Return a document as parts: its title, its context and its text. Raises UsageError."""
+    source = document.get_object("source") or Body({}, document.qualify("source"))
+    kind, media = source.get_text("type"), source.get_text("media_type") or "text/plain"
+    if kind == "content":
+        content = source.get("content")
+        parts = [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
+    elif kind == "text":
+        parts = [text_part(source.require_text("data"))]
+    elif kind == "base64" and media.startswith("text/"):
+        parts = [text_part(decoded(source.require_text("data"), source.qualify("data")))]
+    else:
+        raise UsageError(f"{source.qualify('type')}: {media if kind == 'base64' else kind} is not supported; send text")
+    head = [text for field in ("title", "context") if (text := document.get_text(field))]
+    return [*map(text_part, head), *parts]
+
+
+def decoded(data: str, name: str) -> str:
+    """Return the text in base64. Raises UsageError."""
+    try:
+        return base64.b64decode(data).decode(errors="replace")
+    except (binascii.Error, ValueError):
+        raise UsageError(f"{name} should be base64") from None
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
