@@ -78,6 +78,61 @@ def test_what_follows_is_not_disturbed(model: localllm.Model):
     assert "".join(model.chat(MESSAGES, 8, temperature=0)) == before
 
 
+def oracle(model: localllm.Model, prompt: list[int], texts: list[str]) -> dict[str, float]:
+    """The product of each token's probability, by reading every text behind the prompt anew."""
+    return {text: logprob(model, prompt, model.tokenize(text)) for text in texts}
+
+
+CHOICES = [
+    ["A", "B", "C"],  # of a token each: nothing is read behind the prompt
+    ["the model is good and small", "the model is bad", "it is neither good nor bad"],
+    [
+        f"the answer of the model to the first question of the user is {word}"
+        for word in ("yes it is", "no it is", "unknown to it")
+    ],  # a stem
+]
+
+
+@pytest.mark.parametrize("texts", CHOICES)
+@pytest.mark.parametrize("precise", [True, False])
+def test_choices_are_the_products_of_their_tokens_probabilities(model: localllm.Model, texts: list[str], precise: bool):
+    """Alone and among others, without an end of the answer, as none begins another."""
+    prompts = [[{"role": "user", "content": f"Is {word} good?"}] for word in ("it", "a cat " * 9, "rain", "snow") * 5]
+    many = list(model.choose_many(prompts, texts, precise))
+    for prompt, choices in zip(prompts[:4], many, strict=False):
+        expected = oracle(model, model.chat(prompt, 1, think="off").prompt, texts)
+        assert {one.text: one.logprob for one in choices} == pytest.approx(expected, abs=2e-2 if precise else 0.3)
+        assert {one.text: one.logprob for one in model.choose(prompt, texts)} == pytest.approx(expected, abs=2e-2)
+    assert len(many) == 20
+    for number, choices in enumerate(many):
+        first = {one.text: one.logprob for one in many[number % 4]}
+        assert {one.text: one.logprob for one in choices} == pytest.approx(first, abs=1e-2 if precise else 0.3)
+
+
+def test_what_is_read_to_choose(model: localllm.Model, monkeypatch: pytest.MonkeyPatch):
+    """A prompt once, of texts what their first tokens do not decide; a long beginning of several only once."""
+    read = list[int]()
+    run = model.engine._run_batch
+
+    def counted(readings, batch, *rest):
+        read.append(sum(end - first for _, first, end in batch))
+        return run(readings, batch, *rest)
+
+    monkeypatch.setattr(model.engine, "_run_batch", counted)
+    tokens = []
+    for number, texts in enumerate(CHOICES):
+        prompt = [{"role": "user", "content": f"{number} good?"}]
+        model.choose(prompt, texts)
+        tokens.append([*read])
+        read.clear()
+    assert [len(runs) for runs in tokens] == [1, 2, 3]
+    ids = [model.tokenize(text) for text in CHOICES[2]]
+    stem = next(place for place, several in enumerate(zip(*ids, strict=False)) if len(set(several)) > 1)
+    first, second, third = [len(model.tokenize(text)) - 1 for text in CHOICES[1]]
+    assert tokens[1][1] == first + third > second  # all but the last token of the second is read with the first
+    assert tokens[2][1:] == [stem, sum(len(each) - 1 - stem for each in ids)]
+
+
 def test_texts_with_the_same_beginning_are_read_once():
     assert maximal([(), (1,), (1, 2), (3,), (1, 2, 4), (1, 5)]) == [(1, 2, 4), (1, 5), (3,)]
     assert maximal([()]) == [] and Choice("a", -1.0, 1.0).text == "a"
@@ -116,8 +171,9 @@ def test_run_writes_the_likeliest_or_all(cli, model: localllm.Model):
     )
 
 
-def test_map_classifies_lines(cli, model: localllm.Model):
-    options = ["-p", "Is this good? {line}", "--choices", "yes,no"]
+@pytest.mark.parametrize("fast", [[], ["--fast"]])
+def test_map_classifies_lines(cli, model: localllm.Model, fast: list[str]):
+    options = ["-p", "Is this good? {line}", "--choices", "yes,no", *fast]
     code, out, _ = cli("map", GUIDE, *options, stdin=b"One\nTwo\n")
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [result["input"] for result in results] == ["One", "Two"]
@@ -125,7 +181,8 @@ def test_map_classifies_lines(cli, model: localllm.Model):
         question = [{"role": "user", "content": f"Is this good? {result['input']}"}]
         choices = model.choose(question, ["yes", "no"])
         assert result["output"] == choices[0].text
-        assert result["probabilities"][choices[0].text] == pytest.approx(choices[0].probability, abs=0.02)
+        close = pytest.approx(choices[0].probability, abs=0.1 if fast else 0.02)
+        assert result["probabilities"][choices[0].text] == close
 
 
 @pytest.mark.parametrize(
@@ -135,7 +192,7 @@ def test_map_classifies_lines(cli, model: localllm.Model):
         (["run", GUIDE, "x", "--choices", ""], "choices should be texts"),
         (["run", GUIDE, "x", "--choices", "a,b", "--n", "2"], "--choices does not go together with n"),
         (["run", GUIDE, "x", "--choices", "a,b", "--regex", "a|b"], "together with a schema"),
-        (["map", GUIDE, "--choices", "a,b", "--fast"], "--choices does not go together with fast"),
+        (["map", GUIDE, "--choices", "a,b", "--n", "2"], "--choices does not go together with n"),
     ],
 )
 def test_what_does_not_go_together(cli, arguments: list[str], message: str):

@@ -1,28 +1,35 @@
-"""Exact log probabilities of given texts behind a prompt, read together: which of a few answers is the likeliest.
+"""Exact log probabilities of given texts behind a prompt: which of a few answers is the likeliest.
 
-The prompt is read once, and every text in a fork of the sequence that holds it, all in one run of the model.
+A prompt is read once. The logits behind it have the first token of every text, so texts of one token cost nothing more;
+what is left of others is read in forks of the prompt's sequence, those of several prompts in one run of the model.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, NamedTuple, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from localllm.errors import ContextError, UsageError
+from localllm.engine.run import PRECISE_TOKENS
+from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.logprobs import TokenLogprob
-from localllm.generation.prefix_match import common
-from localllm.generation.request import Request
+from localllm.generation.request import Completion, Request
+from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sequence_pool import SequencePool
 
 if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
     from localllm.engine.sequence import Sequence as Tokens
+    from localllm.generation.reasoning import TextPart
+    from localllm.generation.scheduler import Scheduler
 
-FORKS = 64  # texts in one run
-TOGETHER = 16  # prompts that are read in one run
+GREEDY = SamplingOptions(temperature=0)
+PARALLEL = 64  # prompts that are read at once
+STEM = 16  # tokens that are worth a run of their own, if several texts would read them again
 Path = tuple[int, ...]  # tokens behind a prompt
 
 
@@ -45,8 +52,9 @@ class Score(NamedTuple):
     tokens: list[TokenLogprob]
 
 
-def choices_of(texts: Sequence[str], logprobs: Sequence[float]) -> list[Choice]:
-    """Return texts with probabilities that add up to 1, the likeliest first."""
+def choices_of(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
+    """Return texts with probabilities that add up to 1, the likeliest first; tokens: of each text."""
+    logprobs = [math.fsum(token.logprob for token in of_text) for of_text in tokens]
     most = max(logprobs)
     weights = [math.exp(logprob - most) if most > -math.inf else 1.0 for logprob in logprobs]
     total = sum(weights)
@@ -63,40 +71,179 @@ def require_texts(texts: Sequence[str]) -> list[str]:
     return [*texts]
 
 
-def text_logprobs(
-    sequences: SequencePool, requests: Sequence[Request], texts: Sequence[list[int]], end_ids: Collection[int] = ()
-) -> list[list[list[TokenLogprob]]]:
-    """Return, of each request, the log probability of each token of texts, given as ids, behind its prompt.
+class TextTree:
+    """Some texts as tokens, and what has to be read behind a prompt to score them.
 
-    end_ids: tokens that end an answer: then that one of them follows counts as one more token, the likeliest one.
+    Attributes:
+        texts: token ids of each.  end_ids: tokens that end an answer: then that one of them follows counts, too.
+        longest: tokens of the longest text.  paths: beginnings of texts to read, none the beginning of another one.
+    """
+
+    def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
+        self.texts, self.end_ids, self.longest = texts, end_ids, max(map(len, texts))
+        self._following = wanted_tokens(texts, end_ids)
+        self.paths = maximal(self._following)
+
+    def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
+        """Return log probabilities of the tokens that may follow a path; row: logits behind it, float32 [vocab]."""
+        following = self._following.get(path)
+        return logprobs_of(row, following) if following else {}
+
+    def require_fit(self, request: Request, engine: "Engine") -> None:
+        """Raise ContextError for a prompt whose texts do not fit, and UsageError."""
+        if engine.hyperparameters.fills:
+            raise UsageError("a diffusion model does not give probabilities of texts")
+        request.task.require_room(engine.context)
+        if (length := len(request.prompt)) + self.longest > engine.context:
+            texts = f"the longest text {self.longest}, the context {engine.context}"
+            raise ContextError(f"the prompt has {length} tokens and {texts}")
+
+
+class ScoredPrompt:
+    """A prompt that was read, and what is known of the tokens behind it.
+
+    Attributes:
+        tree: the texts to score.  sequence: holds the prompt.
+    """
+
+    def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
+        """row: logits behind the prompt, float32 [vocab]; sequence: may be None if the tree has no paths."""
+        self.tree, self.sequence = tree, sequence
+        self._known: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
+        self._forks: list[Tokens] = []
+
+    def fork(self, sequence: "Tokens") -> "Tokens":
+        """Return a fork that is closed with the others."""
+        self._forks.append(sequence.fork())
+        return self._forks[-1]
+
+    def learn(self, begin: Path, ids: Path, rows: np.ndarray) -> None:
+        """Note what follows each of the tokens behind a path; rows: float32 [len(ids), vocab]."""
+        for place, row in enumerate(rows):
+            path = (*begin, *ids[: place + 1])
+            self._known[path] = self.tree.logprobs(path, row)
+
+    def result(self) -> list[list[TokenLogprob]]:
+        """Return the log probability of each token of each text."""
+        return [scored(ids, self._known, self.tree.end_ids) for ids in self.tree.texts]
+
+    def close(self) -> None:
+        """Give back the memory of the forks that were read."""
+        for fork in self._forks:
+            fork.close()
+        self._forks = []
+
+
+class Branch(NamedTuple):
+    """Tokens to read behind a path of a prompt, with which all of some paths go on."""
+
+    prompt: ScoredPrompt
+    sequence: "Tokens"
+    begin: Path
+    ids: Path
+    paths: list[Path]
+
+
+def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
+    """Divide paths that have a beginning in common, sorted: by what they share, where that is worth a run."""
+    groups: dict[int, list[Path]] = {}
+    for path in paths:
+        if len(path) > len(begin):
+            groups.setdefault(path[len(begin)], []).append(path)
+    for group in groups.values():
+        first, last = group[0], group[-1]
+        stem = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(map(len, group)))
+        if (len(group) - 1) * (stem - len(begin)) >= STEM:
+            yield Branch(prompt, prompt.fork(sequence), begin, first[len(begin) : stem], group)
+        else:
+            yield from (Branch(prompt, prompt.fork(sequence), begin, path[len(begin) :], [path]) for path in group)
+
+
+def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
+    """Read the texts of several prompts, as many at once as keep activations in 16 bits."""
+    waiting = [one for each in prompts if each.sequence for one in branches(each, each.sequence, (), each.tree.paths)]
+    while waiting:
+        tokens = np.cumsum([len(branch.ids) for branch in waiting])
+        count = max(1, int(np.searchsorted(tokens, PRECISE_TOKENS, "right")))
+        batch, waiting = waiting[:count], waiting[count:]
+        rows = engine.run([(branch.sequence, [*branch.ids]) for branch in batch], "all", precise)
+        for (prompt, sequence, begin, ids, paths), of_branch in zip(batch, rows, strict=True):
+            prompt.learn(begin, ids, of_branch)
+            waiting += branches(prompt, sequence, (*begin, *ids), paths)
+
+
+def text_logprobs(sequences: SequencePool, request: Request, tree: TextTree) -> list[list[TokenLogprob]]:
+    """Return the log probability of each token of each text behind a prompt.
+
     Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    require_fit(sequences, requests, texts)
-    following = wanted_tokens(texts, end_ids)
-    with ExitStack() as stack:
-        prompts = read_prompts(sequences, requests, stack)
-        known: list[dict[Path, dict[int, float]]] = [{(): logprobs_of(row, following[()])} for _, row in prompts]
-        spans = [(number, path) for number in range(len(prompts)) for path in maximal(following)]
-        for start in range(0, len(spans), FORKS):
-            chunk = spans[start : start + FORKS]
-            with ExitStack() as forks:
-                runs = [(forks.enter_context(closing(prompts[number][0].fork())), [*path]) for number, path in chunk]
-                rows = sequences.engine.run(runs, "all", True)
-            for (number, path), of_path in zip(chunk, rows, strict=True):
-                for place, row in enumerate(of_path):
-                    known[number][path[: place + 1]] = logprobs_of(row, following[path[: place + 1]])
-    return [[scored(ids, of_prompt, end_ids) for ids in texts] for of_prompt in known]
+    tree.require_fit(request, sequences.engine)
+    prompt = request.prompt
+    with sequences.beginning_with(prompt) as begun, ExitStack() as stack:
+        cached, logits = len(begun.sequence.tokens), begun.logits
+        if logits is None:
+            logits = read_prompt(begun.sequence, prompt, None)
+            sequences.was_read(begun.sequence, cached, logits)
+        scored = stack.enter_context(closing(ScoredPrompt(tree, cast("Tokens", begun.sequence), logits[-1])))
+        read_texts(sequences.engine, [scored], True)
+        return scored.result()
 
 
-def require_fit(sequences: SequencePool, requests: Sequence[Request], texts: Sequence[list[int]]) -> None:
-    """Raise ContextError for a prompt whose texts do not fit, and UsageError."""
-    context, longest = sequences.engine.context, max(map(len, texts))
-    if sequences.engine.hyperparameters.fills:
-        raise UsageError("a diffusion model does not give probabilities of texts")
-    for request in requests:
-        request.task.require_room(context)
-        if (length := len(request.prompt)) + longest > context:
-            raise ContextError(f"the prompt has {length} tokens and the longest text {longest}, the context {context}")
+class ManyScores:
+    """Scores texts behind many prompts, which a scheduler reads in the same runs as those that `map` answers.
+
+    Iterate over it for one result after another, in the order of the prompts.
+    """
+
+    def __init__(self, engine: "Engine", prepare: Callable[[Any], tuple[Request, TextTree]], precise: bool):
+        """prepare: makes a request of a prompt, and the texts to score behind it; it raises LocalllmError."""
+        self._engine, self._prepare, self._precise = engine, prepare, precise
+        self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
+        self._read = dict[int, ScoredPrompt]()
+        self._trees = dict[int, TextTree]()
+
+    def requests(self, prompts: Iterable[Any]) -> Iterator[Request]:
+        """Yield a request for each prompt; one that cannot be made has its error among the results."""
+        for number, prompt in enumerate(prompts):
+            try:
+                request, self._trees[number] = self._prepare(prompt)
+                self._trees[number].require_fit(request, self._engine)
+            except LocalllmError as error:
+                self._results[number] = error
+                continue
+            options = replace(request.task.options, max_tokens=1, sampling=GREEDY, speculate="off")
+            yield Request(replace(request.task, options=options), key=number, listener=self._take)
+
+    def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
+        """Take the logits behind a prompt, and a fork of its sequence if there is more to read."""
+        tree = self._trees.pop(answer.request.key)
+        fork = answer.sequence.fork() if tree.paths and answer.sequence else None
+        self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
+
+    def results(self, scheduler: "Scheduler") -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
+        """Yield the results, or errors; scheduler: of the requests."""
+        wanted = 0
+        for finished in scheduler:
+            self._results |= {request.key: request.error for request in finished if request.error}
+            self._finish()
+            while (result := self._results.pop(wanted, None)) is not None:
+                yield result
+                wanted += 1
+        yield from (self._results[number] for number in sorted(self._results))
+
+    def _finish(self) -> None:
+        """Read the texts behind the prompts that have been read."""
+        read, self._read = self._read, {}
+        with ExitStack() as stack:
+            for each in read.values():
+                stack.enter_context(closing(each))
+                if each.sequence:
+                    stack.enter_context(closing(each.sequence))
+            try:
+                read_texts(self._engine, [*read.values()], self._precise)
+                self._results |= {number: each.result() for number, each in read.items()}
+            except LocalllmError as error:
+                self._results |= dict.fromkeys(read, error)
 
 
 def wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
@@ -106,34 +253,6 @@ def wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[
         for place, token in enumerate(ids):
             following[tuple(ids[:place])].add(token)
     return following
-
-
-def read_prompts(
-    sequences: SequencePool, requests: Sequence[Request], stack: ExitStack
-) -> list[tuple["Tokens", np.ndarray]]:
-    """Read prompts, together what several do not share; sequences that hold them, good for as long as the stack is
-    open, and the logits behind each, float32 [vocab].
-    """
-    if len(requests) == 1:
-        prompt = requests[0].prompt
-        begun = stack.enter_context(sequences.beginning_with(prompt))
-        cached, logits = len(begun.sequence.tokens), begun.logits
-        if logits is None:
-            logits = read_prompt(begun.sequence, prompt, None)
-            sequences.was_read(begun.sequence, cached, logits)
-        return [(cast("Tokens", begun.sequence), logits[-1].copy())]
-    prompts = [request.prompt for request in requests]
-    same = min(min(common(prompts[0], prompt), len(prompt) - 1) for prompt in prompts)
-    if same == 0 or any(request.task.seen for request in requests):
-        return [read for request in requests for read in read_prompts(sequences, [request], stack)]
-    begun = stack.enter_context(sequences.beginning_with(prompts[0][:same]))
-    if begun.logits is None:
-        read_prompt(begun.sequence, prompts[0][:same], None)
-    forks = [cast("Tokens", stack.enter_context(closing(begun.sequence.fork()))) for _ in prompts]
-    rows = sequences.engine.run(
-        [(fork, prompt[same:]) for fork, prompt in zip(forks, prompts, strict=True)], "last", True
-    )
-    return [(fork, row[-1].copy()) for fork, row in zip(forks, rows, strict=True)]
 
 
 def maximal(paths: Collection[Path]) -> list[Path]:

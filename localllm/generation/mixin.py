@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from localllm.errors import LocalllmError, UsageError
@@ -16,7 +16,7 @@ from localllm.values import require_several, require_text, whole_number
 if TYPE_CHECKING:
     from localllm.generation.async_generation import AsyncGeneration
     from localllm.generation.beam_search import Answer
-    from localllm.generation.choices import Choice, Score
+    from localllm.generation.choices import Choice, Score, TextTree
     from localllm.generation.scheduler import Scheduler
     from localllm.generation.speculation.draft_model import Drafter
     from localllm.generation.tools.tool_call import ToolCall
@@ -232,50 +232,59 @@ class GenerationMixin:
     def choose(self, prompt: Prompt, choices: Sequence[str], **options: Unpack[AnswerArguments]) -> "list[Choice]":
         """Return which of some texts answers a prompt best: exact probabilities, the likeliest first.
 
-        Messages are answered without reasoning, and that the answer ends behind a text counts; a text (or token ids) is
-        continued by each. All are read in one pass behind the prompt. Raises ContextError, UsageError.
+        Messages are answered without reasoning; a text (or token ids) is continued by each. A text's probability is the
+        product of its tokens'; that the answer ends behind it counts where messages are answered and one of the texts
+        begins another. Raises ContextError, UsageError.
         """
-        (chosen,) = self.choose_many([prompt], choices, **options)
-        if isinstance(chosen, LocalllmError):
-            raise chosen
-        return chosen
+        from localllm.generation.choices import choices_of, require_texts, text_logprobs
+
+        request, tree = self._to_choose(require_texts(choices), options)(prompt)
+        return choices_of(choices, text_logprobs(self.session.sequences, request, tree))
 
     def choose_many(
-        self, prompts: Iterable[Prompt], choices: Sequence[str], **options: Unpack[AnswerArguments]
+        self,
+        prompts: Iterable[Prompt],
+        choices: Sequence[str],
+        precise: bool = True,
+        **options: Unpack[AnswerArguments],
     ) -> "Iterator[list[Choice] | LocalllmError]":
-        """Do as `choose` for many prompts, several in one pass, in their order; an error stands for its prompt's."""
-        from localllm.generation.choices import TOGETHER, choices_of, require_texts
+        """Choose as `choose` for many prompts, read together, in their order; an error stands for its prompt's choices.
 
+        precise: as of `map`.
+        """
+        from localllm.generation.choices import PARALLEL, ManyScores, choices_of, require_texts
+
+        scores = ManyScores(self.session.sequences.engine, self._to_choose(require_texts(choices), options), precise)
+        with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
+            for result in scores.results(batch):
+                yield result if isinstance(result, LocalllmError) else choices_of(choices, result)
+
+    def _to_choose(
+        self, texts: Sequence[str], options: AnswerArguments
+    ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
+        """Return what makes of a prompt what is to be read to choose among texts."""
         given: AnswerArguments = {"think": "off", **options}
-        texts, chosen = require_texts(choices), gather_options(None, (), given)
-        waiting = iter(prompts)
-        while together := [*islice(waiting, TOGETHER)]:
-            for scores in self._scores(together, texts, chosen):
-                if isinstance(scores, LocalllmError):
-                    yield scores
-                else:
-                    yield choices_of(texts, [score.logprob for score in scores])
+        chosen = gather_options(None, (), given)
+        with_end = any(one.startswith(other) for one in texts for other in texts if one is not other)
 
-    def _scores(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], options: GenerationOptions
-    ) -> "list[list[Score] | LocalllmError]":
-        """Score texts behind prompts, together if that is possible; an error stands for its prompt's scores."""
-        try:
-            if len({is_conversation(prompt) for prompt in prompts}) > 1:
-                raise UsageError("messages and texts are not read together")
-            requests = [self.session.request(prompt, options) for prompt in prompts]
-            return [*self.session.scores(requests, texts, is_conversation(prompts[0]))]
-        except LocalllmError as error:
-            if len(prompts) == 1:
-                return [error]
-        return [scores for prompt in prompts for scores in self._scores([prompt], texts, options)]
+        @cache
+        def tree(is_chat: bool) -> "TextTree":
+            return self.session.tree(texts, is_chat, with_end)
+
+        return lambda prompt: (self.session.request(prompt, chosen), tree(is_conversation(prompt)))
 
     def score(self, prompt: Prompt, text: str, **options: Unpack[AnswerArguments]) -> "Score":
-        """Return the log probability of a text behind a prompt, and of each of its tokens; see `choose`."""
+        """Return the log probability of a text behind a prompt, and of each of its tokens.
+
+        That an answer to messages ends behind the text counts as one more token.
+        """
+        from localllm.generation.choices import Score, text_logprobs
+
         given: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), given))
-        ((score,),) = self.session.scores([request], [require_text("text", text)], is_conversation(prompt))
-        return score
+        tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
+        (tokens,) = text_logprobs(self.session.sequences, request, tree)
+        return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
         """Count the tokens that a text or a conversation is read as, with what the chat template adds."""

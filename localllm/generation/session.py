@@ -26,7 +26,7 @@ from localllm.values import require_text, token_ids
 if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
     from localllm.generation.beam_search import Answer
-    from localllm.generation.choices import Score
+    from localllm.generation.choices import TextTree
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.request import Request
     from localllm.generation.tools.tool_run import Permission, ToolRun
@@ -167,14 +167,12 @@ class Session(Conversation):
 
         return Request(self._prepared(asked, options), n, key)
 
-    def scores(self, requests: "Sequence[Request]", texts: Sequence[str], is_chat: bool) -> "list[list[Score]]":
-        """Return, of each request, log probabilities of texts behind its prompt; is_chat: of whole answers."""
-        from localllm.generation.choices import Score, text_logprobs
+    def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
+        """Return texts to score behind a prompt; with_end: whether they are whole answers to a conversation."""
+        from localllm.generation.choices import TextTree
 
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
-        ends = self.tokenizer.end_ids if is_chat else ()
-        found = text_logprobs(self.sequences, requests, [encode(text) for text in texts], ends)
-        return [[Score(sum(token.logprob for token in tokens), tokens) for tokens in of_prompt] for of_prompt in found]
+        return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def require_sense(self, options: GenerationOptions) -> None:
         """Raises UsageError for options that make no sense with this model, whatever the prompt."""

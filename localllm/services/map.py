@@ -114,7 +114,7 @@ class ChoiceMapping:
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
-        answers = self._model.choose_many(self._prompts(), self._job.choices)
+        answers = self._model.choose_many(self._prompts(), self._job.choices, self._job.precise)
         while (choices := next(answers, None)) is not None:
             while self._failed:
                 yield self._report(*self._failed.popleft())

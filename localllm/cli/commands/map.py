@@ -141,7 +141,7 @@ def map(
     )  # fmt: skip
     if job.choices:
         require_plain(
-            n=n > 1, fast=fast, ray=ray is not None, endpoint=place is not None,
+            n=n > 1, ray=ray is not None, endpoint=place is not None,
             a_schema_grammar_or_regex=chosen.constraint is not None,
         )  # fmt: skip
     inputs = tuple(name for name in (path, input, file) if name)
