@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from localllm.generation.scheduler import Scheduler
 
 
+RENAMED = {"sight": "vision", "fills": "is_diffusion"}  # attributes of a Model before 0.3
+
+
 class Model(GenerationMixin):
     """A model that is open. Use it in a `with` statement, or close it.
 
@@ -46,7 +50,7 @@ class Model(GenerationMixin):
         file_type: what the file calls its formats, as "Q4_K_M".  name: what it calls itself, or "".
         file: the file itself, mapped.  tokenizer: its Tokenizer.  engine: what computes.  session: its conversation.
         context: how many tokens a prompt and its answer may have together.  trained_context: what it was made for.
-        prefixes: what is kept of long prompts from process to process, or None.  sight: by which it sees images.
+        prefixes: what is kept of long prompts from process to process, or None.  vision: encodes images.
         written: what was written before, which guesses come from, or None.
         warnings: lines that the user should see.
     """
@@ -75,15 +79,24 @@ class Model(GenerationMixin):
         self.prefixes, self.written = prefixes, written
         self.session = Session(SequencePool(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
-        self.sight = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
-        self.session.look = self.sight.look
+        self.vision = VisionAdapter(file.path, engine, tokenizer, threads, prefixes is not None)
+        self.session.look = self.vision.look
         self._draft_models: dict[str, Model] = {}
         self._readers: dict[tuple[str, str | None], Any] = {}
 
     @property
-    def fills(self) -> bool:
+    def is_diffusion(self) -> bool:
         """Whether it writes by filling in, in any order."""
         return self.engine.hyperparameters.fills
+
+    if not TYPE_CHECKING:  # type checkers report them
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what had another name before 0.3."""
+            if name not in RENAMED or "session" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            warnings.warn(f"Model.{name} is Model.{RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+            return getattr(self, RENAMED[name])
 
     @property
     def device(self) -> str:
@@ -235,7 +248,7 @@ class Model(GenerationMixin):
             self.prefixes.close()
         if self.written:
             self.written.save()
-        for other in (*self._draft_models.values(), *self._readers.values(), self.sight):
+        for other in (*self._draft_models.values(), *self._readers.values(), self.vision):
             other.close()
         self.engine.close()
 
@@ -263,7 +276,7 @@ def open_model(
     chat_template: str | None = None,
     cache: bool = True,
     gpu_layers: int | str = "auto",
-    uploading: Callable[[int, int], None] | None = None,
+    on_upload: Callable[[int, int], None] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
     pan_and_scan: bool = False,
 ) -> Model:
@@ -274,7 +287,7 @@ def open_model(
     how keys and values are kept: f16, f32, q8_0, q4_0, q4_1, or each its own way as in "k=q8_0,v=q4_0"; backend: cpu,
     cuda or cuda:N for a graphics card, auto for a card if there is one that works, or reference for plain NumPy;
     gpu_layers: how many of the last layers the card gets, a number, "all", or "auto" for as many as it has room for;
-    progress(done, total): called while kernels are compiled, once per computer; uploading(bytes, of all): while weights
+    progress(done, total): called while kernels are compiled, once per computer; on_upload(bytes, total): while weights
     go to the card; observer: sums up what the matrices meet; mmproj: the projector by which images are seen, None for
     the one beside the model; pan_and_scan: crops of long images, too, with Gemma 3; chat_template: the name of one in
     the file or text.builtin_templates, or Jinja; cache: find what earlier processes have read and written in the user's
@@ -285,7 +298,7 @@ def open_model(
     threads = None if threads is None else whole_number("threads", threads, 1)
     context = None if context is None else whole_number("context", context) or None
     kv_type, gpu_layers = require_text("kv_type", kv_type), layers_of(gpu_layers)
-    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, uploading, observer)
+    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer)
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 
 
@@ -323,7 +336,7 @@ def open_with_options(
         written = NgramCache(engine.vocab_size, vocabulary_name(tokenizer.pieces))
     model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, written)
     if mmproj is not None or pan_and_scan:
-        model.sight.use(mmproj, pan_and_scan)
+        model.vision.use(mmproj, pan_and_scan)
     return model
 
 

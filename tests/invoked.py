@@ -65,6 +65,6 @@ class Opened(nullcontext):
         super().__init__(self)
         self.path, self.files, self.file, self.arch = path, [path], SimpleNamespace(metadata={}), "llama"
         self.name, self.format, self.file_type, self.device, self.context = "Tiny", "Q8_0", "Q8_0", "CPU", 64
-        self.fills, self.prefixes, self.warnings = False, None, list[str]()
+        self.is_diffusion, self.prefixes, self.warnings = False, None, list[str]()
         self.session = SimpleNamespace(answers_one_text=False, warning=None, require_conversation=lambda: None)
         self.engine = SimpleNamespace(require_shift=lambda: None)

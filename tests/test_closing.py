@@ -85,14 +85,14 @@ def fake_model(events: list[str]) -> Model:
         return SimpleNamespace(close=lambda wait=True: events.append(name if wait else f"{name} at once"), **more)
 
     made = Model.__new__(Model)
-    made.prefixes, made.sight, made.engine = part("prefixes"), part("sight"), part("engine", lock=None)
+    made.prefixes, made.vision, made.engine = part("prefixes"), part("vision"), part("engine", lock=None)
     made.session = SimpleNamespace(sequences=SimpleNamespace(collect=lambda: None))
     made.written = SimpleNamespace(save=lambda: events.append("written"))
     made._draft_models, made._readers = {"x": part("draft model")}, {("embedder", None): part("reader")}
     return made
 
 
-ALL = ["draft model", "engine", "prefixes", "reader", "sight", "written"]
+ALL = ["draft model", "engine", "prefixes", "reader", "vision", "written"]
 
 
 def test_a_model_closes_all_that_it_has_opened():

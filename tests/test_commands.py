@@ -37,7 +37,7 @@ LINES = {
 NO_CACHE, PAN = {"--no-cache": {"cache": False}}, {"--pan-and-scan": {"pan_and_scan": True}}
 OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve": LINES | NO_CACHE, "map": LINES}
 USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
-         "chat_template": None, "cache": True, "gpu_layers": "auto", "uploading": None, "mmproj": None,
+         "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "mmproj": None,
          "pan_and_scan": False}  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
     usual = {"steps": None, "epsilon": None, "block_length": None, "algorithm": None, "algorithm_temperature": None,
              "guidance": None, "has_noise": False, "visual": False}  # fmt: skip
     opened = Opened(tiny)
-    opened.fills = True
+    opened.is_diffusion = True
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: opened)
     for line, given in {
         "": {}, "--diffusion-steps 9 --diffusion-eps 0.5 --diffusion-visual": {
@@ -303,7 +303,7 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
     }.items():  # fmt: skip
         told = told_by((run, "fill"), "run", tiny, "-p", "x", *line.split())
         assert told["diffusion"] == usual | given, line
-    opened.fills = False
+    opened.is_diffusion = False
     assert told_by((run, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
     for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
         with pytest.raises(UsageError, match=f"models that fill masked places .*: leave out --{name}"):

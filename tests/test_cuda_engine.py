@@ -67,7 +67,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 def test_weights_that_go_to_the_card_are_told_byte_for_byte(card):
     """From the first matrix to all of them: what the file has in blocks, once."""
     told = list[tuple[int, int]]()
-    engine("cuda", "Q8_0", uploading=lambda done, total: told.append((done, total))).close()
+    engine("cuda", "Q8_0", on_upload=lambda done, total: told.append((done, total))).close()
     matrices = {name: tensor for name, tensor in small("Q8_0").tensors.items() if len(tensor.shape) > 1}
     sizes = sorted(tensor.nbytes for tensor in matrices.values())
     steps = np.diff([0, *(done for done, _ in told)])

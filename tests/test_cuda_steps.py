@@ -331,8 +331,8 @@ def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
     done = []
 
     class Known:
-        def __init__(self, card, matrices, uploading):
-            done.append((matrices, uploading))
+        def __init__(self, card, matrices, on_upload):
+            done.append((matrices, on_upload))
 
         def address(self, weight):
             done.append(weight)
@@ -341,7 +341,7 @@ def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
     monkeypatch.setattr(card_program, "SizedProgram", lambda model, size, progress: done.append(size))
     x = Activation(ALL, 3)
     operations = [MatrixOperation((), x, "a"), Operation((), x), MatrixOperation((), x, "b")]
-    options = SimpleNamespace(uploading="uploading", progress=None)
+    options = SimpleNamespace(on_upload="uploading", progress=None)
     program = CudaProgram("card", operations, "cache", "layout", 64, options, "taken")
     assert done == [(["a", "b"], "uploading"), "a", "b", (512, 1), (1, 1)] and program._logits.shape == (0, 3)
     assert program._model[:4] == ("card", operations, "cache", "layout") and program._model[5:7] == (64, "taken")
@@ -380,7 +380,7 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     card = SimpleNamespace(capability=(8, 0), use=lambda: used.append(1),
                            pinned=lambda size: pinned.append(size) or np.zeros(size, np.uint8))  # fmt: skip
     operations = [Operation((), Activation(ALL, 3))]
-    options = SimpleNamespace(uploading=None, progress="shown")
+    options = SimpleNamespace(on_upload=None, progress="shown")
     program = CudaProgram(card, operations, None, None, 64, options, {})
     assert made == [((512, 1), "shown"), ((1, 1), "shown")]
     texts = [TextSpan(np.zeros(count, np.int64), count) for count in (3, 2, 4)]

@@ -78,7 +78,7 @@ def test_ids_and_order(models, opened):
     assert opened.tokenizer.decode(prompt[places[3] + 1 :], special=True).startswith("What?<|im_end|>")
     parts = [{"type": "image", "image": one}, {"type": "image", "image": two}, {"type": "text", "text": "What?"}]
     assert opened.session.encode_chat([{"role": "user", "content": parts}]) == prompt
-    assert opened.sight.eye.encoded == 2
+    assert opened.vision.eye.encoded == 2
 
 
 def test_marks_in_a_text_are_text(models, opened):
@@ -99,11 +99,11 @@ def test_a_conversation_reads_an_image_once(models, opened):
     second = session.ask("And now?")
     list(second)
     assert second.cached_tokens >= first.prompt_tokens - 1
-    assert opened.sight.eye.encoded == 1
+    assert opened.vision.eye.encoded == 1
     assert session.undo() == "And now?" and session.undo() == "What?"
     again = session.ask("What?", images=[models / "two.jpg"])
     list(again)
-    assert again.cached_tokens < first.prompt_tokens and opened.sight.eye.encoded == 2
+    assert again.cached_tokens < first.prompt_tokens and opened.vision.eye.encoded == 2
 
 
 def test_as_read_anew(models, opened):
@@ -244,7 +244,7 @@ def test_who_waits_keeps_its_images(models, opened, monkeypatch):
     options = GenerationOptions(4, sampling=SamplingOptions(temperature=0))
     answers = [opened.session.chat(asked, options) for _ in range(2)]
     requests = [opened.session.request(asked, options) for _ in range(2)]
-    assert opened.sight.eye.encoded == 8 and not opened.sight.eye._known
+    assert opened.vision.eye.encoded == 8 and not opened.vision.eye._known
     told = ["".join(answer) for answer in answers]
     with closing(opened.batch(iter(requests))) as batch:
         assert sum(map(len, batch)) == 2
@@ -385,7 +385,7 @@ def test_programs_show_arrays_and_pillow_images(models, opened):
         opened.session.encode_chat([{"role": "user", "content": "?", "images": [source]}])
         for source in (path, str(path), path.read_bytes(), image, np.asarray(image))
     ]
-    assert all(prompt == prompts[0] for prompt in prompts) and opened.sight.eye.encoded == 1
+    assert all(prompt == prompts[0] for prompt in prompts) and opened.vision.eye.encoded == 1
 
 
 def test_images_in_a_chat(models, opened, monkeypatch, tmp_path, capfd):

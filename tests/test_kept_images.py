@@ -68,7 +68,7 @@ class Read:
                     logits = read_prompt(sequence, self.prompt, None)
                     sequences.was_read(sequence, self.known, logits)
                 self.logits = np.concatenate([logits, *(sequence.append([token]) for token in (5, 6, 7))])
-            self.encoded = model.sight.eye.encoded
+            self.encoded = model.vision.eye.encoded
 
     @property
     def image_end(self) -> int:
@@ -184,7 +184,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
         again = model.session.request(question)
         assert again.prompt == request.prompt
         known, logits = goes_on([*held, 9, 10, 11], len(held), model)
-        assert known == len(held) and model.sight.eye.encoded == 0
+        assert known == len(held) and model.vision.eye.encoded == 0
         assert np.array_equal(logits, expected)
 
 
@@ -209,7 +209,7 @@ def test_a_session_without_its_image(tmp_path, is_there):
             return
         answer = model.session.ask("And now?", GREEDY)
         list(answer)
-        assert answer.cached_tokens < 20 and model.sight.eye.encoded == 1
+        assert answer.cached_tokens < 20 and model.vision.eye.encoded == 1
 
 
 def test_where_pieces_end():

@@ -524,10 +524,10 @@ def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
         return SimpleNamespace(close=lambda wait=True: told.append((name, wait)), save=lambda: told.append("save"))
 
     model = model_with(
-        prefixes=part("prefixes"), written=part("written"), engine=part("engine"), sight=part("sight"),
+        prefixes=part("prefixes"), written=part("written"), engine=part("engine"), vision=part("vision"),
         _draft_models={"d": part("draft")}, _readers={"r": part("reader")},
     )  # fmt: skip
-    all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "sight", "engine"))]
+    all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "vision", "engine"))]
     model.close()
     assert told == ([] if forked else all_of_them)
     told.clear()

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 
 import localllm
+from localllm import api
 from localllm.generation.arguments import AnswerArguments, ChatArguments, SamplingArguments, gather_options
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
@@ -65,6 +67,7 @@ def test_an_unknown_argument_is_refused():
 
 SNIPPET = """
 import localllm
+from localllm import api
 
 model = localllm.open("model.gguf")
 answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=3, temperature=0, seed=1, stop=["."])
@@ -124,3 +127,24 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_a_warning(model: loc
         opened = localllm.open(model.path, threads=1, context=trained + 1, cache=False)
     with opened:
         assert len(opened.warnings) == 1
+
+
+def test_older_names_work_for_a_version(monkeypatch: pytest.MonkeyPatch):
+    seen = list[object]()
+
+    def opened(path: object, **options: object) -> SimpleNamespace:
+        seen.append(options)
+        return SimpleNamespace(warnings=())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "open_model", opened)
+        with pytest.warns(DeprecationWarning, match="uploading is on_upload now"):
+            localllm.open(localllm.builtin_model(), uploading=print)  # type: ignore[call-arg]
+    assert seen == [{"on_upload": print}]
+    with localllm.open(localllm.builtin_model(), threads=1, cache=False) as model:
+        with pytest.warns(DeprecationWarning, match=r"Model\.sight is Model\.vision now"):
+            assert model.sight is model.vision  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match=r"Model\.fills is Model\.is_diffusion now"):
+            assert model.fills is model.is_diffusion is False  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="'Model' object has no attribute 'nosuch'"):
+            _ = model.nosuch  # type: ignore[attr-defined]

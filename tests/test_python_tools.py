@@ -1,5 +1,6 @@
 """Tools that are Python functions: what the model is told of them, and what comes of its calls."""
 
+import asyncio
 import dataclasses
 import json
 from typing import Annotated, Any, Literal
@@ -100,7 +101,10 @@ def test_descriptions_in_openais_form():
 def several(*numbers: int) -> None: ...
 
 
-async def later() -> None: ...
+async def later(a: int, b: int) -> int:
+    """Add two numbers, later."""
+    await asyncio.sleep(0.01)
+    return a + b
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     path = write_tiny_model(tmp_path / "tiny.gguf", context=4096, chat_template=QWEN)
     for question, said in {
         "sum": call("add", a=2, b=40), "both": call("add", a=1, b=1) + "\n" + call("add", a=2, b=2),
-        "file": call("fail", path="x"), "wrong": call("late"),
+        "file": call("fail", path="x"), "later": call("later", a=2, b=40),
     }.items():  # fmt: skip
         monkeypatch.setitem(tool_talker.CALLS, question, said)
     monkeypatch.setitem(tool_talker.CALLS, tool_talker.FOR_EVER, call("add", a=0, b=0))
@@ -199,5 +203,63 @@ def test_a_session_keeps_calls_and_results(model: localllm.Model):
 def test_what_cannot_be_called(model: localllm.Model):
     with pytest.raises(UsageError, match=r"run_tools calls functions, and {'name': 'f'"):
         model.run_tools(ask("sum"), [{"name": "f"}])  # type: ignore[list-item]
-    monkey = model.run_tools(ask("sum"), [add, later])
-    assert "".join(monkey) == "It says: 42"
+
+
+def test_asynchronous_functions_are_run(model: localllm.Model):
+    run = model.run_tools(ask("later"), [add, later])
+    assert "".join(run) == "It says: 42" and run.messages[1]["content"] == "42"
+
+    async def in_a_loop() -> None:
+        with pytest.raises(UsageError, match="within an event loop, use arun_tools"):
+            list(model.run_tools(ask("later"), [later]))
+
+    asyncio.run(in_a_loop())
+
+
+def test_event_loops_run_their_own_functions(model: localllm.Model):
+    """Beside each other, functions that are not asynchronous in threads."""
+    loops = list[Any]()
+
+    async def slow(a: int, b: int) -> int:
+        loops.append(asyncio.get_running_loop())
+        return await later(a, b)
+
+    slow.__name__ = "later"
+
+    async def main() -> None:
+        runs = [model.arun_tools(ask(question), [slow, add]) for question in ("later", "sum", "later")]
+        for run in await asyncio.gather(*(run.complete() for run in runs)):
+            assert run.text == "It says: 42" and len(run.calls) == 1
+        assert loops == [asyncio.get_running_loop()] * 2
+        texts = [text async for text in model.arun_tools(ask("later"), [slow])]
+        assert "".join(texts) == "It says: 42"
+
+    asyncio.run(main())
+
+
+def test_leaving_cancels_a_function(model: localllm.Model):
+    seen = list[str]()
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def for_ever(a: int, b: int) -> int:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+            return a + b
+
+        for_ever.__name__ = "later"
+        task = asyncio.create_task(model.arun_tools(ask("later"), [for_ever]).complete())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert seen == ["cancelled"]
+    assert "".join(model.run_tools(ask("sum"), [add])) == "It says: 42"

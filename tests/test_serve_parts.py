@@ -1261,7 +1261,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         happened.append(f"open {path}")
         weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
-            file=SimpleNamespace(nbytes=weights - 5), sight=SimpleNamespace(nbytes=5), path=path,
+            file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
             engine=SimpleNamespace(places=lambda: (0, 99), place_bytes=100),
             close=lambda: happened.append(f"close {path}"),
         )  # fmt: skip

@@ -25,7 +25,7 @@ class EngineOptions:
         backend: cpu, cuda, cuda:N, auto (a GPU if one works) or reference.
         gpu_layers: how many of the last layers go to a GPU: a number, all, or auto for as many as fit.
         progress: called with (done, total) while kernels are compiled.
-        uploading: called with (bytes, total) while weights are uploaded to a GPU.
+        on_upload: called with (bytes, total) while weights are uploaded to a GPU.
         observer: sums up the matrices' inputs.
     """
 
@@ -35,7 +35,7 @@ class EngineOptions:
     backend: str = "cpu"
     gpu_layers: int | str = "auto"
     progress: Progress | None = None
-    uploading: Progress | None = None
+    on_upload: Progress | None = None
     observer: ImatrixCollector | None = None
 
     @property

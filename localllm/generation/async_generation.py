@@ -2,24 +2,28 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from localllm.generation.generate import Generation
+if TYPE_CHECKING:
+    from localllm.generation.generate import Generation
+    from localllm.generation.tools.tool_run import ToolRun
+
+Answer = TypeVar("Answer", bound="Generation | ToolRun")
 
 
-class AsyncGeneration:
-    """An answer in the making: `async for` over it for pieces of text; attributes are those of a Generation.
+class AsyncGeneration(Generic[Answer]):
+    """An answer in the making: `async for` over it for pieces of text; attributes are those of the answer.
 
     Leaving the loop or cancelling the task ends the answer: it stops before the model's next step.
     """
 
-    def __init__(self, begin: Callable[[], Generation]):
+    def __init__(self, begin: Callable[[], Answer]):
         """begin: makes the answer, in a thread: templates and vocabularies take time."""
-        self._begin: Callable[[], Generation] | None = begin
-        self._generation: Generation | None = None
+        self._begin: Callable[[], Answer] | None = begin
+        self._generation: Answer | None = None
 
     @property
-    def generation(self) -> Generation | None:
+    def generation(self) -> Answer | None:
         """The answer, None before its first piece was asked for."""
         return self._generation
 
@@ -51,7 +55,7 @@ class AsyncGeneration:
             self._generation = begin()
         return next(self._generation, None) if self._generation else None
 
-    async def complete(self) -> Generation:
+    async def complete(self) -> Answer:
         """Run to the end; the finished answer."""
         async for _ in self:
             pass

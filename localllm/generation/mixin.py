@@ -85,7 +85,7 @@ class GenerationMixin:
         stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto",
         **options: Unpack[ChatArguments],
-    ) -> "AsyncGeneration":
+    ) -> "AsyncGeneration[Generation]":
         """Answer a conversation as `chat`, for `async for`; leaving the loop or cancelling the task ends the answer."""
         from localllm.generation.async_generation import AsyncGeneration
 
@@ -121,19 +121,47 @@ class GenerationMixin:
     ) -> "ToolRun":
         """Answer a conversation, and call the functions that the model calls, until it answers without a call.
 
-        permission: asked before each call. Exceptions of functions are told to the model. A tool that tool_choice
-        demands is demanded once. Iterating raises LocalllmError after max_turns turns with calls.
+        permission: asked before each call. Exceptions of functions are told to the model; asynchronous ones run in an
+        event loop of their own. A tool that tool_choice demands is demanded once. Iterating raises LocalllmError after
+        max_turns turns with calls.
         """
         from localllm.generation.tools.tool_run import ToolRun
 
+        return ToolRun(self._turns(messages, tools, max_tokens, options), tools, max_turns, permission)
+
+    def arun_tools(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Callable[..., Any]],
+        max_turns: int = 8,
+        permission: Callable[["ToolCall"], bool] | None = None,
+        max_tokens: int | None = None,
+        **options: Unpack[CallArguments],
+    ) -> "AsyncGeneration[ToolRun]":
+        """Do as `run_tools`, for `async for`: asynchronous functions run in the caller's event loop, others in threads.
+
+        Leaving the loop or cancelling the task ends the answer, and cancels a function that runs.
+        """
+        import asyncio  # 17 ms
+
+        from localllm.generation.async_generation import AsyncGeneration
+        from localllm.generation.tools.tool_run import ToolRun
+
+        loop, begin = asyncio.get_running_loop(), self._turns(messages, tools, max_tokens, options)
+        return AsyncGeneration(lambda: ToolRun(begin, tools, max_turns, permission, loop))
+
+    def _turns(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Callable[..., Any]],
+        max_tokens: int | None,
+        options: CallArguments,
+    ) -> "Callable[[Sequence[Message]], Generation]":
+        """Return what answers a conversation behind calls of tools, given the messages since."""
         given: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**given, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), given), gather_options(max_tokens, (), freely)
-
-        def answer(said: Sequence[Message]) -> Generation:
-            return self.session.chat([*messages, *said], later if said else first)
-
-        return ToolRun(answer, tools, max_turns, permission)
+        return lambda said: self.session.chat([*messages, *said], later if said else first)
 
     def candidates(
         self,

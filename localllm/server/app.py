@@ -54,7 +54,7 @@ async def props(service: Service, request: Request) -> Response:
                 "context": model.context,
                 "trained_context": model.trained_context,
                 "device": model.engine.device,
-                "modalities": {"vision": model.sight.nbytes > 0},
+                "modalities": {"vision": model.vision.nbytes > 0},
                 "chat_template": model.session.template.source,
             }
         descriptions.append(facts)

@@ -52,7 +52,7 @@ class ModelEntry:
         if (model := self.model) is None:
             return 0
         places = model.engine.places()[0]
-        return model.file.nbytes + model.sight.nbytes + OVERHEAD_BYTES + places * model.engine.place_bytes
+        return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.place_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -186,7 +186,7 @@ class ModelPool:
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = self._open(entry.path)
-        fixed_bytes = model.file.nbytes + model.sight.nbytes + OVERHEAD_BYTES
+        fixed_bytes = model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES
         room = None if self.memory is None else max(0, self.memory - fixed_bytes)
         return Worker(model, self._metrics, self._parallel, room)
 

@@ -142,7 +142,7 @@ def run(
         asked, interrupted = images.shown(request(opened, text, system, raw)), False
         if texts:
             return choose(opened, asked, texts, as_json)
-        if opened.fills or diffusion.given():
+        if opened.is_diffusion or diffusion.given():
             images.require_plain(steps=True)
             require_plain(
                 n=n > 1, beams=beams > 0, json=as_json, stats=stats, receipt=receipt is not None, tools=tools.given

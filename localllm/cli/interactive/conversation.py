@@ -72,7 +72,7 @@ class TerminalConversation:
 
             load_image(path)  # whether the server's model sees it, only the server knows
         else:
-            self.model.sight.look(path)
+            self.model.vision.look(path)
         self.images.append(os.path.abspath(path))  # a session may go on in another folder
 
     def read(self, text: str, name: str) -> None:

@@ -185,13 +185,13 @@ class EngineGroup:
     gpu_layers: GpuLayers = "auto"
     cache: Cache
 
-    def options(self, progress: "Progress", uploading: "Progress") -> "EngineOptions":
+    def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         """Return them as the engine takes them. Raises UsageError."""
         from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
 
         layers = layers_of(layer_count(self.gpu_layers))
         types, context = self.cache.types(), self.context or None
-        return EngineOptions(self.threads, context, types, self.device, layers, progress, uploading)
+        return EngineOptions(self.threads, context, types, self.device, layers, progress, on_upload)
 
 
 def number(*names: str, help: str, **more: Any) -> Any:

@@ -162,7 +162,7 @@ class CudaProgram:
     ):  # fmt: skip
         """Upload the matrices; taken: see `lower_operations`."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
-        weights = CardWeights(card, matrices, options.uploading)
+        weights = CardWeights(card, matrices, options.on_upload)
         for weight in matrices:
             weights.address(weight)
         self._model = GpuContext(card, operations, cache, layout, weights, context, taken, Arena(card))

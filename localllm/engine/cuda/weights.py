@@ -23,10 +23,10 @@ class CardWeights:
         unpacked: formats without GPU kernels, and their replacements.  capability: the GPU's.
     """
 
-    def __init__(self, card: Card, matrices: Iterable[Weight], uploading: Progress | None):
-        """Prepare; matrices: all that will be uploaded; uploading is called with their uploaded bytes."""
+    def __init__(self, card: Card, matrices: Iterable[Weight], on_upload: Progress | None):
+        """Prepare; matrices: all that will be uploaded; on_upload is called with their uploaded bytes."""
         self.capability = card.capability
-        self._card, self._uploading, self._done = card, uploading or (lambda done, total: None), 0
+        self._card, self._on_upload, self._done = card, on_upload or (lambda done, total: None), 0
         self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
         self._places: dict[Key, int] = {}
         self.unpacked: dict[str, str] = {}
@@ -88,7 +88,7 @@ class CardWeights:
         for chunk in chunks:
             yield chunk
             self._done += chunk.nbytes
-            self._uploading(min(self._done, self._size), self._size)
+            self._on_upload(min(self._done, self._size), self._size)
 
 
 def key_of(weight: Weight) -> Key:

@@ -1,8 +1,9 @@
 """Python functions as tools: a schema from the signature and the docstring, calls with checked arguments."""
 
+import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from localllm.errors import UsageError
@@ -86,15 +87,32 @@ def tool_use(
     return ToolUse([tool_of(tool) for tool in tools], name, parallel, json_calls, **style)
 
 
-def perform(function: Callable[..., Any], call: ToolCall) -> str:
+async def awaited(value: Awaitable[Any]) -> Any:
+    """Return what comes of an awaitable, which may be no coroutine."""
+    return await value
+
+
+def run_alone(value: Awaitable[Any]) -> Any:
+    """Wait for an awaitable in an event loop of its own. Raises UsageError in a thread that has one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise UsageError("a tool is asynchronous: within an event loop, use arun_tools")
+
+
+def perform(function: Callable[..., Any], call: ToolCall, run: Callable[[Awaitable[Any]], Any] = run_alone) -> str:
     """Call a function with a call's arguments, converted to its types; its result as a text, JSON if it is none.
 
-    Raises whatever the function raises, and pydantic's ValidationError for arguments that it does not take.
+    run: waits for what an asynchronous function returns. Raises whatever the function raises, and pydantic's
+    ValidationError for arguments that it does not take.
     """
     from pydantic import validate_call
     from pydantic_core import to_json
 
     result = validate_call(function)(**(call.arguments or {}))
     if inspect.isawaitable(result):
-        raise UsageError(f"tools: {name_of(function)} is asynchronous, which run_tools does not await")
+        result = run(result)
     return result if isinstance(result, str) else to_json(result, fallback=str).decode()

@@ -1,11 +1,13 @@
 """An answer behind all calls of tools: the functions are called, and the model gets their results."""
 
-from collections.abc import Callable, Generator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.reasoning import TextIterator, TextPart
-from localllm.generation.tools.python_tools import name_of, perform
+from localllm.generation.tools.python_tools import awaited, name_of, perform, run_alone
 from localllm.generation.tools.tool_call import ToolCall
 from localllm.text.marker_escaping import Message
 from localllm.values import whole_number
@@ -33,8 +35,11 @@ class ToolRun(TextIterator):
         tools: Sequence[Any],
         max_turns: int = 8,
         permission: Permission | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ):
         """begin: answers, given `messages`.  max_turns: of calls.  permission: whether a call may be performed.
+
+        loop: in which asynchronous functions run, of another thread; None for one of their own.
 
         Raises UsageError for tools that are no functions.
         """
@@ -42,6 +47,8 @@ class ToolRun(TextIterator):
             raise UsageError(f"run_tools calls functions, and {no_function!r:.60} is none")
         self._functions = {name_of(function): function for function in tools}
         self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
+        self._loop, self._is_stopped = loop, False
+        self._running: Future[Any] | None = None
         self.messages, self.calls = list[Message](), list[ToolCall]()
         self.answer: Generation = begin([])
         self.parts = self._run()
@@ -61,6 +68,8 @@ class ToolRun(TextIterator):
         turns = 0
         while True:
             yield from self.answer.parts
+            if self._is_stopped:
+                return
             self.messages.append(self.answer.message())
             if not self.answer.calls:
                 return
@@ -69,6 +78,8 @@ class ToolRun(TextIterator):
                 raise LocalllmError(f"the model has called tools {self._most} times without an answer: see max_turns")
             for call in self.answer.calls:
                 self.messages.append(self._result(call))
+                if self._is_stopped:
+                    return
                 yield TextPart(RESULT, self.messages[-1]["content"])
             self.answer = self._begin(self.messages)
 
@@ -79,13 +90,30 @@ class ToolRun(TextIterator):
             text = REFUSED
         else:
             try:
-                text = perform(self._functions[call.name], call)
+                text = perform(self._functions[call.name], call, self._wait)
             except UsageError:
                 raise
-            except Exception as error:
+            except (Exception, CancelledError) as error:
                 text = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
+    def _wait(self, value: Awaitable[Any]) -> Any:
+        """Wait for what an asynchronous function returns; `stop` cancels it."""
+        if self._loop is None:
+            return run_alone(value)
+        self._running = asyncio.run_coroutine_threadsafe(awaited(value), self._loop)
+        if self._is_stopped:
+            self._running.cancel()
+        return self._running.result()
+
+    def stop(self) -> None:
+        """End before the model's next step. Any thread may call it."""
+        self._is_stopped = True
+        self.answer.stop()
+        if self._running:
+            self._running.cancel()
+
     def close(self) -> None:
         """Stop here."""
+        self.stop()
         self.answer.close()
