@@ -1141,15 +1141,15 @@ def test_who_is_asked_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
     group = endpoint.EndpointGroup
-    assert group().place() is None and group()._key() is None
-    assert group(endpoint="http://x", api_key_file=str(tmp_path / "key"))._key() == "k"
+    assert group().place() is None and endpoint.key_of(None) is None
+    assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).place().key == "k"
     with pytest.raises(UsageError, match="api_key_file is for --endpoint, which is missing"):
         group(api_key_file=str(tmp_path / "key")).place()
     with pytest.raises(UsageError, match="none has no key: it should have one in every line"):
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
     for said, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", said)
-        assert group()._key() == known
+        assert endpoint.key_of(None) == known
     with pytest.raises(UsageError, match="fast is not for an endpoint: the server has its own"):
         endpoint.opened(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 

@@ -387,3 +387,12 @@ def test_what_is_read_of_a_cut_call(told: Served):
                     {"role": "tool", "tool_call_id": "c", "content": None}, *HI]  # fmt: skip
         assert told.post(CHAT, {"messages": messages}).status == 200
         assert text in prompt_of_latest(told, "scripted")
+
+
+def test_two_names_of_a_file_open_it_once(path: str):
+    with serving({"a": path, "b": path}) as served:
+        for name, said in (("a", "a"), ("b", "b"), ("", "a"), ("gpt-x", "a")):
+            assert served.chat("Hi", model=name, max_tokens=1).json["model"] == said
+        assert served.model("a") is served.model("b")
+        assert [model["open"] for model in served.get("/props").json["models"]] == [True, True]
+        assert b"localllm_models_open 1" in served.get("/metrics").body

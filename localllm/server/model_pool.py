@@ -26,14 +26,15 @@ class ModelEntry:
     """One model of the pool.
 
     Attributes:
-        name: in requests.  path: of its file.  created: modification time of the file, seconds since 1970.
+        name: in requests.  path: of its file.  shared: the entry that opens this file, itself or one of another name;
+        what follows is that one's.  created: modification time of the file, seconds since 1970.
         worker: its thread, None while unloaded.  active_requests: number of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it when nobody has used it for long enough, None while it is in use or stays.
     """
 
-    def __init__(self, name: str, path: str):
-        self.name, self.path = name, path
+    def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None):
+        self.name, self.path, self.shared = name, path, shared or self
         try:
             self.created = int(os.stat(path).st_mtime)
         except OSError:
@@ -44,13 +45,15 @@ class ModelEntry:
 
     @property
     def model(self) -> "Model | None":
-        return self.worker.model if self.worker else None
+        worker = self.shared.worker
+        return worker.model if worker else None
 
     @property
     def held_bytes(self) -> int:
         """Memory in use: weights, those of a projector too, and the KV cache's positions in use."""
-        if (model := self.model) is None:
+        if self.worker is None:
             return 0
+        model = self.worker.model
         places = model.engine.places()[0]
         return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.place_bytes
 
@@ -87,7 +90,12 @@ class ModelPool:
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
         idle_seconds: without a request after which a model is unloaded, None for never.
         """
-        self.entries = {name: ModelEntry(name, path) for name, path in paths.items()}
+        self.entries, by_file = dict[str, ModelEntry](), dict[str, ModelEntry]()
+        for name, path in paths.items():
+            file = os.path.realpath(path)
+            self.entries[name] = ModelEntry(name, path, by_file.get(file))
+            by_file.setdefault(file, self.entries[name])
+        self._is_single = len(by_file) == 1
         self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
         self._is_strict, self._idle_seconds = is_strict, idle_seconds
         self._unloading = set[asyncio.Task[None]]()
@@ -100,7 +108,7 @@ class ModelPool:
 
         Raises UnknownModelError.
         """
-        is_any = not name or (len(self.entries) == 1 and not self._is_strict)
+        is_any = not name or (self._is_single and not self._is_strict and name not in self.entries)
         return next(iter(self.entries.values())) if is_any else self.get(name or "")
 
     def get(self, name: str) -> ModelEntry:
@@ -116,7 +124,7 @@ class ModelPool:
 
         Raises UnknownModelError, ModelError, MemoryLimitError.
         """
-        entry = self.resolve(name)
+        entry = self.resolve(name).shared
         entry.active_requests += 1
         if entry.idle_timer:
             entry.idle_timer.cancel()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 BEHIND = 10  # how nice processes are for which nobody waits
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
@@ -216,6 +216,20 @@ def shell(command: str) -> list[str] | str:
     if sys.platform == "win32":
         return f'"{os.environ["SYSTEMROOT"]}\\System32\\cmd.exe" /d /s /c "{command}"'
     return ["/bin/sh", "-c", command]
+
+
+def replace_process(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Run a program in place of this one; where that is not possible, wait for it and take its exit code.
+
+    The first word is the program's path. Raises OSError.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if sys.platform == "win32":
+        import subprocess  # seldom needed
+
+        sys.exit(subprocess.call(command, env=environment))
+    os.execve(command[0], command, environment)
 
 
 def kill_with_children(process: Any) -> None:

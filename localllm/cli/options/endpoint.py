@@ -41,14 +41,16 @@ class EndpointGroup:
             return None
         from localllm.services.remote.http import Endpoint
 
-        return Endpoint.of(self.endpoint, self._key())
+        return Endpoint.of(self.endpoint, key_of(self.api_key_file))
 
-    def _key(self) -> str | None:
-        if self.api_key_file is None:
-            return os.environ.get(KEY) or None
-        from localllm.files.text_file import read_keys
 
-        return read_keys(self.api_key_file)[0]
+def key_of(file: str | None) -> str | None:
+    """Return the API key in a file, or in the environment. Raises UsageError."""
+    if file is None:
+        return os.environ.get(KEY) or None
+    from localllm.files.text_file import read_keys
+
+    return read_keys(file)[0]
 
 
 def opened(

@@ -1,0 +1,123 @@
+"""Settings with which coding agents use a server of this program.
+
+Each gets them by its own variables and arguments, for this one start: no file of the user changes.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+
+from localllm.errors import UsageError
+from localllm.frozen import frozen
+from localllm.services.remote.http import Endpoint, EndpointError
+
+NO_KEY = "localllm"  # for agents that insist on a key where the server needs none
+
+
+@frozen
+class Provider:
+    """A server for an agent.
+
+    Attributes:
+        url: without /v1.  key: for it, or NO_KEY.  model: the name.  context: tokens, None if it is not known yet.
+    """
+
+    url: str
+    key: str
+    model: str
+    context: int | None = None
+
+
+@frozen
+class Settings:
+    """What an agent is started with: variables of the environment, and arguments in front of the user's."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+@frozen
+class Agent:
+    """A coding agent: its program, what installs it, and what it needs to be told."""
+
+    program: str
+    install: str
+    configure: Callable[[Provider], Settings]
+
+
+def configure_claude(provider: Provider) -> Settings:
+    """Source: https://docs.claude.com/en/docs/claude-code/settings (environment variables)."""
+    names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
+    return Settings({
+        "ANTHROPIC_BASE_URL": provider.url, "ANTHROPIC_AUTH_TOKEN": provider.key, "ANTHROPIC_API_KEY": "",
+        **{f"ANTHROPIC_{name}": provider.model for name in names},
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the system message that differs in each request
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    })  # fmt: skip
+
+
+def configure_codex(provider: Provider) -> Settings:
+    """Source: https://github.com/openai/codex/blob/main/docs/config.md."""
+    own = {"name": "localllm", "base_url": f"{provider.url}/v1", "wire_api": "responses", "env_key": "LOCALLLM_API_KEY"}
+    arguments = ["-m", provider.model, "-c", 'model_provider="localllm"']
+    for name, value in own.items():
+        arguments += ["-c", f"model_providers.localllm.{name}={json.dumps(value)}"]
+    if provider.context:
+        arguments += ["-c", f"model_context_window={provider.context}"]
+    return Settings({"LOCALLLM_API_KEY": provider.key}, arguments)
+
+
+def configure_opencode(provider: Provider) -> Settings:
+    """Source: https://opencode.ai/docs/config and /docs/providers."""
+    limit = {"limit": {"context": provider.context, "output": provider.context // 4}} if provider.context else {}
+    described = {
+        "npm": "@ai-sdk/openai-compatible", "name": "localllm", "models": {provider.model: limit},
+        "options": {"baseURL": f"{provider.url}/v1", "apiKey": provider.key},
+    }  # fmt: skip
+    name = f"localllm/{provider.model}"
+    config = {"provider": {"localllm": described}, "model": name, "small_model": name}
+    return Settings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def configure_qwen(provider: Provider) -> Settings:
+    """Source: https://github.com/QwenLM/qwen-code (README, authentication)."""
+    variables = {"BASE_URL": f"{provider.url}/v1", "API_KEY": provider.key, "MODEL": provider.model}
+    return Settings({f"OPENAI_{name}": value for name, value in variables.items()}, ["--auth-type", "openai"])
+
+
+def configure_aider(provider: Provider) -> Settings:
+    """Source: https://aider.chat/docs/llms/openai-compat.html."""
+    return Settings(
+        {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key},
+        ["--model", f"openai/{provider.model}", "--no-show-model-warnings"],
+    )
+
+
+def configure_mini(provider: Provider) -> Settings:
+    """Source: https://mini-swe-agent.com/latest/models/local_models."""
+    own = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+    variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **own}
+    return Settings(variables, ["--model", f"openai/{provider.model}", "--cost-limit", "0"])
+
+
+AGENTS = {
+    "claude": Agent("claude", "npm install -g @anthropic-ai/claude-code", configure_claude),
+    "codex": Agent("codex", "npm install -g @openai/codex", configure_codex),
+    "opencode": Agent("opencode", "npm install -g opencode-ai", configure_opencode),
+    "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", configure_qwen),
+    "aider": Agent("aider", "pip install aider-chat", configure_aider),
+    "mini": Agent("mini", "pip install mini-swe-agent", configure_mini),
+}
+
+
+def find_provider(url: str, key: str | None, model: str | None) -> Provider:
+    """Ask a server for its models. Raises UsageError for one that it does not have, and EndpointError."""
+    endpoint = Endpoint.of(url, key)
+    try:
+        served = {str(each["name"]): each.get("context") for each in endpoint.get("/props")["models"]}
+    except EndpointError as error:
+        raise EndpointError(f"{error}; start a server by: localllm serve MODEL") from None
+    name = model or next(iter(served))
+    if name not in served:
+        raise UsageError(f"{url} has no model {name}; it has {', '.join(served)}")
+    return Provider(endpoint.url.removesuffix("/v1"), key or NO_KEY, name, served[name])
