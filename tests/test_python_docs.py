@@ -1,35 +1,55 @@
-"""docs/python.md: its blocks run, one after another."""
+"""docs/python.md and the pages below it: their blocks run, one after another, and what they name exists."""
 
+import importlib
 import re
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 import localllm
 
-TEXT = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+PYTHON = ROOT / "docs" / "python.md"
+REFERENCE = ROOT / "docs" / "python" / "reference.md"
+PAGES = [PYTHON, *sorted(page for page in (ROOT / "docs" / "python").glob("*.md") if page != REFERENCE)]
+GUIDE = str(localllm.builtin_model())
+OPEN, FROM_FILE = localllm.open, localllm.Tokenizer.from_file
+RESULTS = {  # what names have in the end
+    "python": lambda names: len(names["messages"]) == 3,
+    "structured-output": lambda names: names["verdict"].certain in (True, False) and names["answer"].text in "yes no",
+    "choices": lambda names: names["choices"][0].text in ("yes", "no"),
+    "tools": lambda names: names["run"].messages,
+    "concurrency": lambda names: names["answer"]("map"),
+    "embeddings": lambda names: names["matrix"].shape == (2, 8),
+    "sessions": lambda names: len(names["one"].messages) == 2,
+}  # fmt: skip
 
 
 @pytest.mark.slow(20)
-def test_blocks_run(monkeypatch: pytest.MonkeyPatch, capsys):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(localllm, "open", lambda path, **options: OPEN(GUIDE, **options))
     monkeypatch.setattr(localllm.Tokenizer, "from_file", classmethod(lambda cls, path: FROM_FILE(GUIDE)))
     names: dict = {"__name__": "docs"}
-    assert len(BLOCKS) >= 10
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"docs/python.md, block {number}", "exec"), names)
-    assert names["verdict"].sentiment in ("good", "bad") and names["matrix"].shape == (2, 8)
-    assert names["choices"][0].text in ("yes", "no") and len(names["messages"]) == 3
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for number, block in enumerate(blocks[:-1] if page != PYTHON else blocks):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    assert RESULTS[page.stem](names)
+    names["model"].close()
 
 
-GUIDE = str(localllm.builtin_model())
-OPEN, FROM_FILE = localllm.open, localllm.Tokenizer.from_file
-
-
-def test_every_method_is_there():
-    """Check that every name on the page exists."""
-    for name in re.findall(r"\bmodel\.(\w+)\(", TEXT):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_method_is_there(page: Path):
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"\bmodel\.(\w+)\(", text):
         assert hasattr(localllm.Model, name), name
-    for name in re.findall(r"localllm\.errors\.(\w+)", TEXT):
+    for name in re.findall(r"localllm\.errors\.(\w+)", text):
         assert hasattr(localllm.errors, name)
+
+
+def test_the_reference_names_what_exists():
+    names = re.findall(r"^::: (\S+)$", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) >= 10
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute) or importlib.import_module(name), name
