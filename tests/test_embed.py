@@ -470,3 +470,18 @@ def test_what_a_model_is_asked_whole(monkeypatch, fills: bool, ahead: bool):
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", Reader)
     api.warmup("m", print)
     assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (ahead and not fills)]
+
+
+def test_quantized_models_give_a_text_the_same_vector_alone_and_among_others(tmp_path):
+    """Of up to 128 tokens: whether activations keep 16 bits depends on the text alone."""
+    tiny = model("bert", vocab=len(PIECES), context=256)
+    tiny.metadata.update(metadata())
+    path, small = write(tiny, tmp_path / "f32.gguf"), tmp_path / "q8_0.gguf"
+    done = run("quantize", path, small, "Q8_0")
+    assert done.returncode == 0, done.stderr
+    texts = [" ".join((WORDS * 20)[number : number + length]) for number, length in enumerate((1, 20, 31, 45, 62, 100))]
+    with localllm.open(small, threads=1) as opened:
+        together = opened.embed(texts * 3)
+        for number, text in enumerate(texts):
+            for place in range(number, len(together), len(texts)):
+                np.testing.assert_allclose(together[place], opened.embed(text), atol=1e-5)

@@ -23,14 +23,14 @@ from localllm.engine.memory.run_cache import RunCache
 from localllm.engine.operations.operation import Operation, Product
 from localllm.engine.operations.tokens import EmbedKinds
 from localllm.engine.options import EngineOptions
-from localllm.engine.run import BATCH, Header, Span, TextSpan
+from localllm.engine.run import BATCH, PRECISE_TOKENS, Header, Span, TextSpan
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.arguments import PAGE
 
 Ids = Sequence[int] | np.ndarray
-SHORT = 32  # tokens of a text up to which activations keep 16 bits
+SHORT = PRECISE_TOKENS  # tokens of a text up to which activations keep 16 bits, alone or among others
 MOST_TEXTS = 256  # texts per run; each begins a page of the cache
 Read = Callable[[Sequence[TextSpan]], np.ndarray]  # reads the texts of one run: float32 [texts, width]
 
@@ -100,7 +100,8 @@ class EmbeddingRunner:
         # With 16-bit weights, rounding activations costs most: a cosine of 0.99999 with the vectors in
         # float32, 0.9999998 with both planes, for 1.4 times the work. What quantized weights lose is more than either,
         # except for short texts, where few tokens' errors are averaged: with MiniLM in Q8_0 the empty text's cosine is
-        # 0.9992 by 8 bits and 0.9996 by 16.
+        # 0.9992 by 8 bits and 0.9996 by 16. By 8 bits a text's vector depends on its place among others, too: there
+        # products differ in the last bit, and then values round to other codes (0.9999 for 31 to 60 tokens).
         weights = [one.weight for one in operations if isinstance(one, Product)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
         return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
