@@ -1,19 +1,19 @@
 """Answers that nobody wants any more, which the garbage collector ends: nothing hangs, and others get their texts."""
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import localllm
+
+sys.path.insert(0, str(ROOT / "scripts" / "platform"))
+
+import check_fastapi
 
 TESTS = Path(__file__).parent
 SCENARIOS = {
@@ -80,65 +80,10 @@ def test_an_answer_can_be_ended_by_another_thread(end: str):
         assert not thread.is_alive() and answer.finish_reason in ("interrupted", "stop") and pieces
 
 
-APPLICATION = """
-import localllm, uvicorn, sys
-from starlette.applications import Starlette
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
-model = localllm.open(localllm.builtin_model())
-question = [{"role": "user", "content": "What is localllm?"}]
-def answer(request):
-    tokens = int(request.query_params["tokens"])
-    return StreamingResponse(model.chat(question, max_tokens=tokens, temperature=0))
-application = Starlette(routes=[Route("/", answer)])
-uvicorn.run(application, port=int(sys.argv[1]), log_level="error", timeout_graceful_shutdown=5)
-"""
-
-
-@pytest.mark.slow(6)
+@pytest.mark.slow(15)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
-def test_a_web_application_survives_clients_that_leave():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", APPLICATION, str(port)], env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-    try:
-        texts, problems = list[str](), list[BaseException]()
-
-        def ask(leaves: bool) -> None:
-            connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
-                connection.request("GET", f"/?tokens={400 if leaves else 5}")
-                response = connection.getresponse()
-                if leaves:
-                    response.read(10)
-                else:
-                    texts.append(response.read().decode())
-            except BaseException as error:
-                problems.append(error)
-            finally:
-                connection.close()
-
-        until_listening(port)
-        clients = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(16)]
-        for client in clients:
-            client.start()
-        for client in clients:
-            client.join(90)
-        assert (problems, set(texts), len(texts)) == ([], {"localllm runs large language models"}, 8)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) is not None
-    finally:
-        server.kill()
-
-
-def until_listening(port: int) -> None:
-    for _ in range(300):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("the application does not listen")
+def test_a_web_application_survives_clients_that_leave(capsys: pytest.CaptureFixture[str]):
+    """Run scripts/platform/check_fastapi.py, which does it for ten minutes, for ten seconds."""
+    pytest.importorskip("fastapi")
+    assert check_fastapi.check(str(localllm.builtin_model()), 10, 16) == []
+    assert "answers read" in capsys.readouterr().out
