@@ -214,6 +214,46 @@ def test_units_in_the_documentation(tmp_path: Path):
     assert "localllm" not in done.stderr, done.stderr
 
 
+def no_builder() -> str | None:
+    """Why no container can be built here."""
+    if shutil.which("docker") is None:
+        return "needs docker"
+    done = subprocess.run(["docker", "info", "--format", "{{.ServerVersion}}"], capture_output=True, text=True)
+    return f"needs a builder: {done.stderr.strip()[:120]}" if done.returncode else None
+
+
+@pytest.mark.slow(120)
+def test_the_container_file_in_the_documentation(tmp_path: Path):
+    """Build it with this tree's wheel instead of the published one; the container answers."""
+    if reason := no_builder():
+        pytest.skip(reason)
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (file,) = re.findall(r"```dockerfile\n(.*?)```", text, re.DOTALL)
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(wheel, check=True, timeout=300)
+    (built,) = tmp_path.glob("*.whl")
+    file = file.replace("RUN pip", f"COPY {built.name} /tmp/\nRUN pip")
+    (tmp_path / "Dockerfile").write_text(
+        file.replace("'localllm[serve]'", f"'/tmp/{built.name}[serve]'"), encoding="utf-8"
+    )
+    (tmp_path / "keys").write_text("12345678\n", encoding="utf-8")
+    build = subprocess.run(["docker", "build", "-q", str(tmp_path)], capture_output=True, text=True, timeout=900)
+    assert build.returncode == 0, build.stderr
+    mounts = [f"{GUIDE}:/models/model.gguf:ro", f"{tmp_path / 'keys'}:/run/secrets/localllm:ro"]
+    volumes = [word for mount in mounts for word in ("-v", mount)]
+    command = ["docker", "run", "--rm", "-p", "127.0.0.1:11499:11435", *volumes, build.stdout.strip()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as container:
+        try:
+            assert "model at http://0.0.0.0:11435" in container.stderr.readline()
+            asked = urllib.request.Request(
+                "http://127.0.0.1:11499/v1/models", headers={"Authorization": "Bearer 12345678"}
+            )
+            with urllib.request.urlopen(asked, timeout=30) as reply:
+                assert reply.status == 200
+        finally:
+            container.terminate()
+
+
 def test_options_in_the_documentation_exist():
     from localllm.cli.commands.serve import Place, Share
 
