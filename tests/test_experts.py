@@ -319,7 +319,7 @@ def together(
     arguments |= {"y": y, "y_stride": y.strides[0], **scratch.arguments, **plan.arguments, "run_count": count(100)}
     if is_quantized:
         q, size = as_written(x, most_precise == 0), cpu.SUB_BLOCK[name]
-        by_row = {field: q[field] for field in ("high", "low", "scales", "excess")}
+        by_row = {field: q[field] for field in ("high", "low", "words", "scales", "excess")}
         by_row |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"]}
         arguments |= by_row | {"most_precise": count(most_precise)} | pieces(kernels, name, columns)
         places = LINEAR_QUANTIZED

@@ -25,6 +25,7 @@ from kernel_calls import (
 
 from localllm.kernels import cpu
 from localllm.kernels.arguments import QUANTIZE
+from localllm.kernels.cpu.matmul.avx2_dots import MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
 from localllm.kernels.cpu.matmul.kernel_variants import FEW_OTHERWISE, FEW_WITH_512_BITS, few_tokens
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET, span
@@ -35,6 +36,7 @@ from localllm.quant.formats import BY_NAME
 from localllm.quant.layouts import floats_at
 
 QUANTIZED = {name: as_groups(name) for name in FAMILIES}
+LANE = this_lane()  # that the kernels are compiled for
 HAS_BF16 = "BF16" in cpu.HALVES
 OF_HALVES = [kind.kernel for kind in cpu.HALVES.values()]
 PLAIN = ["F32", "F16", "BF16"]
@@ -566,7 +568,8 @@ def test_what_is_no_number_stays_visible_in_words(call):
         assert_spoiled(linear_float(call, "F16", data, 33, bad, quantize_words(call, bad)[0]), tokens=4)
 
 
-QUANTIZED_X = QUANTIZE._fields[QUANTIZE.high : QUANTIZE.most_precise]  # what `quantize` writes
+# What `quantize` writes, without the words that both planes make.
+QUANTIZED_X = [name for name in QUANTIZE._fields[QUANTIZE.high : QUANTIZE.most_precise] if name != "words"]
 
 
 def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
@@ -605,7 +608,9 @@ def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
 def as_written(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
     """The same as `quantize` writes it."""
     results = quantized(x, in_pairs)
-    return results | {plane: striped(results[plane]) for plane in ("high", "low")}
+    both = 256 * results["high"].astype(np.int16) + results["low"]
+    words = striped(both).reshape(-1, 2, 2).swapaxes(1, 2).reshape(both.shape)  # of each 4 the even ones first
+    return results | {plane: striped(results[plane]) for plane in ("high", "low")} | {"words": words}
 
 
 def striped(plane: np.ndarray) -> np.ndarray:
@@ -632,6 +637,7 @@ def activations(tokens: int, columns: int) -> np.ndarray:
 def test_quantize(call, tokens, columns, in_pairs):
     x = activations(tokens, columns)
     expected, most_precise = as_written(x, in_pairs), count(tokens - in_pairs)
+    expected["words"] = expected["words"] if LANE.has_avx2_only else np.full_like(expected["words"], 77)
 
     def compute(parts):
         results = {name: np.full((tokens + 1, *like.shape[1:]), 77, like.dtype) for name, like in expected.items()}
@@ -675,7 +681,7 @@ def linear_quantized(call, name: str, data, rows: int, x: np.ndarray, precise_to
     q = {field: np.concatenate([array, junk(8, array)]) for field, array in written_x.items()}
     y, scratch = output(tokens, rows), Scratch(cpu.linear_scratch(x.shape[1]))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
-    arguments |= {field: q[field] for field in ("high", "low", "scales", "excess")}
+    arguments |= {field: q[field] for field in ("high", "low", "words", "scales", "excess")}
     arguments |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"], "y": y, "y_stride": y.strides[0]}
     arguments |= {"most_precise": count(precise_tokens), **scratch.arguments}
     call(f"linear_quantized-{name}", parts, count=count(tokens), **arguments)
@@ -731,10 +737,12 @@ def test_linear_quantized(call, name, tokens):
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
-        fast = weights if tokens <= few_tokens(name, columns) else rescaled(call, name, data, rows, columns)
+        in_rows = tokens <= few_tokens(name, columns, LANE)
+        fast = weights if in_rows else rescaled(call, name, data, rows, columns)
+        in_words = LANE.has_avx2_only and not in_rows and as_groups(name, True).largest > MOST_IN_BYTES
         for precise_tokens, matrix in ((tokens, weights), (1, fast)):
             q = quantized(x, tokens > precise_tokens)
-            low = q["low"] if tokens <= max(precise_tokens, 1) else 0.0
+            low = q["low"] if tokens <= max(precise_tokens, 1) or in_words else 0.0
             rounded = (256.0 * q["high"] + low) * np.repeat(q["scales"].astype(np.float64), 16, axis=1)
             arguments = (call, name, data, rows, x, precise_tokens)
             got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))

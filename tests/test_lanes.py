@@ -37,11 +37,12 @@ pytestmark = [pytest.mark.slow(20), pytest.mark.sampled(every=24)]  # each compi
 
 
 @pytest.fixture(params=LANES)
-def other(request) -> Lane:
+def other(request, monkeypatch) -> Lane:
     """A lane of this machine."""
     found = LANES[request.param]
     if not found.features <= this_lane().features:
         pytest.skip("this CPU does not have it")
+    monkeypatch.setattr(test_kernels, "LANE", found)
     return found
 
 

@@ -76,18 +76,19 @@ ROPE = arguments("count x y stride heads head_dim table pairs step apart")
 # y = x without padding, float32 [rows, columns], `y` being the address of its address; int64 `flaws` is raised by 1 or
 # more if not all numbers are finite.
 LOGITS = arguments("count x stride columns y flaws")
-# x as integers, see quantize.py: high, low int8 [tokens, columns]; scales, sums of both planes and of the high one, f32
+# x as integers, see quantize.py: high, low int8 [tokens, columns]; words int16 [tokens, columns], both of them, or 0
+# where they are not multiplied (avx2_dots.py); scales, sums of both planes and of the high one, f32
 # [tokens, columns / 16], of 32 columns twice each, or of 16; excess int32 [tokens, columns / 32]. most_precise: address
 # of the most tokens of which no more than 32 columns share a scale.
 QUANTIZE = arguments(
-    "count x stride columns high low scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
+    "count x stride columns high low words scales sums_32 sums_16 high_sums_32 high_sums_16 excess most_precise"
 )
 # y = W x, W in blocks [rows, columns], x as QUANTIZE makes it, sums of the format's sub-blocks; most_precise: address
 # of the most tokens for which both planes are multiplied; pieces: addresses of the kernels that do it, int64, and what
 # else cpu/pieces.py needs to choose one.
 LINEAR_QUANTIZED = arguments(
     "count weights row_bytes rows columns high low scales sums high_sums y y_stride most_precise scratch scratch_bytes"
-    " excess pieces few_tokens"
+    " excess pieces few_tokens words"
 )
 # x in words of 16 bits, see prefill_words.py: y int16 [columns] and scales f32 [columns / 32], one behind the other.
 QUANTIZE_WORDS = arguments("count x stride y y_stride columns")

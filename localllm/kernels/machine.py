@@ -36,6 +36,11 @@ class Lane:
         return "avx512f" in self.features
 
     @property
+    def has_avx2_only(self) -> bool:
+        """Whether 16 vectors of 256 bits are all there is, and it multiplies bytes but does not add four products."""
+        return {"avx2", "f16c", "fma"} <= self.features and self.features.isdisjoint(("avx512f", "avxvnni"))
+
+    @property
     def has_vnni(self) -> bool:
         """Whether it multiplies such vectors of bytes, or words of 16 bits, and adds the products."""
         return {"avx512vnni", "avx512bw"} <= self.features

@@ -19,6 +19,7 @@ from localllm.frozen import frozen
 from localllm.kernels.arguments import LINEAR_FLOAT, LINEAR_QUANTIZED, LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.kernels.cpu import CALL_BYTES, FLOAT_SCRATCH, HALVES, LEAST_IN_TILES, SUB_BLOCK, linear_scratch
 from localllm.kernels.formats import takes
+from localllm.kernels.machine import this_lane
 
 # Bytes of weights in a part. A part costs a thread about a microsecond: its number, and the first weights, which
 # were not prefetched. Threads with equally many finish together. Matrices of 0.2 to 0.6 MB (SmolLM2, 2 threads) in
@@ -27,7 +28,7 @@ PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
 SLICE_BYTES = 1 << 16  # the same for experts
 # Arguments of a product that are addresses of rows.
 BY_ROW = {
-    "linear_quantized": ("high", "low", "scales", "sums", "high_sums", "excess", "y"),
+    "linear_quantized": ("high", "low", "words", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "halves", "y"),
 }
 LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
@@ -42,6 +43,7 @@ class Quantized:
 
     high: Buffer
     low: Buffer
+    words: Buffer | None  # where the CPU multiplies words
     scales: Buffer
     sums: dict[int, Buffer]  # by sub-block: 32 and 16
     high_sums: dict[int, Buffer]
@@ -49,7 +51,8 @@ class Quantized:
 
     @property
     def buffers(self) -> list[Buffer]:
-        return [self.high, self.low, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
+        words = [] if self.words is None else [self.words]
+        return [self.high, self.low, *words, self.scales, *self.sums.values(), *self.high_sums.values(), self.excess]
 
 
 @frozen
@@ -146,7 +149,8 @@ def product_of(steps: Steps, operation: Product, target: CpuTarget) -> Call:
 def with_integers(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, Any]:
     """Return further arguments of a product of blocks with integers."""
     sub_block, header = SUB_BLOCK[format], steps.header
-    arguments: dict[str, Any] = {"high": q.high, "low": q.low, "scales": q.scales, "excess": q.excess}
+    arguments: dict[str, Any] = {"high": q.high, "low": q.low, "words": q.words or 0}
+    arguments |= {"scales": q.scales, "excess": q.excess}
     arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
     return arguments | {"most_precise": header.most_precise_stored if is_stored else header.most_precise}
 
@@ -170,9 +174,16 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
     high, low, scales, *sums, excess = (Buffer(steps.max_rows(x.rows), size) for size in sizes)
-    q = Quantized(high, low, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
+    words = Buffer(steps.max_rows(x.rows), 2 * x.columns) if this_lane().has_avx2_only else None
+    q = Quantized(high, low, words, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
-    arguments |= {"scales": scales, "sums_32": sums[0], "sums_16": sums[1], "high_sums_32": sums[2]}
+    arguments |= {
+        "words": words or 0,
+        "scales": scales,
+        "sums_32": sums[0],
+        "sums_16": sums[1],
+        "high_sums_32": sums[2],
+    }
     arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
     arguments["most_precise"] = steps.header.most_precise
     if target.in_tiles:

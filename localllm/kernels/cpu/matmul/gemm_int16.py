@@ -1,6 +1,7 @@
-"""A slab of a tile of rows with all tokens.
+"""A slab of a tile of rows with all tokens, in the weights' own codes.
 
-For few enough of them that both planes of the activations are multiplied.
+For few enough tokens that both planes of the activations are multiplied; where words are what the CPU multiplies, also
+for more, and for codes of few bits in the high plane alone.
 
 Scratch: the codes, [vector][word][16 rows][4]; their scales, [vector][sub-block][16]; their minimums; then 16 rows
 before they are transposed.
@@ -10,6 +11,7 @@ from numba import float32
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, make_byte_dots, make_word_dots
 from localllm.kernels.cpu.matmul.slab import make_slab
 from localllm.kernels.cpu.matmul.tile_dots import make_code_dots, transpose_codes
 from localllm.kernels.cpu.matmul.tiles import (
@@ -17,11 +19,13 @@ from localllm.kernels.cpu.matmul.tiles import (
     GROUP_WORDS,
     ROWS,
     VECTORS,
+    add_256_times,
     add_least,
     scaled,
     settled,
     times_256,
     transpose_words,
+    zero_floats,
     zero_ints,
 )
 from localllm.kernels.cpu.signature import argument, device, inlined
@@ -82,44 +86,63 @@ def make_unpack_tile(format):
     return unpack_tile
 
 
-def make_sub_block(format, words):
+def make_products(format, words, is_exact):
+    """Make a function (codes, high, low, words, bytes between tokens of high) -> the dot products of a sub-block.
+
+    In units of the low plane; of the high one if they are not exact.
+    """
+    if HAS_AVX2_DOTS:
+        dots = make_word_dots(words) if is_exact else make_byte_dots(words, format.largest)
+        if is_exact:
+            return inlined(lambda w, high, low, both, stride: dots(zero_ints(), w, 0, both, 2 * stride))
+        return inlined(lambda w, high, low, both, stride: dots(zero_ints(), w, 0, high, stride))
+    dots = make_code_dots(words, format.largest)
+
+    @inlined
+    def products(w, high, low, both, stride):
+        sums = times_256(dots(zero_ints(), w, 16 * SLAB, high, stride))
+        return dots(sums, w, 16 * SLAB, low, stride)
+
+    return products
+
+
+def make_sub_block(format, words, is_exact):
     """Multiply one sub-block, whose words lie at these offsets, and add it to a tile's totals."""
-    dots, has_minimum = make_code_dots(words, format.largest), bool(format.minimums)
+    products, has_minimum = make_products(format, words, is_exact), bool(format.minimums)
     factor = float32(1.0 if has_minimum else -format.offset)
 
     @inlined
-    def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
+    def sub_block(totals, w, x, low, both, x_stride, s, m, s_stride, c, n, stride):
         totals = settled(add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
-        sums = times_256(dots(zero_ints(), w, 16 * SLAB, x, x_stride))
-        sums = dots(sums, w, 16 * SLAB, low, x_stride)
-        return scaled(totals, sums, s, s_stride, c, stride)
+        return scaled(totals, products(w, x, low, both, x_stride), s, s_stride, c, stride)
 
     return sub_block
 
 
-def make_tile(format):
+def make_tile(format, is_exact):
     """Make a function that multiplies ROWS rows by TOKENS tokens over the columns of a slab."""
     half, apart = format.sub_block == 16, format.sub_block // 4
-    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS)
-    second_half, chunk_run = make_sub_block(format, GROUP_WORDS[4:]), make_sub_block(format, CHUNK_WORDS)
+    run = make_sub_block(format, GROUP_WORDS[:4] if half else GROUP_WORDS, is_exact)
+    second_half = make_sub_block(format, GROUP_WORDS[4:], is_exact)
+    chunk_run = make_sub_block(format, CHUNK_WORDS, is_exact)
     has_chunks = format.chunk is not None
 
     @inlined
-    def tile(totals, columns, w, s, m, s_stride, x, low, x_stride, c, n, stride):
+    def tile(totals, columns, w, s, m, s_stride, x, low, both, x_stride, c, n, stride):
         for i in range(columns // 256 * 8):
             k = i // 8 * 256 + i % 8 * 8
-            v, high, rest = w + 16 * k, x + k, low + k
-            totals = run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+            v, high, rest, words = w + 16 * k, x + k, low + k, both + 2 * k
+            totals = run(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
             s, m, n = s + 64, m + 64, n + apart
             if half:
-                totals = second_half(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+                totals = second_half(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
                 s, m, n = s + 64, m + 64, n + apart
             c += 8
         if has_chunks:
             for i in range(columns // 256 * 8, columns // 32):
                 k = i // 2 * 64 + i % 2 * 8
-                v, high, rest = w + 16 * k, x + k, low + k
-                totals = chunk_run(totals, v, high, rest, x_stride, s, m, s_stride, c, n, stride)
+                v, high, rest, words = w + 16 * k, x + k, low + k, both + 2 * k
+                totals = chunk_run(totals, v, high, rest, words, x_stride, s, m, s_stride, c, n, stride)
                 s, m, n, c = s + 64, m + 64, n + 8, c + 8
         return totals
 
@@ -128,13 +151,26 @@ def make_tile(format):
 
 def make_precise_slab(format):
     """Make a function (arguments, tile, column, (tile, column) of the next slab, tokens, scratch)."""
-    product, scale_bytes = make_tile(format), 64 * SLAB // format.sub_block
+    return make_code_slab(format, True)
+
+
+def make_code_slab(format, is_exact):
+    """Make the same, or one that multiplies the high plane alone, where HAS_AVX2_DOTS."""
+    product, scale_bytes = make_tile(format, is_exact), 64 * SLAB // format.sub_block
+    sums = LINEAR.sums if is_exact else LINEAR.high_sums
 
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
         s, m = scratch + VECTORS * 16 * SLAB, scratch + VECTORS * (16 * SLAB + scale_bytes)
         x, low, width = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place, argument(a, LINEAR.columns)
-        c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
-        return product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, n, width // 4)
+        both, c, n = (
+            argument(a, LINEAR.words) + 2 * place,
+            argument(a, LINEAR.scales) + place // 4,
+            argument(a, sums) + place // 4,
+        )
+        if is_exact:
+            return product(totals, columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
+        products = product(zero_floats(), columns, scratch, s, m, scale_bytes, x, low, both, width, c, n, width // 4)
+        return add_256_times(totals, products)
 
     return make_slab(format, make_unpack_tile(format), multiply)

@@ -12,8 +12,9 @@ pass by; sums wait in y from slab to slab.
 
 from localllm.kernels.arguments import LINEAR_QUANTIZED as LINEAR
 from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS, MOST_IN_BYTES
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
-from localllm.kernels.cpu.matmul.gemm_int16 import make_precise_slab
+from localllm.kernels.cpu.matmul.gemm_int16 import make_code_slab, make_precise_slab
 from localllm.kernels.cpu.matmul.gemv_int16 import has_words, make_one_in_words, store_words
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
@@ -140,8 +141,14 @@ def make_linear_precise(format_name):
 
 
 def make_linear_fast(format_name):
-    """Make the kernel for more tokens, in the high plane."""
-    return make_tiles(make_fast_slab(as_groups(format_name, small_codes=True)))
+    """Make the kernel for more tokens, in the high plane.
+
+    In both, where that takes no longer: large codes on a CPU that multiplies words.
+    """
+    format = as_groups(format_name, small_codes=True)
+    if HAS_AVX2_DOTS:
+        return make_tiles(make_code_slab(format, format.largest > MOST_IN_BYTES))
+    return make_tiles(make_fast_slab(format))
 
 
 choose = device(piece_for)

@@ -14,33 +14,44 @@ practically exact and cost two dot products instead of one; see linear_quantized
 The bytes are striped as group_format.py has the codes of the weights: in each 256 columns, numbers 8 q to 8 q + 7
 of all eight runs of 32 follow each other; columns that make no whole 256 are striped two runs at a time.
 
+Where words are multiplied (avx2_dots.py), both planes are also written as one of words of 16 bits, striped alike, of
+each 4 columns the even ones first.
+
 Beside the codes go scaled sums of both planes and of the high one, per 32 and per 16 numbers, with which minimums are
 multiplied and what the weights' codes are too large by. Scales and sums have a place for every 16 numbers, as dot
 products of striped bytes have lanes, so what belongs to 32 stands there twice. The excess is the high plane's sums of
 integers per 32 times what the bytes of weights in prefill_fast.py are too large by, negative.
 """
 
-from numba import float32
+from llvmlite import ir
+from numba import float32, types
 
 from localllm.kernels.arguments import QUANTIZE
+from localllm.kernels.cpu.matmul.avx2_dots import HAS_AVX2_DOTS
 from localllm.kernels.cpu.matmul.requantize_tile import BYTE_OFFSET
 from localllm.kernels.cpu.signature import argument, device, kernel
 from localllm.kernels.simd import (
+    I16,
+    I64,
     INFINITY,
     NAN,
     bytes_i32x16,
+    i32x16,
     int_f32x16,
     largest_size_f32x16,
     load_f32x16,
     load_i64,
     make_shift_i32,
     make_shuffle,
+    operation,
     round_f32x16,
+    shuffled,
     splat_f32x16,
     splat_i32x16,
     store_f32,
     store_i32,
     store_u8x8,
+    store_value,
     sum_i32x16,
     u8x8,
     u8x16,
@@ -49,11 +60,21 @@ from localllm.kernels.simd import (
 LARGEST = float32(127 * 256)
 ALIKE = float32(2)  # how many times as large
 down_8, up_8 = make_shift_i32(False, 8), make_shift_i32(True, 8)
+EVEN_FIRST = [4 * quad + i for quad in range(4) for i in (0, 2, 1, 3)]
 first_8, last_8 = make_shuffle(u8x8, u8x16, range(8)), make_shuffle(u8x8, u8x16, range(8, 16))
 
 
+@operation(None, i32x16, types.int64, types.int64)
+def store_as_words(builder, codes, words, stripe):
+    """Store 16 numbers as words, of each 4 the even ones first; the second half goes to the next stripe."""
+    codes = builder.trunc(codes, ir.VectorType(I16, 16))
+    for half in (0, 8):
+        place = builder.add(words, builder.mul(stripe, I64(half // 4)))
+        store_value(builder, place, shuffled(builder, codes, codes, EVEN_FIRST[half : half + 8]))
+
+
 @device
-def quantize_16(x, inverse, step, high, low, stripe, sums, high_sums):
+def quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums):
     """Quantize half a run and return its two sums."""
     codes = int_f32x16(round_f32x16(load_f32x16(x) * splat_f32x16(inverse)))
     upper = down_8(codes + splat_i32x16(128))
@@ -62,6 +83,8 @@ def quantize_16(x, inverse, step, high, low, stripe, sums, high_sums):
     store_u8x8(high + stripe, last_8(upper_bytes))
     store_u8x8(low, first_8(lower_bytes))
     store_u8x8(low + stripe, last_8(lower_bytes))
+    if HAS_AVX2_DOTS:
+        store_as_words(codes, words, stripe)
     total, upper_total = sum_i32x16(codes), sum_i32x16(upper)
     store_f32(sums, float32(total) * step)
     store_f32(high_sums, float32(upper_total) * step)
@@ -94,14 +117,13 @@ def quantize_run(x, largest, a, token, run, whole):
     if not largest < INFINITY:
         step = NAN
     place, stripe = striped_place(run, whole)
-    high, low = (
-        argument(a, QUANTIZE.high) + token * columns + place,
-        argument(a, QUANTIZE.low) + token * columns + place,
-    )
+    place += token * columns
+    high, low = argument(a, QUANTIZE.high) + place, argument(a, QUANTIZE.low) + place
+    words = argument(a, QUANTIZE.words) + 2 * place
     sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
-    first, first_high = quantize_16(x, inverse, step, high, low, stripe, sums, high_sums)
-    high, low = high + 2 * stripe, low + 2 * stripe
-    second, second_high = quantize_16(x + 64, inverse, step, high, low, stripe, sums + 4, high_sums + 4)
+    first, first_high = quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums)
+    high, low, words = high + 2 * stripe, low + 2 * stripe, words + 4 * stripe
+    second, second_high = quantize_16(x + 64, inverse, step, high, low, words, stripe, sums + 4, high_sums + 4)
     store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
     store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
     store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
