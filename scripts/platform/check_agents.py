@@ -61,11 +61,13 @@ def run_agent(name: str, arguments: Any) -> bool:
         played = Played(arguments.model, SCRIPTS[name], arguments.turns, work)
         with serving({"scripted": played.open}) as served:
             problem = start(served, name, SCRIPTS[name], work, home)
+            counts = served.service.metrics.responses
+            refused = [f"{path} {status}" for path, status in counts if status != 200]
         is_done = "a + b" in (work / "calc.py").read_text() and (work / "ran").exists()
     if arguments.requests:
         arguments.requests.mkdir(parents=True, exist_ok=True)
         (arguments.requests / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in played.bodies))
-    turns = played.turns_read_again()
+    turns, problem = played.turns_read_again(), " ".join([*refused, problem])
     print(f"{name}: {'done' if is_done else 'NOT DONE'}, {len(played.requests)} requests, prompts of "
           f"{played.prompt_range()} tokens, read again per turn: {turns} {problem}", flush=True)  # fmt: skip
     return is_done
