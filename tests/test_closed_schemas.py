@@ -180,7 +180,7 @@ def test_schemas_that_go_round_or_make_no_sense_are_answered_at_once(told, schem
             assert not any(word in message for word in ("%json", "x-guidance", "tool_0", "\n", "whitespace_pattern"))
 
 
-def test_a_tool_that_cannot_be_used_is_named(told):
-    function = {"name": "odd", "parameters": {"properties": {"a": {"type": "strin"}}}}
+def test_a_strict_tool_that_cannot_be_used_is_named(told):
+    function = {"name": "odd", "strict": True, "parameters": {"properties": {"a": {"type": "strin"}}}}
     message = told.chat("x", tools=[{"type": "function", "function": function}]).json["error"]["message"]
     assert message == "tools: odd: the schema cannot be used: Invalid type: strin"

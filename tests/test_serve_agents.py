@@ -202,7 +202,7 @@ def test_documents_are_their_texts(block: dict, text: str):
         ({"type": "base64", "media_type": "application/pdf", "data": "JVBE"}, "application/pdf is not supported"),
         ({"type": "url", "url": "https://a.example/a.pdf"}, "url is not supported"),
         ({"type": "file", "file_id": "f"}, "file is not supported"), ({}, "is not supported"),
-        ({"type": "base64", "media_type": "text/plain", "data": "a"}, "should be base64"),
+        ({"type": "base64", "media_type": "text/plain", "data": "a"}, "as base64"),
     ],
 )  # fmt: skip
 def test_documents_without_a_text(told: Served, source: dict, reason: str):

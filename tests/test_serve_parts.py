@@ -495,9 +495,9 @@ def test_messages_of_all_roles():
     ({"role": "assistant", "tool_calls": [5]}, "a tool call should have a function"),
     ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a tool call should have a function with"),
     ({"role": "user", "content": 5}, "content should be a string or an array of parts"),
-    ({"role": "user", "content": [{"text": "x"}]}, "an object with a type"),
+    ({"role": "user", "content": [{"url": "x"}]}, "an object with a type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images are supported"),
-    ({"role": "user", "content": [{"type": "text"}]}, "should have a text"),
+    ({"role": "user", "content": [{"type": "text", "text": 5}]}, "should have a text"),
     ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),
 ])  # fmt: skip
 def test_messages_that_make_no_sense(message: dict[str, Any], reason: str):

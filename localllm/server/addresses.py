@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 ALIASES = {"/reranking": "/rerank", "/v1/reranking": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
 PREFIX = "/v1"
+OUTER = ("/api", "/openai")  # in front of /v1 at other providers
 
 
 def normalize_path(path: str, routes: Collection[str]) -> str:
@@ -14,6 +15,7 @@ def normalize_path(path: str, routes: Collection[str]) -> str:
     routes: as the app has them; {name} or {name:path} stands for a parameter.
     """
     path = re.sub("/{2,}", "/", path)
+    path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)
     path = re.sub(rf"^(?:{PREFIX})+(?={PREFIX}(/|$))", "", path).rstrip("/") or "/"
     path = ALIASES.get(path, path)
     for candidate in (path, PREFIX + path, path.removeprefix(PREFIX)):

@@ -1,7 +1,5 @@
 """Messages of Anthropic's interface, in blocks of many types, into messages for chat templates."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
@@ -9,7 +7,15 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.server.fields import Body, type_name
 from localllm.server.images import TYPES as IMAGES
-from localllm.server.messages import TEXTS, name_tool_results, normalize_arguments, parse_content, parse_text
+from localllm.server.messages import (
+    TEXTS,
+    name_tool_results,
+    normalize_arguments,
+    parse_content,
+    parse_result,
+    parse_text,
+)
+from localllm.server.text_files import decode_text
 from localllm.text.marker_escaping import Message
 
 THOUGHTS = ("thinking", "redacted_thinking")
@@ -44,7 +50,7 @@ def parse_messages(messages: Sequence[Any]) -> list[Message]:
 def parse_user_blocks(blocks: list[dict[str, Any]], name: str, role: str) -> list[Message]:
     """Parse a user's blocks: tool results first, each as a message of its own."""
     results = [block for block in blocks if block["type"].endswith(RESULT)]
-    parsed = [parse_result(block, name) for block in results]
+    parsed = [parse_tool_result(block, name) for block in results]
     if (rest := [block for block in blocks if not block["type"].endswith(RESULT)]) or not results:
         parse = parse_content if role == "user" else parse_text
         parsed.append({"role": role, "content": parse(readable(rest, name), name)})
@@ -60,7 +66,7 @@ def parse_assistant_blocks(blocks: list[dict[str, Any]], name: str) -> list[Mess
     for block in blocks:
         if block["type"].endswith(RESULT):
             parsed += [assistant_message(part, name)] if part else []
-            parsed.append(parse_result(block, name))
+            parsed.append(parse_tool_result(block, name))
             part = []
         else:
             part.append(block)
@@ -83,11 +89,11 @@ def assistant_message(blocks: list[dict[str, Any]], name: str) -> Message:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def parse_result(block: dict[str, Any], name: str) -> Message:
+def parse_tool_result(block: dict[str, Any], name: str) -> Message:
     """Parse the result of a tool: a text, blocks, or an object of a tool that Anthropic's servers have run."""
     content = block.get("content")
     parts = [content] if isinstance(content, dict) else content
-    result = parse_content(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name) or ""
+    result = parse_result(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
     if block.get("is_error"):
         result = f"Error: {result}" if isinstance(result, str) else [{"type": "text", "text": "Error:"}, *result]
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result}
@@ -110,6 +116,8 @@ def readable(blocks: Sequence[Any], name: str, is_result: bool = False) -> list[
             parts += [text_part("\n".join(head)), *readable(block.get("content") or (), name, is_result)]
         elif kind == "tool_reference":
             parts.append(text_part(str(block.get("tool_name"))))
+        elif kind == "compaction":
+            parts.append(text_part(str(block.get("content") or "")))
         elif is_result:
             said = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
             parts.append(text_part(dumps(said, ensure_ascii=False)))
@@ -127,20 +135,12 @@ def parse_document(document: Body) -> list[dict[str, Any]]:
         parts = [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
     elif kind == "text":
         parts = [text_part(source.require_text("data"))]
-    elif kind == "base64" and media.startswith("text/"):
-        parts = [text_part(decoded(source.require_text("data"), source.qualify("data")))]
+    elif kind == "base64":
+        parts = [text_part(decode_text(source.require_text("data"), media, document.qualify("source")))]
     else:
-        raise UsageError(f"{source.qualify('type')}: {media if kind == 'base64' else kind} is not supported; send text")
+        raise UsageError(f"{source.qualify('type')}: {kind} is not supported; send its text")
     head = [text for field in ("title", "context") if (text := document.get_text(field))]
     return [*map(text_part, head), *parts]
-
-
-def decoded(data: str, name: str) -> str:
-    """Return the text in base64. Raises UsageError."""
-    try:
-        return base64.b64decode(data).decode(errors="replace")
-    except (binascii.Error, ValueError):
-        raise UsageError(f"{name} should be base64") from None
 
 
 def text_part(text: str) -> dict[str, Any]:

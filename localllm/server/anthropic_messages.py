@@ -70,15 +70,15 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
     """Parse the request. Raises UsageError."""
     for name in IGNORED_FIELDS:
         body.get(name)
-    stops = tuple(filter(None, body.get_texts("stop_sequences")))
+    stops = body.get_texts("stop_sequences")
     if len(stops) > MAX_STOPS:
         raise UsageError(f"stop_sequences should be at most {MAX_STOPS} strings, not {len(stops)}")
     think, budget = parse_thinking(body.get_object("thinking"))
     output = body.get_object("output_config")
     constraint = None
     if output:
-        effort = output.get_choice("effort", (*EFFORTS, "max"))
-        think = EFFORTS.get(effort, "high") if effort and think == "auto" else think
+        effort = output.get_choice("effort", tuple(EFFORTS))
+        think = EFFORTS[effort] if effort and think == "auto" else think
         if format := output.get_object("format"):
             from localllm.generation.constraints.constraint import constraint_of
 

@@ -91,12 +91,12 @@ class Body:
         return value
 
     def get_texts(self, field: str) -> tuple[str, ...]:
-        """Return a string or an array of strings as a tuple."""
+        """Return a string or an array of strings as a tuple, without those that are empty or null."""
         value = self.get(field)
         values = [value] if isinstance(value, str) else [] if value is None else value
-        if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+        if not isinstance(values, list | tuple) or not all(isinstance(item, str | None) for item in values):
             raise UsageError(f"{self.qualify(field)} should be a string or an array of strings")
-        return tuple(values)
+        return tuple(filter(None, values))
 
     def reject(self, field: str, reason: str) -> None:
         """Raise UsageError if the field has a value that is not empty, false or 0."""

@@ -7,9 +7,12 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.server.fields import type_name
 from localllm.server.images import TYPES, image_part
+from localllm.server.text_files import TYPES as FILE_TYPES
+from localllm.server.text_files import file_part
 from localllm.text.marker_escaping import Message
 from localllm.text.messages import ROLES, modernize
 
+THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
 TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
 IMAGE_ROLES = ("user", "tool", "assistant")  # roles whose messages may have images
 
@@ -29,11 +32,15 @@ def _parse_message(message: Any, number: int) -> Message:
         raise UsageError(f"messages[{number}].role should be one of {', '.join(ROLES)}")
     message = modernize(message)
     role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
-    parsed: Message = {"role": role, "content": (parse_content if role in IMAGE_ROLES else parse_text)(content, name)}
+    thoughts = thoughts_in(content) if role == "assistant" else []
+    if thoughts:
+        content = [part for part in content if part not in thoughts]
+    parse = parse_result if role == "tool" else parse_content if role in IMAGE_ROLES else parse_text
+    parsed: Message = {"role": role, "content": parse(content, name)}
     if role == "assistant":
         if calls := message.get("tool_calls"):
             parsed["tool_calls"] = parse_tool_calls(calls, f"messages[{number}].tool_calls")
-        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or reasoning_of(thoughts)
         if isinstance(reasoning, str):
             parsed["reasoning_content"] = reasoning
     elif parsed["content"] is None:
@@ -43,18 +50,38 @@ def _parse_message(message: Any, number: int) -> Message:
     return parsed
 
 
+def thoughts_in(content: Any) -> list[Any]:
+    """Return the parts of a content that are reasoning, as other servers' clients have it."""
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
+
+
+def reasoning_of(thoughts: Sequence[dict[str, Any]]) -> str | None:
+    """Return the text of reasoning in parts, None if there is none."""
+    texts = [part.get("thinking") or part.get("text") or part.get("reasoning") for part in thoughts]
+    return "\n".join(text for text in texts if isinstance(text, str)) or None
+
+
 def parse_tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
     """Parse the tool calls of an assistant message. Raises UsageError."""
     if not isinstance(calls, list):
         raise UsageError(f"{name} should be an array, not {type_name(calls)}")
     parsed = []
     for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
+        function = function_of(call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UsageError(f"{name}: a tool call should have a function with a name")
         parsed_function = {"name": function["name"], "arguments": normalize_arguments(function.get("arguments"))}
         parsed.append({"id": str(call.get("id") or ""), "type": "function", "function": parsed_function})
     return parsed
+
+
+def function_of(call: dict[str, Any]) -> Any:
+    """Return the function of a call; a custom tool is called with a text, its only argument."""
+    custom = call.get("custom")
+    if isinstance(custom, dict):
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")
 
 
 def normalize_arguments(arguments: Any) -> str | dict[str, Any]:
@@ -96,6 +123,18 @@ def parse_content(content: Any, name: str) -> Any:
     return parts
 
 
+def parse_result(content: Any, name: str) -> Any:
+    """Parse what came of a call: a text, parts, or JSON of another form, which is shown as it is."""
+    is_parts = isinstance(content, list) and all(isinstance(part, str) or is_part(part) for part in content)
+    if content is None or isinstance(content, str) or is_parts:
+        return parse_content(content, name) or ""
+    return dumps(content, ensure_ascii=False)
+
+
+def is_part(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in (*TEXTS, *TYPES, *FILE_TYPES)
+
+
 def parse_parts(content: Any, name: str) -> str | list[dict[str, Any]] | None:
     """Parse a content into text and image parts; a string stays as it is. Raises UsageError."""
     if content is None or isinstance(content, str):
@@ -107,13 +146,20 @@ def parse_parts(content: Any, name: str) -> str | list[dict[str, Any]] | None:
 
 def _parse_part(part: Any, name: str) -> dict[str, Any]:
     """Parse one content part. Raises UsageError."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and part.get("type") is None and "text" in part:
+        part = {**part, "type": "text"}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise UsageError(f"{name}: a part should be an object with a type")
-    if part["type"] in TYPES:
+    kind = part["type"]
+    if kind in TYPES:
         return image_part(part, name)
-    if part["type"] not in TEXTS:
-        raise UsageError(f"{name}: unsupported part type {part['type'][:40]!r}; only text and images are supported")
-    text = part.get("refusal" if part["type"] == "refusal" else "text")
-    if not isinstance(text, str):
-        raise UsageError(f"{name}: a part of type {part['type']} should have a text")
-    return {"type": "text", "text": text}
+    if kind in FILE_TYPES:
+        return file_part(part, name)
+    if kind not in TEXTS:
+        raise UsageError(f"{name}: unsupported part type {kind[:40]!r}; only text and images are supported")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str | None):
+        raise UsageError(f"{name}: a part of type {kind} should have a text")
+    return {"type": "text", "text": text or ""}

@@ -23,7 +23,8 @@ SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions) if each.na
 CLAMPED = ("top_k", "top_p", "typical", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier")
 ALIASES = {"repetition_penalty": "repeat_penalty", "typical_p": "typical"}  # vLLM's, llama-server's
 RANGES = {each.name: each.metadata["range"] for each in fields(SamplingOptions)}
-EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"}
+EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
+           "max": "high", "default": "auto"}  # fmt: skip
 DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
 MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # of tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
@@ -95,7 +96,7 @@ def parse_options(
     body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
 ) -> GenerationOptions:
     """Parse the options that all of OpenAI's interfaces share. Raises UsageError."""
-    stop = tuple(filter(None, body.get_texts("stop")))
+    stop = body.get_texts("stop")
     if len(stop) > MAX_STOPS:
         raise UsageError(f"stop should be at most {MAX_STOPS} strings, not {len(stop)}")
     for name in IGNORED_FIELDS:

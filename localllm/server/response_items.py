@@ -16,6 +16,7 @@ from localllm.server.messages import (
     name_tool_results,
     normalize_arguments,
     parse_content,
+    parse_result,
     parse_text,
 )
 from localllm.server.request_options import flat_name
@@ -57,7 +58,9 @@ def add_item(messages: list[Message], item: dict[str, Any], name: str) -> bool:
         add_call(messages, item, kind)
     elif kind.endswith(OUTPUT):
         id = str(item.get("call_id") or item.get("id"))
-        messages.append({"role": "tool", "tool_call_id": id, "content": parse_result(item.get("output"), name)})
+        messages.append(
+            {"role": "tool", "tool_call_id": id, "content": parse_result(item.get("output"), f"{name}.output")}
+        )
     elif kind == "item_reference":
         raise UsageError(f"{name}: item_reference is not supported: items are not stored; send the item")
     else:
@@ -96,19 +99,6 @@ def add_call(messages: list[Message], item: dict[str, Any], kind: str) -> None:
         results = [parse_result(item[field], field) for field in RESULTS if item.get(field)]
         content = "\n".join(text for text in results if isinstance(text, str)) or str(item.get("status") or "completed")
         messages.append({"role": "tool", "tool_call_id": id, "content": content})
-
-
-def parse_result(output: Any, name: str) -> Any:
-    """Parse what came of a call: a text, parts, or JSON of another form, which is shown as it is."""
-    if output is None:
-        return ""
-    is_parts = isinstance(output, list) and all(isinstance(part, Mapping) and "type" in part for part in output)
-    if isinstance(output, str) or is_parts:
-        try:
-            return parse_content(output, f"{name}.output") or ""
-        except UsageError:  # parts of other types, as of a shell: what they say is in their fields
-            pass
-    return dumps(output, ensure_ascii=False)
 
 
 def reasoning_texts(value: Any) -> list[str]:

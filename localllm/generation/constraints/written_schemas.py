@@ -19,6 +19,7 @@ _NOTES = ("default", "examples", "example")  # values that no answer has to have
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf", "not", "if",
             "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # and where tighter ones are
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SAFE, _MOST = 2**53, 2**63 - 1024  # whole numbers that floats tell apart; the largest float of a bound
 _LARGEST_SET = 6  # values, of which each subset is an alternative
 
@@ -42,7 +43,7 @@ def _written(schema: Any, root: Schema) -> Any:
         elif word == "const" or (word == "enum" and value is not None):
             changed[word] = _exact(value, word)
         elif value is not None and word not in _NOTES:
-            changed[word] = value
+            changed[word] = int(value) if word in _COUNTS and isinstance(value, float) and value.is_integer() else value
     _simplify(changed)
     _bound(changed)
     return _with_distinct_items(_with_named_properties(changed, root), root)

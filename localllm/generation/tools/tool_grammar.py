@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.closed_schemas import closed
 from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
+from localllm.generation.constraints.loosened_schemas import loosened
 from localllm.generation.constraints.schemas import WHITE_SPACE, exact
 from localllm.generation.constraints.written_schemas import written
 from localllm.generation.reasoning import SIGN
@@ -180,7 +181,10 @@ class ToolGrammar:
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
-        """With what llguidance is told: to the letter if it can be, else as far as it goes. Raises UsageError."""
+        """Return a tool's schema with llguidance's options: exact if it can be, else as far as it goes.
+
+        Raises UsageError for a strict tool whose schema cannot be exact.
+        """
         from localllm.generation.constraints.constraint import Constraint, require_usable
 
         schema, is_open = dict(tool.parameters), self.use.additional_properties
@@ -195,13 +199,14 @@ class ToolGrammar:
         except UsageError as error:
             if tool.strict:
                 raise UsageError(f"tools: {tool.name}: {error}") from None
-        try:
-            schema = written(schema)
-            schema = {**(schema if is_open else closed(schema)), "x-guidance": {**_OPTIONS, "lenient": True}}
-            require_usable(schema)
-        except UsageError as error:
-            raise UsageError(f"tools: {tool.name}: {error}") from None
-        return schema
+
+        def prepare(given: Mapping[str, Any]) -> dict[str, Any]:
+            plain = written(given)
+            ready = {**(plain if is_open else closed(plain)), "x-guidance": {**_OPTIONS, "lenient": True}}
+            require_usable(ready)
+            return ready
+
+        return loosened(schema, prepare)
 
     # ---- the grammar, in llguidance's dialect of Lark
 

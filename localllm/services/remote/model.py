@@ -29,7 +29,7 @@ class RemoteModel:
         session: the conversation with it.
     """
 
-    prefixes, file, fills, device, arch = None, None, False, "", ""
+    prefixes, file, is_diffusion, device, arch = None, None, False, "", ""
     format = file_type = "endpoint"
     warnings: Sequence[str] = ()
 

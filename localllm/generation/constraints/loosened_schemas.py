@@ -1,0 +1,36 @@
+"""Schemas of tools that a grammar cannot enforce: what is unknown to it may be anything, the rest is enforced."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from localllm.errors import UsageError
+
+Schema = Mapping[str, Any]
+SHARED = ("$defs", "definitions")
+PLAIN = ("type", "properties", "required", "additionalProperties", "description", *SHARED)
+
+
+def loosened(schema: Schema, prepare: Callable[[Schema], dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of an object as `prepare` makes it, with as much of it as a grammar can enforce.
+
+    prepare: makes a schema ready; raises UsageError for one that cannot be used.
+    """
+    shared = {word: schema[word] for word in SHARED if word in schema}
+    properties = schema.get("properties")
+    named = properties if isinstance(properties, Mapping) else {}
+
+    def is_usable(name: str) -> bool:
+        try:
+            prepare({**shared, "type": "object", "properties": {name: named[name]}})
+        except UsageError:
+            return False
+        return True
+
+    changed = {**schema, "properties": {name: part if is_usable(name) else {} for name, part in named.items()}}
+    free = {"type": "object", "additionalProperties": True}
+    for attempt in (changed, {word: value for word, value in changed.items() if word in PLAIN}):
+        try:
+            return prepare(attempt)
+        except UsageError:
+            continue
+    return prepare(free)

@@ -1,0 +1,148 @@
+"""Messages and tools in forms that other servers' clients have: they are read as what they mean."""
+
+import base64
+from typing import Any
+
+import pytest
+from served import Served, scripted, serving
+from test_calls import QWEN
+from test_serve_agents import call
+from tiny_model import write_tiny_model
+
+from localllm.errors import UsageError
+from localllm.server import anthropic_blocks
+from localllm.server.addresses import normalize_path
+from localllm.server.app import PATHS
+from localllm.server.messages import parse_messages
+from localllm.server.response_items import parse_input
+
+TEXT_FILE = "data:text/plain;base64," + base64.b64encode("wörds".encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    path = str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=QWEN))
+    with serving({"scripted": lambda: scripted(path, {"go": call("w", {"a": "x", "n": 3})})}) as served:
+        yield served
+
+
+def content_of(content: Any, role: str = "user") -> Any:
+    return parse_messages([{"role": role, "content": content}])[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (["a", "b"], "a\nb"), ([{"text": "a"}], "a"), ([{"type": "text", "text": None}], ""),
+        ([{"type": "text", "text": "a"}, "b"], "a\nb"), ([{"type": "input_text", "text": "a"}], "a"),
+        ([{"type": "file", "file": {"filename": "n.txt", "file_data": TEXT_FILE}}], "n.txt\nwörds"),
+        ([{"type": "input_file", "file_data": TEXT_FILE.rpartition(",")[2]}], "wörds"),
+    ],
+)  # fmt: skip
+def test_parts_of_other_forms(content: Any, text: str):
+    assert content_of(content) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "file", "file": {"file_id": "f"}}, "files are not stored"),
+        ({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBE"}}, "application/pdf is not supp"),
+        ({"type": "input_file", "file_data": "data:text/plain;base64,/w=="}, "should be a text in UTF-8"),
+        ({"type": "video_url", "video_url": {"url": "x"}}, "unsupported part type 'video_url'"),
+        ({"type": "text", "text": 5}, "should have a text"), (5, "a part should be an object"),
+    ],
+)  # fmt: skip
+def test_parts_that_cannot_be_read(part: Any, reason: str):
+    with pytest.raises(UsageError, match=reason):
+        content_of([part])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [({"a": 1}, '{"a": 1}'), ([{"a": 1}, {"b": "ä"}], '[{"a": 1}, {"b": "ä"}]'), (5, "5"), (False, "false"), ([], ""),
+     (["a"], "a"), (None, "")],
+)  # fmt: skip
+def test_results_of_any_form_are_shown(content: Any, text: str):
+    """In each interface."""
+    assert content_of(content, "tool") == text
+    assert (
+        parse_input(body_of({"type": "function_call_output", "call_id": "c", "output": content}))[0]["content"] == text
+    )
+    if not isinstance(content, dict):  # one block
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+        assert anthropic_blocks.parse_messages([{"role": "user", "content": [result]}])[0]["content"] == text
+
+
+def body_of(item: dict[str, Any]) -> Any:
+    from localllm.server.fields import Body
+
+    return Body({"input": [item]})
+
+
+@pytest.mark.parametrize("kind", ["thinking", "reasoning"])
+def test_reasoning_in_parts(kind: str):
+    parts = [{"type": kind, kind: "Hm"}, {"type": kind, "text": "so"}, {"type": "text", "text": "x"}]
+    (message,) = parse_messages([{"role": "assistant", "content": parts}])
+    assert message == {"role": "assistant", "content": "x", "reasoning_content": "Hm\nso"}
+
+
+def test_calls_of_custom_tools():
+    called = {"id": "x", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
+    (message,) = parse_messages([{"role": "assistant", "content": None, "tool_calls": [called]}])
+    assert message["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}
+
+
+def test_a_summary_of_anthropics_is_text():
+    blocks = [{"type": "compaction", "content": "summary"}]
+    assert anthropic_blocks.parse_messages([{"role": "assistant", "content": blocks}])[0]["content"] == "summary"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "any"}, {"type": "str"}, {"pattern": "(?=x)y", "type": "string"}, {"$ref": "#/$defs/Missing"}, None,
+        {"type": "string", "minLength": 1.0, "maxLength": 5.0}, {"not": {"type": "null"}},
+    ],
+)  # fmt: skip
+def test_tools_with_schemas_that_a_grammar_cannot_hold(told: Served, schema: Any):
+    """That parameter is free, the others are held to their schemas; a strict tool is refused."""
+    properties = {"a": schema, "n": {"type": "integer", "maximum": 5}}
+    function = {"name": "w", "parameters": {"type": "object", "properties": properties, "required": ["a", "n"]}}
+    reply = told.chat("go", tools=[{"type": "function", "function": function}])
+    assert reply.status == 200, reply.json
+    (called,) = reply.json["choices"][0]["message"]["tool_calls"]
+    assert called["function"]["arguments"] == '{"a":"x","n":3}'
+    function["parameters"]["properties"]["n"] = {"type": "integer", "maximum": 2}
+    assert told.chat("go", tools=[{"type": "function", "function": function}]).body.count(b'"n":3') == 0
+
+
+def test_strict_tools_are_refused_where_they_cannot_be(told: Served):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    tools = [{"type": "function", "function": {"name": "w", "strict": True, "parameters": schema}}]
+    assert "look-around" in told.chat("go", tools=tools).json["error"]["message"]
+
+
+def test_a_tool_that_is_another_object_altogether(told: Served):
+    """Its arguments are any object."""
+    schema = {
+        "type": "object",
+        "if": {"properties": {"a": {"pattern": "(?=x)"}}},
+        "allOf": [{"not": {"required": ["a"]}}],
+    }
+    tools = [{"type": "function", "function": {"name": "w", "parameters": schema}}]
+    assert told.chat("go", tools=tools).status == 200
+
+
+@pytest.mark.parametrize("effort", ["default", "max", "xhigh", None])
+def test_efforts_of_others(told: Served, effort: str | None):
+    assert told.chat("Hi", reasoning_effort=effort, stop=[None, ""]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("/api/v1/models", "/v1/models"), ("/openai/v1/chat/completions", "/v1/chat/completions"),
+     ("/openai//v1/v1/models/", "/v1/models"), ("/api/tags", "/api/tags"), ("/other/v1/models", "/other/v1/models")],
+)  # fmt: skip
+def test_addresses_of_other_providers(path: str, meant: str):
+    assert normalize_path(path, PATHS) == meant
