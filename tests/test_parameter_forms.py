@@ -99,12 +99,31 @@ def test_words(tokenizer):
         assert arguments(one, f"<|tool_call_start|>[f({inside})]<|tool_call_end|>", tokenizer, LFM2) == value
 
 
-def test_many_parameters_come_in_the_schemas_order(tokenizer):
+def test_many_parameters_come_in_any_order(tokenizer):
+    """The first of an optional one counts; what is required comes once."""
     many = tool({f"p{number}": TEXT for number in range(30)}, ["p3", "p20"])
     given = [(f"p{number}", "x") for number in (0, 3, 7, 20, 29)]
     assert arguments(many, coder(*given), tokenizer) == dict(given)
-    assert arguments(many, coder(*reversed(given)), tokenizer) is None
+    assert arguments(many, coder(*reversed(given)), tokenizer) == dict(given)
+    assert arguments(many, coder(*given, ("p29", "y")), tokenizer) == dict(given)
+    assert arguments(many, coder(*given, ("p3", "y")), tokenizer) is None
     assert arguments(many, coder(("p0", "x"), ("p20", "x")), tokenizer) is None
+
+
+def test_many_that_are_required_come_in_the_schemas_order(tokenizer):
+    many = tool({f"p{number}": TEXT for number in range(9)}, [f"p{number}" for number in range(7)])
+    given = [(f"p{number}", "x") for number in (0, 1, 2, 3, 4, 5, 6, 8)]
+    assert arguments(many, coder(*given), tokenizer) == dict(given)
+    assert arguments(many, coder(*reversed(given)), tokenizer) is None
+
+
+def test_words_of_python(tokenizer):
+    """As templates write booleans and nulls, where a schema allows these; a text is a text."""
+    kinds = {"a": {"type": "boolean"}, "b": {"type": ["integer", "null"]}, "c": TEXT, "d": {"enum": [True, 5]}}
+    given = coder(("a", "True"), ("b", "None"), ("c", "True"), ("d", "True"))
+    assert arguments(tool(kinds, []), given, tokenizer) == {"a": True, "b": None, "c": "True", "d": True}
+    for odd in (("b", "True"), ("d", "False"), ("a", "None")):
+        assert arguments(tool(kinds, []), coder(odd), tokenizer) is None
 
 
 def test_parameters_that_a_schema_does_not_name(tokenizer):

@@ -13,6 +13,7 @@ from localllm.errors import UsageError
 from localllm.server import anthropic_blocks
 from localllm.server.addresses import normalize_path
 from localllm.server.app import PATHS
+from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
 from localllm.server.response_items import parse_input
 
@@ -74,9 +75,7 @@ def test_results_of_any_form_are_shown(content: Any, text: str):
         assert anthropic_blocks.parse_messages([{"role": "user", "content": [result]}])[0]["content"] == text
 
 
-def body_of(item: dict[str, Any]) -> Any:
-    from localllm.server.fields import Body
-
+def body_of(item: dict[str, Any]) -> Body:
     return Body({"input": [item]})
 
 

@@ -16,6 +16,7 @@ from localllm.frozen import frozen
 from localllm.generation.constraints.json_pointers import resolved
 
 Schema = Mapping[str, Any]
+PYTHON = {"True": "true", "False": "false", "None": "null"}
 OTHERS = ["null", "boolean", "number", "array", "object"]  # types but for texts
 _STRUCTURES = ("properties", "items", "prefixItems", "additionalProperties", "required", "minimum", "maximum")
 _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment")
@@ -43,6 +44,18 @@ class ParameterForm:
     def pattern(self) -> str:
         """A regular expression of its texts that are not few."""
         return anything(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
+
+    @property
+    def python_words(self) -> dict[str, str]:
+        """Python's words for values that it may be, as JSON: templates write these for booleans and nulls."""
+        if self.other is None:
+            return {}
+        from localllm.generation.constraints.constraint import fits
+
+        kinds = self.other.get("type")
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        is_told = kinds is not None and not {"boolean", "null"} & {*listed}
+        return {} if is_told else {word: value for word, value in PYTHON.items() if fits(value, self.other)}
 
     def read(self, said: str) -> str:
         """As JSON what was written between the marks of a text."""

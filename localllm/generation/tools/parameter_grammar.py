@@ -11,14 +11,15 @@ from localllm.generation.tools.tool_call_format import ParameterMarks
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-MOST_FREE = 6  # parameters whose order is free: there is a rule for each set of those that were there
+MOST_FREE = 6  # parameters that come at most once, in any order: there is a rule for each set of those that were there
 FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
 
 class ParameterGrammar:
     """The rules of one tool's arguments: each parameter at most once, those that are required always.
 
-    Their order is free, as nothing in the form says one, up to MOST_FREE; more come in the schema's order.
+    Their order is free, as nothing in the form says one. Of more than MOST_FREE, optional ones may be repeated, and the
+    parser takes the first; more than MOST_FREE that are required come in the schema's order.
     """
 
     def __init__(self, rule: str, schema: Mapping[str, Any], marks: ParameterMarks, tokenizer: "Tokenizer",
@@ -28,6 +29,10 @@ class ParameterGrammar:
         self._keys = [*(schema.get("properties") or {})]
         self._required = {key for key in schema.get("required") or () if key in self._keys}
         self._others = form_of_others(schema)
+        numbers = range(len(self._keys))
+        by_need = sorted(numbers, key=lambda number: self._keys[number] not in self._required)
+        self._is_ordered = len(self._required) > MOST_FREE
+        self._once = frozenset(numbers if self._is_ordered else by_need[:MOST_FREE])
 
     def rules(self) -> list[str]:
         """All of them; the arguments are the rule with _args behind its name."""
@@ -58,7 +63,7 @@ class ParameterGrammar:
         mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
         for number in self._candidates(used):
             # Where the order is the schema's, those that were passed over are as good as used.
-            now = used | {number} if len(self._keys) <= MOST_FREE else frozenset(range(number + 1))
+            now = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
             following.add((now, True))
             alternatives.append(f"{mark} {self._rule}_{number} {self._name(now, True)}")
         if self._others:
@@ -70,7 +75,7 @@ class ParameterGrammar:
 
     def _candidates(self, used: frozenset[int]) -> list[int]:
         left = [number for number in range(len(self._keys)) if number not in used]
-        if len(self._keys) <= MOST_FREE:
+        if not self._is_ordered:
             return left
         needed = next((place for place, number in enumerate(left) if self._keys[number] in self._required), len(left))
         return left[: needed + 1]
@@ -86,7 +91,8 @@ class ParameterGrammar:
         if form.other is not None and not (is_same and form.texts and form.choices is None):
             mid, close = marks.json
             values.append(f"{self._literal(mid)} {rule}_o {self._literal(close)}")
-            rules.append(f"{rule}_o: %json {json.dumps(form.other)}")
+            words = "".join(f" | {json.dumps(word)}" for word in form.python_words)
+            rules.append(f"{rule}_o: %json {json.dumps(form.other)}{words}")
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
     def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:

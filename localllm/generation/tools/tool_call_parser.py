@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 from localllm.generation.reasoning import ANSWER, SIGN, TextPart, overlap
-from localllm.generation.tools.parameter_forms import ParameterForm, form_of, form_of_others
+from localllm.generation.tools.parameter_forms import PYTHON, ParameterForm, form_of, form_of_others
 from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
 
 CALL, ARGUMENTS = "call", "arguments"  # kinds of parts: a call's name, and a piece of its arguments
@@ -192,12 +192,14 @@ class ToolCallParser:
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.json)
         if not (head := mid.match(self._held, place)):
             return None
+        word = re.compile("|".join(PYTHON)).match(self._held, head.end())
         try:
-            behind = json.JSONDecoder().raw_decode(self._held, head.end())[1]
+            behind = word.end() if word else json.JSONDecoder().raw_decode(self._held, head.end())[1]
         except ValueError:
             return None
         end = close.match(self._held, behind)
-        return (self._held[head.end() : behind], end.end()) if end and behind < len(self._held) else None
+        said = PYTHON[word[0]] if word else self._held[head.end() : behind]
+        return (said, end.end()) if end and behind < len(self._held) else None
 
     def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
         """Whether a piece is there as a whole, which is taken then."""
