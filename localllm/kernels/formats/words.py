@@ -10,13 +10,27 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.simd import F32, I8, I16, I32, I64, as_tuple, f32x8, load_value, operation, shuffled, slice_of
+from localllm.kernels.simd import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    as_tuple,
+    f32x8,
+    llvm_call,
+    load_value,
+    operation,
+    shuffled,
+    slice_of,
+)
 from localllm.kernels.simd.half import constant_like
 from localllm.quant.layouts import LAYOUTS
 
 WORDS, FOUR = ir.VectorType(I16, 16), ir.VectorType(I32, 4)
 Pair = tuple[Any, Any]  # the even weights of a run, and the odd ones
-Q4, Q5, Q6 = (LAYOUTS[name] for name in ("Q4_K", "Q5_K", "Q6_K"))
+Q4, Q5, Q6, IQ4 = (LAYOUTS[name] for name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
+BYTES = ir.VectorType(I8, 32)
 
 
 def load_words(builder, address, offset):
@@ -66,6 +80,18 @@ def q6_k(builder, address) -> Iterator[Pair]:
             yield split(builder, builder.or_(low, masked(builder, moved(builder, bits, 4 - 2 * run), 0x3030)))
 
 
+def iq4_xs(builder, address):
+    """Look up the nibbles of a run, of 16 bytes first the low ones; 127 is added, so that no value is negative."""
+    table = ir.Constant(BYTES, [value + 127 for value in IQ4.values] * 2)
+    for run in range(8):
+        place = builder.add(address, I64(IQ4.codes[0].at + 16 * run))
+        packed = load_value(builder, place, ir.VectorType(I8, 16))
+        low, high = builder.and_(packed, constant_like(packed, 15)), builder.lshr(packed, constant_like(packed, 4))
+        nibbles = shuffled(builder, low, high, range(32))
+        values = llvm_call(builder, "llvm.x86.avx2.pshuf.b", BYTES, [table, nibbles])
+        yield split(builder, builder.bitcast(values, WORDS))
+
+
 @operation(types.UniTuple(f32x8, 2), types.int64)
 def k_factors(builder, address):
     """Return the scales and minimums of Q4_K and Q5_K, all in one register.
@@ -94,4 +120,4 @@ def k_factors(builder, address):
     return as_tuple(builder, [scales, builder.fneg(minimums)])
 
 
-READERS: dict[str, Callable[[Any, Any], Iterator[Pair]]] = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
+READERS: dict[str, Callable[[Any, Any], Iterator[Pair]]] = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_XS": iq4_xs}
