@@ -15,7 +15,7 @@ from localllm import api
 from localllm.errors import ModelError, UsageError
 from localllm.generation.generate import GenerationOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, take_turns
+from localllm.text.message_order import arrangements, merge_neighbours, shorten_ids, split_calls, take_turns
 from localllm.text.messages import short_id, validate_messages
 from localllm.text.templates import ChatTemplate
 
@@ -52,6 +52,8 @@ KINDS = {
     ),
     "wants an id of nine": LOOP + "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
     "{{ raise_exception('nine') }}{% endif %}{% endfor %}" + SAY + END,
+    "wants a call at a time": LOOP + "{% if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one') }}{% endif %}" + SAY + END,
 }  # fmt: skip
 
 
@@ -68,6 +70,7 @@ def answer(text: Any, **more: Any) -> dict[str, Any]:
 
 
 CALLS = [{"id": "call_0123456789", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}]
+TWO_CALLS = [CALLS[0], {**CALLS[0], "id": "call_9876543210"}]
 RESULT = {"role": "tool", "tool_call_id": "call_0123456789", "content": "Result1"}
 TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]})
 OPENAI_TOOLS = [
@@ -97,6 +100,8 @@ SHAPES = {
     "empty content": [user("User1"), answer(""), user("User2")],
     "null content with calls": [user("User1"), answer(None, tool_calls=CALLS), RESULT],
     "empty content with calls": [user("User1"), answer("", tool_calls=CALLS), RESULT],
+    "two calls": [user("User1"), answer(None, tool_calls=TWO_CALLS), {**RESULT, "tool_call_id": "call_9876543210"},
+                  {**RESULT, "content": "Result2"}, answer("Answer2"), user("User2")],
     "a user says null": [user("User1"), answer("Answer1"), {"role": "user", "content": None}],
     "a system says nothing": [{"role": "system"}, user("User1")],
     "a result is nothing": [user("User1"), answer(None, tool_calls=CALLS), {**RESULT, "content": None}],
@@ -367,6 +372,17 @@ def test_turns():
     assert take_turns([user("a"), answer(""), user("b")]) == [user("a\n\nb")]
     assert take_turns([user("a"), answer("")]) == [user("a"), answer("")]
     assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
+
+
+def test_calls_one_by_one():
+    """Each is in front of its own result; results of no call stay behind."""
+    other = {"role": "tool", "tool_call_id": "x", "content": "Result3"}
+    results = [other, {**RESULT, "tool_call_id": "call_9876543210", "content": "Result2"}, RESULT]
+    messages = [user("User1"), answer("Answer1", tool_calls=TWO_CALLS), *results, user("User2")]
+    first, second = ({"role": "assistant", "content": text, "tool_calls": [call]}
+                     for text, call in zip(("Answer1", ""), TWO_CALLS, strict=True))  # fmt: skip
+    assert split_calls(messages) == [messages[0], first, results[2], second, results[1], other, messages[-1]]
+    assert split_calls(messages[:1]) == messages[:1]
 
 
 def test_a_system_text_that_only_a_last_user_is_told():

@@ -26,10 +26,14 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
         return
     latest = place_systems(messages, keeps_system)
     yield latest
+    if (single := split_calls(latest)) != latest:
+        yield single
     for change in (fill_contents, shorten_ids, merge_neighbours, take_turns, lead_systems, take_turns, ensure_user):
         before, latest = latest, change(latest)
         if latest != before:
             yield latest
+    if (single := split_calls(latest)) != latest:
+        yield single
 
 
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
@@ -130,6 +134,27 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
 def fill_contents(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with "" for every content that is None or missing."""
     return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
+
+
+def split_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with one call per message, each in front of its result, as Llama 3 demands."""
+    split, place = list[Message](), 0
+    while place < len(messages):
+        message = messages[place]
+        calls = message.get("tool_calls") or ()
+        end = next((at for at in range(place + 1, len(messages)) if messages[at]["role"] != "tool"), len(messages))
+        results, place = list(messages[place + 1 : end]), place + 1
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        place = end
+        for number, call in enumerate(calls):
+            head = message if number == 0 else {"role": message["role"], "content": ""}
+            own = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            split += [{**head, "tool_calls": [call]}, *own]
+            results = [result for result in results if result not in own]
+        split += results
+    return split
 
 
 def shorten_ids(messages: Sequence[Message]) -> list[Message]:

@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("agents", nargs="*", choices=[[], *AGENTS])
     parser.add_argument("--path", default="", help="folders with the agents, in front of PATH")
     parser.add_argument("--turns", type=int, default=0, help="further calls, to read the file again")
+    parser.add_argument("--real", action="store_true", help="let MODEL itself answer")
     parser.add_argument("--requests", type=Path, help="a folder for the requests")
     arguments = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join(filter(None, [arguments.path, os.environ["PATH"]]))
@@ -59,7 +60,7 @@ def run_agent(name: str, arguments: Any) -> bool:
         for file, text in FILES.items():
             (work / file).write_text(text)
         played = Played(arguments.model, SCRIPTS[name], arguments.turns, work)
-        with serving({"scripted": played.open}) as served:
+        with serving({"scripted": arguments.model if arguments.real else played.open}) as served:
             problem = start(served, name, SCRIPTS[name], work, home)
             counts = served.service.metrics.responses
             refused = [f"{path} {status}" for path, status in counts if status != 200]
