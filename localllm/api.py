@@ -224,7 +224,8 @@ class Model(GenerationMixin):
         live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
         """
         from localllm.generation.chunked_prefill import most_between_steps
-        from localllm.generation.scheduler import PARALLEL, LiveBatchOptions, Scheduler
+        from localllm.generation.scheduler import PARALLEL, Scheduler
+        from localllm.generation.sequence_sources import BatchSource
         from localllm.kernels.arguments import PAGE
         from localllm.system.memory import available_memory
 
@@ -233,8 +234,8 @@ class Model(GenerationMixin):
         places = max(self.context + PAGE, room // self.engine.place_bytes) if self.engine.place_bytes else sys.maxsize
         self.session.sequences.collect()
         chunk = most_between_steps(self.file.parameters)
-        how = LiveBatchOptions(self.prefixes, self.written) if live else None
-        return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, how)
+        source = BatchSource(self.prefixes, self.written) if live else None
+        return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, source)
 
     def close(self) -> None:
         """Give back the memory and end the threads, when what was read of long prompts is written.

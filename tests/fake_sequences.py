@@ -15,8 +15,8 @@ class FakeSequences:
 
     Attributes:
         made: every sequence there ever was.
-        steps: how many sequences took part in each step.
-        read: how many tokens each `append` had.
+        steps: how many sequences took part in each run of several.
+        read: how many tokens each run of one sequence had.
         rewound: where sequences went back to, to go on as new ones.
         moments: how often Ctrl-C could have struck so far, before or after what a call does.
         interrupt_at: the moment at which it does, or None.
@@ -41,7 +41,10 @@ class FakeSequences:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0, "a sequence twice"
         assert precise
         self.moment()
-        self.steps.append(len(requests))
+        if len(requests) > 1:
+            self.steps.append(len(requests))
+        else:
+            self.read.append(len(requests[0][1]))
         for sequence, ids in requests:
             sequence.add(ids)
         self.moment()

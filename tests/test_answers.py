@@ -85,8 +85,10 @@ def test_each_is_what_it_would_be_alone(seed: int, n: int, ending: float, max_to
         alone = Generation(SequencePool(FakeSequences(VOCAB, row, 20)), tokenizer, task)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
-    assert engine.read == [3], "the prompt is read once"
-    assert sum(engine.steps) == sum(max(0, len(answer.tokens) - (not ended(answer, stop))) for answer in given)
+    assert engine.read[0] == 3 and set(engine.read[1:]) <= {1}, "the prompt is read once"
+    assert sum(engine.steps) + len(engine.read) - 1 == sum(
+        max(0, len(answer.tokens) - (not ended(answer, stop))) for answer in given
+    )
     assert len(engine.made) <= n + 1
     assert engine.open() == 1
 
@@ -120,7 +122,7 @@ def test_without_a_seed_the_answers_have_one():
 def test_the_prompt_is_read_in_chunks_with_progress():
     engine, seen = FakeSequences(VOCAB, table(1), context=2000), []
     ask(engine, Letters(), [2] * 1100, n=2, max_tokens=2, on_progress=lambda *progress: seen.append(progress))
-    assert engine.read == [512, 512, 76]
+    assert engine.read[:3] == [512, 512, 76]
     assert seen == [(0, 1100), (512, 1100), (1024, 1100)]
 
 
@@ -302,7 +304,7 @@ def test_what_is_dropped_is_closed_at_once():
         assert seen and all(held == used + 1 for held, used in seen)
         seen.clear()
         ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4)
-        assert all(used < held <= used + 2 for held, used in seen), "and one that has ended, for others"
+        assert all(used <= held <= used + 1 for held, used in seen), "and one that has ended, for others"
         seen.clear()
 
 

@@ -24,8 +24,9 @@ from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments,
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
-from localllm.generation.scheduler import LiveBatchOptions, Scheduler
+from localllm.generation.scheduler import Scheduler
 from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.sequence_sources import BatchSource
 from localllm.generation.speculation import speculator as leaps
 from localllm.kernels.arguments import PAGE
 
@@ -316,20 +317,20 @@ def test_after_stop_nothing_begins():
 def test_what_nobody_waits_for_is_of_use_to_others(length: int, is_kept: bool):
     """More than a page of it."""
     engine, asked = Paged(table(1, ending=-9.0)), request([2] * length, max_tokens=99, speculate="off")
-    with closing(Scheduler(engine, Letters(), [asked], live=LiveBatchOptions())) as batch:
+    with closing(Scheduler(engine, Letters(), [asked], source=BatchSource())) as batch:
         turns = iter(batch)
         while not asked.begun:
             assert next(turns) == []
         assert asked.answers[0].held == length + 1
         batch.drop(asked)
-        assert (batch.running, [*batch._kept], engine.open()) == ([], asked.answers * is_kept, is_kept)
+        assert (batch.running, [*batch._source.kept], engine.open()) == ([], asked.answers * is_kept, is_kept)
         assert [*turns] == []
     assert engine.open() == 0
 
 
-@pytest.mark.parametrize("live", [LiveBatchOptions(), None])
+@pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("error", [KeyError(), UsageError("no")])
-def test_an_answer_that_fails_among_others(error: Exception, live: LiveBatchOptions | None):
+def test_an_answer_that_fails_among_others(error: Exception, is_live: bool):
     """What one caller's options lead to is not the others' trouble, where there are callers."""
 
     def fail(*_: object) -> None:
@@ -337,11 +338,11 @@ def test_an_answer_that_fails_among_others(error: Exception, live: LiveBatchOpti
 
     engine, asked = Paged(table(1, ending=-9.0)), [request([2], n=2, max_tokens=5), request([3], max_tokens=5)]
     asked[0].listener = fail
-    if live is None and isinstance(error, KeyError):
+    if not is_live and isinstance(error, KeyError):
         with pytest.raises(KeyError):
             ask(engine, asked)
         return
-    assert ask(engine, asked, live=live) == asked
+    assert ask(engine, asked, source=BatchSource(is_live=is_live)) == asked
     assert str(asked[0].error) == ("no" if isinstance(error, UsageError) else "internal error: KeyError")
     assert asked[1].error is None and len(asked[1].answers[0].tokens) == 5
 
@@ -360,7 +361,7 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
         return CachedPrefix(sequence, np.array([row(tuple(ids))]) if held == len(ids) else None) if held else None
 
     prefixes: Any = SimpleNamespace(find=find)
-    with closing(Scheduler(engine, Letters(), [asked], live=LiveBatchOptions(prefixes))) as batch:
+    with closing(Scheduler(engine, Letters(), [asked], source=BatchSource(prefixes))) as batch:
         assert [some for some in batch if some] == [[asked]]
     assert (heard, asked.cached) == ([(prompt, 0)], cached)
     begins = [(held, 100 - held)] if held < 100 else []
@@ -375,16 +376,22 @@ def test_what_files_have_of_a_prompt_is_not_read(held: int, cached: int):
 def test_for_whom_there_is_room(places: int, width: int, may: bool, left: int):
     """What is unread and a page for each to grow; of what is kept all may go but the latest."""
     engine = Paged(table(1))
-    batch = Scheduler(engine, Letters(), [], parallel=3, places=places, live=LiveBatchOptions())
+    batch = Scheduler(engine, Letters(), [], parallel=3, places=places, source=BatchSource())
     joining: Any = SimpleNamespace(ids=[5] * 100, width=width, segments=None)
     for token in (2, 3):
         sequence = engine.sequence()
         sequence.add([token] * 100)
-        batch._kept.append(SimpleNamespace(sequence=sequence, ids=sequence.tokens, segments=None))  # type: ignore[arg-type]
-    assert batch._may_join(joining) and len(batch._kept) == 2, "nobody else is there"
-    batch.running = [SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1, segments=None)]  # type: ignore[list-item]
-    assert (batch._may_join(joining), len(batch._kept)) == (may, left)
-    assert batch._kept[-1].ids[0] == 3
+        batch._source.kept.append(
+            SimpleNamespace(
+                sequence=sequence, ids=sequence.tokens, segments=None, close=sequence.close, release=sequence.release
+            )
+        )  # type: ignore[arg-type]
+    assert batch._may_join(joining) and len(batch._source.kept) == 2, "nobody else is there"
+    batch.running = [
+        SimpleNamespace(sequence=None, ids=[4] * 40, unread=30, width=1, segments=None, release=lambda: None)
+    ]  # type: ignore[list-item]
+    assert (batch._may_join(joining), len(batch._source.kept)) == (may, left)
+    assert batch._source.kept[-1].ids[0] == 3
     batch.close()
     assert engine.open() == 0
 
@@ -501,7 +508,7 @@ def test_an_answer_in_the_making():
     row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
     sampler.accept = drawn.append  # type: ignore[method-assign]
     for number in (1, 2, 3):
-        assert one.accept_logits(row)[:2] == (2, [("answer", "a")])
+        assert one.accept_logits(row)[1:3] == (2, [("answer", "a")])
         assert (one.tokens, one.left, one.has_begun, one.is_complete) == ([2] * number, 3 - number, True, number == 3)
         assert (one.held, one.unread, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
@@ -509,7 +516,7 @@ def test_an_answer_in_the_making():
     other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
     other.end_ids = frozenset([0])
     assert (other.left, other.number, other.finish_reason) == (2, 0, "")
-    assert other.accept_logits(np.roll(row, -2))[:2] == (None, []) and other.is_complete
+    assert other.accept_logits(np.roll(row, -2))[1:3] == (None, []) and other.is_complete
     assert (other.tokens, other.finish(), other.finish_reason) == ([], [], "stop")
     only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
     only.accept_logits(row)

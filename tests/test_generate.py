@@ -10,13 +10,13 @@ from fake_engine import FakeEngine, saying
 from tiny_model import write_tiny_model
 
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation import generate
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_match import common
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.sequence_sources import PoolSource
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.draft_model import Drafter, account_of
 from localllm.generation.speculation.speculator import Speculator
@@ -419,10 +419,10 @@ def test_who_guesses(speculate, begin: int | None, is_guided: bool, is_alone: bo
 ])  # fmt: skip
 def test_which_answers_are_remembered(speculate: str | None, length: int, is_kept: bool | None):
     added, ids = list[tuple](), [5] * length + [6, 7]
-    written = SimpleNamespace(add=lambda *told: added.append(told)) if speculate else None
-    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=None)
-    generate.leave(answer, SimpleNamespace(written=written), 0)  # type: ignore[arg-type]
-    assert added == ([] if is_kept is None else [(ids, 4, is_kept)])
+    written: Any = SimpleNamespace(add=lambda *told: added.append(told), collect=lambda: None) if speculate else None
+    answer = wanting(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening())
+    PoolSource(SequencePool(FakeEngine(9, lambda tokens: []), None, written)).give_back(answer)  # type: ignore[arg-type]
+    assert answer.sequence is None and added == ([] if is_kept is None else [(ids, 4, is_kept)])
 
 
 @pytest.mark.parametrize(("speculate", "others", "reads", "has_layer", "lost", "images", "listens"), [
@@ -444,16 +444,13 @@ def test_who_listens_to_one_of_several(speculate, others, reads, has_layer, lost
 
 def wanting(speculate: Any, **more: Any) -> Any:
     """An answer in the making."""
-    return SimpleNamespace(**{"options": SimpleNamespace(speculate=speculate), "sequence": None, **more})
+    return SimpleNamespace(**{"options": SimpleNamespace(speculate=speculate), "sequence": None, "number": 0, **more})
 
 
 def test_drafts_of_several_answers():
     """Of few; each has room for what it may still say, beside the others and their drafts."""
     guesses, off, auto, told = Speculator(Listening()), wanting("off"), wanting("auto"), list[tuple]()
-    for answers, possible in (
-        ([], False), ([off], False), ([off, auto], True), ([auto] * 4, True), ([auto] * 5, False), ([off] * 4, False)
-    ):  # fmt: skip
-        assert guesses.can_speculate(answers) == possible
+    assert guesses.drafts([auto] * 5) == [[]] * 5 and auto.guesses is None
     several = [wanting("auto"), off, wanting("ngram")]
     for answering, left in ((several[0], 5), (several[2], 3)):
         answering.left, answering.guesses = left, SimpleNamespace(draft=lambda *limits: told.append(limits) or [7, 8])

@@ -526,6 +526,7 @@ def test_a_draft_model_writes_ahead():
     with drafter.proposer([1, 2, 3, 4, 5, 6, 7], SAMPLER, frozenset()), drafter.proposer([9], SAMPLER, frozenset()):
         assert engine.calls[-1] == (5, 1), "the next answer goes on with what the last one has read"
         assert len(engine.open_sequences) == 2
+    drafter.collect()
     assert len(engine.open_sequences) == 1
 
 

@@ -8,20 +8,20 @@ import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
+from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.constraints.token_mask import AnswerState
-from localllm.generation.generate import prefill
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.step_batcher import BatchMember
+from localllm.generation.sequence_sources import PoolSource
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
 
@@ -70,36 +70,17 @@ def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int 
             raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
     request = Request(task, 1 if beams else n, is_scored=True)
     first = request.begin(sequences.engine, tokenizer)[0]
-    with sequences.beginning_with(task.prompt) as begun:
-        member = BatchMember(sequences.steps)
-        try:
-            logits = prefill(first, begun, sequences, member)
-        finally:
-            member.leave()
-        sequence: Sequence = begun.sequence  # type: ignore[assignment]
-        if not beams:
-            return n_best(request, sequence, logits, sequences, tokenizer)
-        with BeamSearch(first, tokenizer) as search, search:
-            return search.run(sequence, logits, beams)[:n]
-
-
-def n_best(
-    request: Request, sequence: "Sequence", logits: np.ndarray, sequences: "SequencePool", tokenizer: Tokenizer
-) -> list[Answer]:
-    """Return the sampled answers to a prompt, best first; each is what it would be alone.
-
-    sequence: has read the prompt; logits: behind it, float32 [1, vocab].
-    """
-    try:
-        first = request.answers[0]
-        first.sequence, first.known = sequence.fork(), logits
-        with closing(Scheduler(sequences.engine, tokenizer, [request], request.n)) as batch:
-            for _ in batch:
-                pass
-    finally:
-        for one in request.answers:
-            if one.sequence:
-                one.sequence.close()
+    if beams:
+        with sequences.beginning_with(task.prompt) as begun, BeamSearch(first, tokenizer) as search, search:
+            sequence, logits = begun
+            if logits is None:
+                cached = len(sequence.tokens)
+                logits = read_prompt(sequence, task.prompt, task.options.on_progress)
+                sequences.was_read(sequence, cached, logits)
+            return search.run(cast("Sequence", sequence), logits, beams)[:n]
+    with closing(Scheduler(sequences.engine, tokenizer, [request], n, source=PoolSource(sequences))) as scheduler:
+        for _ in scheduler:
+            pass
     if request.error:
         raise request.error
     return [

@@ -10,7 +10,6 @@ bits, and only those with more than a few tokens meet the same kernels.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ from localllm.kernels.machine import has_tiles
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
     from localllm.generation.context_overflow import ShiftedSequence
-    from localllm.generation.step_batcher import BatchMember
 
 # Operations between two steps: 0.55 s of two Zen 4 cores, which do 620e9 in a second. More at once is a little faster
 # (weights are unpacked once for a run: 80 ms of a 1.2 B model), and others wait longer.
@@ -90,23 +88,23 @@ def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
         start = end
 
 
+def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
+    """Return where a run of a prompt ends that begins at a place, if it is read alone."""
+    return end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
+
+
 def read_prompt(
     sequence: "Sequence | ShiftedSequence",
     prompt: list[int],
     on_progress: Callable[[int, int], None] | None,
-    member: "BatchMember | None" = None,
 ) -> np.ndarray:
-    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab].
-
-    member: by which it is read together with what others read, if there are any.
-    """
+    """Read what the sequence does not hold of a prompt; the logits after it, float32 [1, vocab]."""
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
-    read = partial(member.read, sequence) if member else sequence.append
     start = begin
     while start < len(prompt):  # between two runs progress is shown and Ctrl-C is heard
         progress(start - begin, len(prompt) - begin)
-        end = end_outside_images(prompt, min(sequence.engine.runs.next_end(start), len(prompt)))
-        logits = read(prompt[start:end], "last" if end == len(prompt) else "none")
+        end = end_of_run(prompt, start, sequence.engine.runs)
+        logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
         start = end
     return logits
 

@@ -46,7 +46,7 @@ class ShiftedSequence:
     moves once or twice before it is forgotten itself, and is not rounded more often.
 
     Attributes:
-        keep: how many of the first tokens stay.
+        keep: how many of the first tokens stay.  tokens: all that were read.
         dropped: how many tokens were forgotten so far.
         engine: whose it is.
     """
@@ -55,7 +55,8 @@ class ShiftedSequence:
 
     def __init__(self, sequence: "Sequence", keep: int):
         self.keep, self.dropped, self.engine = keep, 0, sequence.engine
-        self._sequence, self._gone = sequence, list[int]()  # the tokens behind the first that it does not hold any more
+        self._sequence, self.tokens = sequence, list(sequence.tokens)
+        self._gone = 0  # tokens behind the first that it does not hold any more
 
     @property
     def closed(self) -> bool:
@@ -65,12 +66,6 @@ class ShiftedSequence:
     def room(self) -> int:
         """For how many tokens nothing has to be forgotten."""
         return self._sequence.context - len(self._sequence.tokens)
-
-    @property
-    def tokens(self) -> list[int]:
-        """All that were read."""
-        held = self._sequence.tokens
-        return [*held[: self.keep], *self._gone, *held[self.keep :]]
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
         """As Sequence.append, for any number of tokens; what is needed of the older ones is forgotten."""
@@ -84,6 +79,7 @@ class ShiftedSequence:
                 room -= 1
             piece, ids = ids[:room], ids[room:]
             rows.append(self._sequence.append(piece, "none" if ids and logits == "last" else logits, precise))
+            self.tokens += piece
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
     def _forget(self, wanted: int) -> None:
@@ -92,25 +88,26 @@ class ShiftedSequence:
         if wanted > self._sequence.context - keep:
             raise ContextError(f"an image of {wanted} tokens does not fit the context of {self._sequence.context}")
         count = unneeded(held, keep)
-        gone = held[keep : keep + count]
         if keep + count < len(held):
             self._sequence.shift(keep, count)
         else:
             self._sequence.truncate(keep)
-        self._gone += gone
+        self._gone += count
         self.dropped += count
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` of all tokens, or to those that stay if it has not kept what comes before."""
-        if length < self.keep + len(self._gone):
+        if length < self.keep + self._gone:
             length = min(length, self.keep)
-            self._gone = []
-        return self._sequence.truncate(length - len(self._gone)) + len(self._gone)
+            self._gone = 0
+        kept = self._sequence.truncate(length - self._gone) + self._gone
+        del self.tokens[kept:]
+        return kept
 
     def fork(self) -> "ShiftedSequence":
         """Another one with the same tokens."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
-        twin._gone = list(self._gone)
+        twin._gone, twin.tokens = self._gone, [*self.tokens]
         return twin
 
     def plain(self) -> "Sequence":

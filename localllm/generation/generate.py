@@ -1,121 +1,46 @@
 """One answer: the prompt is read (prefill), then token follows token (decode) until there is a reason to stop."""
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from localllm.engine.runs import LONG
-from localllm.generation.chunked_prefill import read_prompt
-from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextIterator, TextPart
-from localllm.generation.request import Accepted, Completion, Request, Task
-from localllm.generation.sequence_pool import PooledSequence, SequencePool
-from localllm.generation.speculation.speculator import Speculator
-from localllm.generation.step_batcher import BatchMember
+from localllm.generation.request import Completion, Request, Task
+from localllm.generation.scheduler import Scheduler
+from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.sequence_sources import PoolSource
+from localllm.generation.speculation.draft_model import Drafter
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
-    from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.logprobs import LikelyToken
     from localllm.generation.tools.tool_call import ToolCall
 
 __all__ = ["Generation", "GenerationOptions", "Task"]
 
 
-class AnswerStoppedError(Exception):
-    """Raised inside an answer that was told to stop."""
-
-
-def decode(answer: Completion, sequences: SequencePool, earlier: int = 0) -> Generator[TextPart]:
+def text_parts(scheduler: Scheduler, sequences: SequencePool, answer: Completion) -> Generator[TextPart]:
     """Text as tokens are chosen, until one ends the answer or there is no room for more.
 
     It does not know the Generation: an answer that nobody wants any more gives its sequence back at once, not when
-    Python looks for cycles. The garbage collector may close this generator anywhere: what its contexts do then takes
-    no lock.
-
-    earlier: tokens that the conversation held in an earlier process, with which it ended there.
+    Python looks for cycles. The garbage collector may close this generator anywhere: what it does then takes no lock.
     """
-    answer.started = perf_counter()
-    with (
-        suppress(AnswerStoppedError),
-        sequences.beginning_with(answer.prompt, answer.kept, earlier) as begun,
-        ExitStack() as held,
-    ):
-        answer.sequence = sequence = cast("Tokens", begun.sequence)  # a ShiftedSequence looks like one
-        held.callback(leave, answer, sequences, forgotten(sequence))
-        member = BatchMember(sequences.steps)
-        held.callback(member.leave)
-        speculator = Speculator(sequences.engine, sequences.written, held)
-        if answer.left > 1:
-            speculator.listen(answer)
-        rows = prefill(answer, begun, sequences, member)
-        answer.prefill_s = perf_counter() - answer.started
-        draft = list[int]()
-        while not answer.is_complete:
-            accepted: Iterable[Accepted] = answer.accept_draft(draft, rows)
-            if member.others:  # they wait neither for the text's reader nor for the next step
-                accepted = list(accepted)
-                if not answer.is_complete:
-                    draft = submit_step(answer, speculator, member)
-            member.settle()
-            for one in accepted:
-                yield from one.parts
-            if not answer.is_complete:
-                require_running(answer)
-                if not member.step:
-                    draft = submit_step(answer, speculator, member)
-                rows = member.result()
-                speculator.learn_cost(member.tokens, member.seconds)
-    if answer.is_stopped and not answer.has_ended:
-        return
-    yield from answer.finish()
-
-
-def submit_step(answer: Completion, speculator: Speculator, member: BatchMember) -> list[int]:
-    """Hand in the newest token of an answer with a draft behind it, which is returned."""
-    (draft,) = speculator.drafts([answer], member.others)
-    assert answer.sequence
-    member.submit(answer.sequence, [answer.ids[-1], *draft], "all")
-    answer.steps += 1
-    return draft
-
-
-def prefill(answer: Completion, begun: PooledSequence, sequences: SequencePool, member: BatchMember) -> np.ndarray:
-    """Read what the sequence does not hold of the prompt; the logits after it, float32 [1, vocab]."""
-    sequence, logits = begun
-    answer.request.cached = len(sequence.tokens)
-
-    def progress(done: int, total: int) -> None:
-        require_running(answer)
-        if answer.options.on_progress:
-            answer.options.on_progress(done, total)
-
-    if logits is None:
-        logits = read_prompt(sequence, answer.prompt, progress, member)
-        sequences.was_read(sequence, answer.cached_tokens, logits)
-    return logits
-
-
-def require_running(answer: Completion) -> None:
-    if answer.is_stopped:
-        raise AnswerStoppedError
-
-
-def forgotten(sequence: "Tokens | ShiftedSequence") -> int:
-    return sequence.dropped if isinstance(sequence, ShiftedSequence) else 0
-
-
-def leave(answer: Completion, sequences: SequencePool, before: int) -> None:
-    """Remember what was written, for later guesses; before: how many tokens the sequence had forgotten then."""
-    sequence, answer.sequence, answer.guesses = answer.sequence, None, None
-    answer.dropped = forgotten(sequence) - before if sequence else 0
-    if sequences.written and answer.options.speculate != "off":
-        sequences.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+    request, answer.started = answer.request, perf_counter()
+    try:
+        while scheduler.has_work:
+            for output in scheduler.step():
+                yield from output.parts
+    finally:
+        scheduler.close()
+        request.answers = []  # no circle: what an answer has is forgotten with it
+    sequences.collect()
+    if isinstance(drafter := answer.options.speculate, Drafter):
+        drafter.collect()
+    if request.error:
+        raise request.error
 
 
 class Generation(TextIterator):
@@ -164,8 +89,8 @@ class Generation(TextIterator):
         """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         request = Request(task)
         (self._answer,) = request.begin(sequences.engine, tokenizer)
-        request.answers = []  # no circle: what an answer has is forgotten with it
-        self._sequences, self.parts = sequences, decode(self._answer, sequences, task.earlier)
+        scheduler = Scheduler(sequences.engine, tokenizer, [request], source=PoolSource(sequences))
+        self._sequences, self.parts = sequences, text_parts(scheduler, sequences, self._answer)
 
     if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
 

@@ -155,9 +155,14 @@ class Request:
         return self.answers
 
 
-class Accepted(NamedTuple):
-    """A token that was drawn from logits float32 [vocab], None for one that ends the answer, and what it completes."""
+class Output(NamedTuple):
+    """A token that was drawn for an answer, None for one that ends it, and what it completes.
 
+    Attributes:
+        parts: of text.  logits: from which it was drawn, float32 [vocab]; good only until the next one is asked for.
+    """
+
+    answer: "Completion"
     token: int | None
     parts: list[TextPart]
     logits: np.ndarray
@@ -172,7 +177,7 @@ class Completion:
         seed: with which it is drawn again.  end_ids: tokens that end it.
         logprob: the natural logarithm of its probability, what ended it included; 0 if nobody wants to know.
         logprobs: of each of its tokens, if they are wanted.
-        sequence: what has been read of `ids`; None while it waits.
+        sequence: what has been read of `ids`; None while it waits.  (A ShiftedSequence looks like one.)
         number: its place among the request's answers, as they are made.
         guesses: where drafts come from, while few are answered.
         known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
@@ -192,7 +197,8 @@ class Completion:
         segments: PrefillSegments,
         number: int = 0,
     ):
-        self.request, self.seed, self.ids, self.number = request, sampler.seed, list(request.prompt), number
+        self.request, self.prompt, self.ids = request, request.prompt, list(request.prompt)
+        self.seed, self.number = sampler.seed, number
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None
@@ -206,10 +212,6 @@ class Completion:
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
         self.logprobs = list[LikelyToken]()
-
-    @property
-    def prompt(self) -> list[int]:
-        return self.request.prompt
 
     @property
     def seen(self) -> "Ids[ImageEmbedding]":
@@ -290,7 +292,8 @@ class Completion:
     @property
     def unread(self) -> int:
         """How many tokens are to be read before a step; the newest of the answer is the step's."""
-        return len(self.ids) - self.has_begun - self.held
+        count = len(self.ids)
+        return count - (count > len(self.prompt)) - (len(self.sequence.tokens) if self.sequence else 0)
 
     @property
     def score(self) -> float:
@@ -302,7 +305,7 @@ class Completion:
         """How many answers are here in one: all of the request until its prompt has been read."""
         return 1 if self.request.begun else self.request.n
 
-    def accept_logits(self, row: np.ndarray) -> Accepted:
+    def accept_logits(self, row: np.ndarray) -> Output:
         """Go on with the token that is drawn from logits float32 [vocab]. Raises LocalllmError if there is none."""
         token = self.guide.choose(self.sampler, row)
         elapsed = perf_counter() - self.started
@@ -313,16 +316,16 @@ class Completion:
             self.logprob += float(row[token]) - log_total(row)
         if token in self.end_ids:
             self.has_ended = True
-            return Accepted(None, [], row)
+            return Output(self, None, [], row)
         self.sampler.accept(token)
         self.ids.append(token)
         if (count := self.options.top_logprobs) is not None:
             self.logprobs.append(token_logprobs(row, token, min(count, len(row))))
         parts = self.guide.accept(token)
         self.has_ended = self.guide.has_ended
-        return Accepted(token, parts, row)
+        return Output(self, token, parts, row)
 
-    def accept_draft(self, draft: list[int], rows: np.ndarray) -> Iterator[Accepted]:
+    def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
         """Go on with the tokens that are drawn, as far as a draft is right and one beyond; forget what was wrong.
 
         rows: logits float32 [1 + len(draft), vocab], behind the newest token and each of the draft.
@@ -330,17 +333,39 @@ class Completion:
         before = len(self.ids)
         self.drafted += len(draft)
         for row, guess in zip(rows, [*draft, None], strict=True):
-            accepted = self.accept_logits(row)
-            self.accepted += accepted.token is not None and accepted.token == guess
-            yield accepted
-            if self.is_complete or self.ids[-1] != guess:
-                break
-        drawn = self.ids[before:]
-        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False))
+            output = self.accept_logits(row)
+            self.accepted += output.token is not None and output.token == guess
+            is_last = self.is_complete or self.ids[-1] != guess
+            if is_last:
+                self._end_draft(draft, self.ids[before:])
+            yield output
+            if is_last:
+                return
+
+    def _end_draft(self, draft: Ids[int], drawn: list[int]) -> None:
+        """Forget what was wrong in a draft."""
+        right = sum(token == guess for token, guess in zip(drawn, draft, strict=False)) if draft else 0
         if self.sequence and right < len(draft):
-            self.sequence.truncate(before + right)
+            self.sequence.truncate(len(self.ids) - len(drawn) + right)
         if self.guesses:
             self.guesses.learn(drawn)
+
+    def report_progress(self) -> None:
+        """Tell who wants to know how much of the prompt has been read, before a run."""
+        if not self.request.begun and self.options.on_progress:
+            self.options.on_progress(self.held - self.cached_tokens, len(self.prompt) - self.cached_tokens)
+
+    def close(self) -> None:
+        """Free what has been read; it is read again if it goes on."""
+        if self.sequence:
+            self.sequence.close()
+        self.sequence = self.guesses = None
+
+    def release(self) -> None:
+        """Queue what has been read to be freed. Takes no lock: finalizers may call it."""
+        if self.sequence:
+            self.sequence.release()
+        self.sequence = self.guesses = None
 
     def finish(self) -> list[TextPart]:
         """Say why it ends, and what was held back."""

@@ -1,22 +1,26 @@
-"""Continuous batching: many prompts are answered at once, and answers join and leave between any two steps.
+"""Continuous batching: requests are answered at once, and answers join and leave between any two steps.
 
-A turn reads a piece of what is to be read, so that those who write wait for a piece and not for a prompt; then a step
-takes every answer one token further. As in Orca (Yu et al. 2022), with memory by pages (vLLM, Kwon et al. 2023).
+A step reads a piece of what is to be read, so that those who write wait for a piece and not for a prompt; then it takes
+every answer one token further, or several if a draft is right. As in Orca (Yu et al. 2022), with memory by pages (vLLM,
+Kwon et al. 2023). Everything that is answered is answered here: a Generation is a Scheduler of one request.
 """
 
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ids
+from contextlib import ExitStack
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.engine.run import BATCH, PRECISE_TOKENS
-from localllm.engine.runs import LONG
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.frozen import frozen
-from localllm.generation.chunked_prefill import HEARD, piece
+from localllm.generation.chunked_prefill import HEARD, end_of_run, piece
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, longest_match
-from localllm.generation.request import Completion, Request
-from localllm.generation.speculation.speculator import AnswerSpan, Speculator
+from localllm.generation.request import Completion, Output, Request
+from localllm.generation.sequence_sources import BatchSource, PoolSource
+from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator
+from localllm.generation.step_batcher import BatchMember
 from localllm.kernels.arguments import PAGE
 from localllm.text.tokenizer import Tokenizer
 
@@ -24,24 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localllm.engine.engine import Engine
-    from localllm.engine.memory.prefix_cache import PrefixCache
-    from localllm.generation.speculation.ngram_cache import NgramCache
 
-LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 PARALLEL = 16  # answers at once: a step of 16 is nearly what arithmetic allows, and more wait longer for each other
-
-
-@frozen
-class LiveBatchOptions:
-    """Requests come while others are answered: what LIVE_KEPT answers have read is kept for those that begin alike.
-
-    Attributes:
-        prefixes: what files have of long prompts. None is added: what is read beside others may be rounded otherwise.
-        written: what was written before, for guesses.
-    """
-
-    prefixes: "PrefixCache | None" = None
-    written: "NgramCache | None" = None
 
 
 class Scheduler:
@@ -62,36 +50,65 @@ class Scheduler:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        live: "LiveBatchOptions | None" = None,
+        source: BatchSource | PoolSource | None = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 
         chunk: tokens to read between two steps, PAGE at least.  places: about how many tokens to hold at most.
         precise: with the arithmetic that each prompt and answer would meet alone; without, all in 8 bits.
-        live: of a batch whose requests come while others are answered.
+        source: where sequences come from and go to.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
-        self._engine, self._tokenizer = engine, tokenizer
-        self._vocab = min(engine.vocab_size, tokenizer.vocab_size)
-        self._requests, self._finished = iter(requests), list[Request]()
+        self._engine, self._vocab = engine, min(engine.vocab_size, tokenizer.vocab_size)
+        self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
-        self._stopping, self._live = False, live is not None
-        self._prefixes, self._written = (live.prefixes, live.written) if live else (None, None)
-        self._speculator = Speculator(engine, self._written)
-        self._kept = deque[Completion]()  # that have finished, for the next that begin alike; the oldest first
+        self._stopping, self._source = False, source or BatchSource(is_live=False)
+        self._held = ExitStack()  # what drafts need as long as answers are made: a draft model's sequences
+        self._speculator = Speculator(engine, self._source.written, None if self._source.is_shared else self._held)
+        self._runs, self._submitted = BatchMember(self._source.steps), list[AnswerSpan]()
 
     def __iter__(self) -> Iterator[list[Request]]:
-        """Turn by turn, the requests that are finished with it; often none."""
-        while self._work_left():
-            if self._stopping:
-                self.waiting = deque(one for one in self.waiting if one.request.begun)
-                if not self._work_left():
-                    break
-            self._turn()
+        """Step by step, the requests that are finished with it; often none."""
+        while self.has_work:
+            for _ in self.step():
+                pass
             yield self._take_finished()
         if self._finished:
             yield self._take_finished()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to read or to write."""
+        if self._stopping:
+            self.waiting = deque(one for one in self.waiting if one.request.begun)
+        return bool(self.running) or self._next() is not None
+
+    def step(self) -> Iterator[Output]:
+        """Read a piece, then decode a token of every answer that has nothing to read; in one run if all is in 8 bits.
+
+        The model runs, and tokens are drawn, when they are asked for.
+        """
+        for one in [*self.running]:
+            if one.is_stopped:
+                self.drop(one.request)
+            elif one.known is not None:
+                row, one.known = one.known[-1:], None
+                yield from self._emit(self._begin(one, row))
+        if not self._precise:
+            writing = self._writing()
+            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
+            yield from self._run([*reading, *writing], precise=False)
+            return
+        reading = list[AnswerSpan]()
+        if not self._submitted and self._may_read:
+            is_heard = self._source.is_live and any(one.has_begun for one in self.running)
+            rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
+            reading, precise = self._reading(*rooms)
+            if reading and not (is_heard and precise):
+                yield from self._run(reading, precise)
+                reading = []
+        yield from self._run(self._submitted or [*reading, *self._writing(with_drafts=not reading)], precise=True)
 
     def stop(self) -> None:
         """Begin nothing new; what has begun goes on to its end. A signal handler may call this."""
@@ -99,24 +116,18 @@ class Scheduler:
 
     def close(self) -> None:
         """Leave everything as it is. Takes no lock: a generator that is garbage may do this anywhere."""
-        for answering in (*self.running, *self._kept):
-            if answering.sequence:
-                answering.sequence.release()
-            answering.sequence = None
+        self._held.close()
+        self._runs.leave()
+        self._source.abandon(self.running)
         self.running = []
-        self._kept.clear()
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
-        """Nobody waits for this one any more. Not during a turn."""
+        """Nobody waits for this one any more. Not during a step."""
         for answering in request.answers:
-            if answering in self.running and answering.held > PAGE:
-                self.running.remove(answering)
-                self._keep(answering)
+            if answering in self.running and (answering.held > PAGE or not self._source.is_shared):
+                self._source.give_back(answering)
         self._remove(request)
-
-    def _work_left(self) -> bool:
-        return bool(self.running) or self._next() is not None
 
     def _take_finished(self) -> list[Request]:
         finished, self._finished = self._finished, []
@@ -125,23 +136,26 @@ class Scheduler:
     # Who may begin.
 
     def _next(self) -> Completion | None:
-        """Who waits longest."""
+        """Return who waits longest."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
             if request is None:
                 return None
             try:
                 runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0)
-                for answer in request.answers or request.begin(self._engine, self._tokenizer, runs):
-                    if answer.is_complete:
-                        answer.finish()
+                answers = request.answers or request.begin(self._engine, self._tokenizer, runs)
+                self.waiting.append(answers[0])
             except LocalllmError as error:
                 request.error = error
-            if request.finished:
                 self._finished.append(request)
-            else:
-                self.waiting.append(request.answers[0])
         return self.waiting[0]
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether anybody has something to read, or may join."""
+        if self._source.is_shared or self.waiting or not self.running:
+            return True
+        return any(one.unread for one in self.running)
 
     def _readers(self) -> Iterator[Completion]:
         """Who has something to read, the oldest first; then those that can join."""
@@ -162,74 +176,50 @@ class Scheduler:
             return False
         unread = len(answering.ids) - found.length + sum(one.unread for one in self.running)
         needed = unread + PAGE * (answering.width + len(self.running))
-        if found.source in self._kept:
-            self._kept.remove(found.source)
-            self._kept.append(found.source)
-        while needed > self._free_places() and len(self._kept) > 1:
-            self._forget()
+        self._source.touch(found.source)
+        while needed > self._free_places() and len(self._source.kept) > 1:
+            self._source.forget()
         return needed <= self._free_places()
 
     def _join(self, answering: Completion) -> None:
-        if answering.sequence is None:
-            self._give_sequence(answering)
-        if self._precise:
-            self._speculator.listen(answering, len(self.running))
+        others = len(self.running)
         self.running.append(answering)
-
-    def _give_sequence(self, answering: Completion) -> None:
-        """One that has read what others, or an earlier program, have read of it."""
-        donor, length, _ = self._longest_match(answering)
-        found = self._prefixes.find(answering.ids, length) if self._prefixes and not answering.has_begun else None
-        if found:
-            answering.sequence, answering.known = found
-            length = len(found.sequence.tokens)
-        else:
-            answering.sequence = donor.sequence.fork() if donor else self._engine.sequence()
-        answering.request.cached = answering.sequence.truncate(length)
+        if answering.sequence is None:
+            donor, length, _ = self._longest_match(answering)
+            if self._source.take(answering, length):
+                length = answering.held
+            else:
+                answering.sequence = donor.sequence.fork() if donor else self._engine.sequence()
+            assert answering.sequence
+            answering.request.cached = answering.sequence.truncate(length)
+        if self._precise and answering.left > 1:
+            self._speculator.listen(answering, others)
 
     def _longest_match(self, answering: Completion) -> PrefixMatch:
-        """Who has read most of what it begins with, and how much of that."""
-        others = (*self.running, *self._kept)
+        """Return who has read most of what it begins with, and how much of that."""
+        others = (*self.running, *self._source.kept)
         return self._match(answering, [(one, one.sequence.tokens) for one in others if one.sequence])
 
     def _match(self, answering: Completion, others: list[tuple[Completion, list[int]]]) -> PrefixMatch:
         candidates = [ReuseCandidate(one, tokens, segments=one.segments) for one, tokens in others]
         return longest_match(candidates, answering.ids, self._engine.runs, answering.segments)
 
-    # A turn.
-
-    def _turn(self) -> None:
-        """Read a piece, write a token of every answer that has nothing to read: in one run if all is in 8 bits."""
-        for answering in [one for one in self.running if one.known is not None]:
-            row, answering.known = answering.known, None
-            if row is not None:
-                self._begin(answering, row[-1:, : self._vocab])
-        if self._precise:
-            is_heard = self._live and any(one.has_begun for one in self.running)
-            rooms = (PAGE, HEARD) if is_heard else (self._chunk, PRECISE_TOKENS)  # who listens waits for short pieces
-            reading, precise = self._reading(*rooms)
-            if not (is_heard and precise):
-                self._advance(reading, precise)
-                reading = []
-            writing = self._writing()
-            if reading or len(writing) < len(self.running) or not self._speculative_step():
-                for one in writing:
-                    one.answering.guesses = None
-                self._advance(reading + writing, precise=True)
-        else:
-            writing = self._writing()
-            reading, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
-            self._advance(reading + writing, precise=False)
-
-    def _writing(self) -> list[AnswerSpan]:
-        """The newest token of every answer whose others have been read."""
-        return [AnswerSpan(one, one.ids[-1:]) for one in self.running if one.has_begun and not one.unread]
+    # What is read.
 
     def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
-        """What to read next, so many tokens and all with the same arithmetic; and whether that is the precise one."""
+        """Return what to read next, so many tokens, all with the same arithmetic; and whether that is the precise one.
+
+        Who is alone reads whole runs, whose arithmetic is the engine's choice.
+        """
         work, exact = list[AnswerSpan](), False
         for answering in self._readers():
-            held, stretch = answering.held, answering.segments.at(answering.held)
+            held = answering.held
+            answering.report_progress()
+            if not self._source.is_shared:
+                end = min(end_of_run(answering.prompt, held, self._engine.runs), held + answering.unread)
+                is_read = held == end or answering.is_stopped
+                return [] if is_read else [span_of(answering, end - held)], True
+            stretch = answering.segments.at(held)
             end, precise = min(stretch.end, held + answering.unread), stretch.precise and self._precise
             if not work:
                 exact, room = precise, min(room, precise_room) if precise else room
@@ -238,102 +228,127 @@ class Scheduler:
                 count = end - held  # less than two pages, which are not parted, or an image
             if not count:
                 break
-            work.append(AnswerSpan(answering, answering.ids[held : held + count]))
+            work.append(span_of(answering, count))
             room -= count
             if room <= 0:
                 break
         return work, exact
 
-    def _advance(self, work: list[AnswerSpan], precise: bool) -> None:
-        """Read all that; who has then read all of its ids goes on with a token."""
-        ends = any(one.held + len(ids) == len(one.ids) for one, ids in work)
-        for answering, row in self._run(work, "last" if ends else "none", precise):
-            if answering.held < len(answering.ids):
-                continue
-            if answering.has_begun:
-                self._accept(answering, [], row)
+    def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
+        """Return the newest token of every answer whose others have been read; behind it a draft, while all are few."""
+        writing = [one for one in self.running if one.has_begun and not one.unread and not one.is_stopped]
+        if not with_drafts or len(writing) < len(self.running):
+            return [AnswerSpan(one, one.ids[-1:]) for one in writing]
+        drafts = self._speculator.drafts(writing, self._runs.others)
+        return [AnswerSpan(one, [one.ids[-1], *draft], draft) for one, draft in zip(writing, drafts, strict=True)]
+
+    # The step.
+
+    def _run(self, work: list[AnswerSpan], precise: bool) -> Iterator[Output]:
+        """Read all that in one run of the model; who has then read all of its ids goes on with a token, or several."""
+        read = self._read(work, precise)
+        self._submitted = []
+        if read:
+            yield from self._emit(self._outputs(read))
+
+    def _read(self, work: list[AnswerSpan], precise: bool) -> "list[tuple[AnswerSpan, np.ndarray]]":
+        """Return who has then read all of its ids, with the logits asked for, float32 [wanted, vocab].
+
+        Without memory for all, drafts are not read, and then the youngest make room.
+        """
+        while work := [one for one in work if one.answering.sequence]:
+            try:
+                if not self._submitted:
+                    self._submit(work, precise)
+                rows = self._runs.result()
+            except MemoryLimitError as error:
+                self._submitted = []
+                if not any(one.draft for one in work):
+                    self._make_room(error)
+                work = [one._replace(ids=one.ids[: len(one.ids) - len(one.draft)], draft=()) for one in work]
             else:
-                self._begin(answering, row)
+                if len(work) <= FEW and work[0].answering.has_begun:
+                    self._speculator.learn_cost(self._runs.tokens, self._runs.seconds)
+                return [(one, logits) for one, logits in zip(work, rows, strict=True) if one.is_end]
+        return []
 
-    def _speculative_step(self) -> bool:
-        """A step of the only answers with drafts behind their newest tokens; False if it cannot be made."""
-        if not self._speculator.can_speculate(self.running):
-            return False
-        try:
-            verified = self._speculator.step(self.running, self._read_drafts)
-        except MemoryLimitError:
-            return False
-        for answering, draft, rows in verified:
-            self._accept(answering, draft, rows[:, : self._vocab])
-        return True
+    def _submit(self, work: list[AnswerSpan], precise: bool) -> None:
+        """Hand in what is to be read. Raises MemoryLimitError if there are not enough places."""
+        if self._places < sys.maxsize:
+            pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
+            if pages and PAGE * pages > self._free_places():
+                raise MemoryLimitError("there is not enough memory for this prompt and its answer")
+        spans = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
+        self._runs.submit(spans, logits_for(work), precise)
+        self._submitted = work
 
-    def _read_drafts(self, work: list[AnswerSpan]) -> "list[np.ndarray]":
-        self._require_places(work)
-        return self._engine.run([(one.sequence, ids) for one, ids in work if one.sequence], "all", True)
+    def _emit(self, outputs: Iterator[Output]) -> Iterator[Output]:
+        """Hand on what is drawn; before, if others run the model, too, the next tokens to be read with theirs."""
+        if self._runs.others:  # they wait neither for the text's reader nor for the next step
+            outputs = iter([*outputs])
+            writing = [] if any(one.unread for one in self.running) else self._writing(with_drafts=True)
+            if writing:
+                self._submit(writing, precise=True)
+        self._runs.settle()
+        yield from outputs
 
-    def _begin(self, first: Completion, row: "np.ndarray") -> None:
+    def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
+        """Draw what comes behind all that answers have read."""
+        for (answering, _, draft, _), rows in read:
+            if answering.has_begun:
+                answering.steps += 1
+                yield from self._accept(answering, draft, rows[-1 - len(draft) :])
+            elif answering.sequence:
+                self._source.was_read(answering.sequence, answering.cached_tokens, rows)
+                yield from self._begin(answering, rows[-1:])
+
+    def _begin(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
-        request.begun = True
+        request.begun, first.prefill_s = True, perf_counter() - first.started
         for answering in request.answers:
             if answering is not first:
-                answering.sequence = first.sequence.fork() if first.sequence else None
                 self.running.insert(place, answering)
-        for answering in request.answers:
-            self._accept(answering, [], row)
+                answering.sequence = first.sequence.fork() if first.sequence else None
+        for answering in [*request.answers]:
+            yield from self._accept(answering, [], row)
 
-    def _accept(self, answering: Completion, draft: list[int], rows: "np.ndarray") -> None:
+    def _accept(self, answering: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
         """Take one token further, or several if a draft is right; it may leave then. rows: as of accept_draft."""
         request = answering.request
         if request.error:
             return
         try:
-            for token, parts, row in answering.accept_draft(draft, rows):
-                self.written += token is not None
+            if answering.is_complete:  # which was to have no token
+                answering.finish()
+                self._leave(answering)
+                return
+            for output in answering.accept_draft(draft, rows[:, : self._vocab]):
+                self.written += output.token is not None
                 if answering.is_complete:
-                    parts += answering.finish()
+                    output.parts.extend(answering.finish())
                 if request.listener:
-                    request.listener(answering, token, parts, row)
+                    request.listener(*output)
                 if answering.finish_reason:
                     self._leave(answering)
+                yield output
         except LocalllmError as error:
             self._fail(request, error)
         except Exception as error:  # whatever one caller's options lead to is not the others' trouble
-            if not self._live:
+            if not self._source.is_live:
                 raise
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _leave(self, answering: Completion) -> None:
         """An answer is made."""
         request = answering.request
+        self._source.give_back(answering)
         self.running.remove(answering)
-        self._keep(answering)
-        if self._written and answering.options.speculate != "off":
-            self._written.add(answering.ids, request.cached, len(request.prompt) > LONG)
-            self._written.collect()
         if request.finished:
             request.answers.sort(key=lambda one: -one.score)
             self._finished.append(request)
 
     # Memory.
-
-    def _run(self, work: list[AnswerSpan], logits: str, precise: bool) -> list[tuple[Completion, "np.ndarray"]]:
-        """Read what there is memory for; the logits asked for, float32 [1, vocab]. The youngest make room."""
-        while work := [one for one in work if one.answering.sequence]:
-            try:
-                self._require_places(work)
-                requests = [(one.answering.sequence, one.ids) for one in work if one.answering.sequence]
-                rows = self._engine.run(requests, logits, precise)
-                return [(one.answering, row[-1:, : self._vocab]) for one, row in zip(work, rows, strict=True)]
-            except MemoryLimitError as error:
-                self._make_room(error)
-        return []
-
-    def _require_places(self, work: list[AnswerSpan]) -> None:
-        """Raises MemoryLimitError if there are not enough."""
-        pages = sum(pages_of(one.answering.held + len(one.ids)) - pages_of(one.answering.held) for one in work)
-        if pages and PAGE * pages > self._free_places():
-            raise MemoryLimitError("there is not enough memory for this prompt and its answer")
 
     def _free_places(self) -> int:
         used, count = self._engine.places()
@@ -341,11 +356,11 @@ class Scheduler:
 
     def _make_room(self, error: MemoryLimitError) -> None:
         """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
-        if self._kept:
-            self._forget()
-        elif len(self.running) > 1:
+        if self._source.forget():
+            return
+        if len(self.running) > 1:
             youngest = self.running.pop()
-            self._release(youngest)
+            youngest.close()
             self.waiting.appendleft(youngest)
             self.preempted += 1
         else:
@@ -359,31 +374,26 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         for answering in request.answers:
-            if answering not in self._kept:
-                self._release(answering)
+            self._source.discard(answering)
         self.running = [one for one in self.running if one.request is not request]
         self.waiting = deque(one for one in self.waiting if one.request is not request)
 
-    def _keep(self, answering: Completion) -> None:
-        """Have what this one has read for others, instead of what it goes on from and of the oldest."""
-        answering.guesses = None
-        read = answering.sequence.tokens if answering.sequence else []
-        for one in [*self._kept]:
-            if one.sequence and one.sequence.tokens == read[: len(one.sequence.tokens)]:
-                self._kept.remove(one)
-                self._release(one)
-        self._kept.append(answering)
-        while len(self._kept) > (LIVE_KEPT if self._live else 1):
-            self._forget()
 
-    def _forget(self) -> None:
-        """Of what is kept, the oldest."""
-        self._release(self._kept.popleft())
+def span_of(answering: Completion, count: int) -> AnswerSpan:
+    """Return the next tokens of an answer that are to be read, or of its prompt."""
+    held, ids = answering.held, answering.ids
+    return AnswerSpan(answering, ids[held : held + count], is_end=held + count == len(ids))
 
-    def _release(self, answering: Completion) -> None:
-        if answering.sequence:
-            answering.sequence.close()
-        answering.sequence = None
+
+def logits_for(work: list[AnswerSpan]) -> str:
+    """Return which logits a run has to give."""
+    wanted = "none"
+    for one in work:
+        if one.draft:
+            return "all"
+        if one.is_end:
+            wanted = "last"
+    return wanted
 
 
 def pages_of(tokens: int) -> int:

@@ -72,21 +72,20 @@ class SequencePool:
 
     @contextmanager
     def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[PooledSequence]:
-        """A sequence that holds what has been read of `ids`; if that is all of them, the logits are known.
-
-        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context. earlier:
-        how many of them a conversation of an earlier process held in the end, if they go on with one.
-        """
-        begun, is_closed = self._take(ids, keep, earlier), False
+        """A sequence that holds what has been read of `ids`, as of `begin`, to put back at the end."""
+        begun = self.begin(ids, keep, earlier)
         try:
             yield begun
-        except GeneratorExit:  # the garbage collector may do this anywhere, even while this thread holds a lock
-            is_closed = True
-            raise
         finally:
-            self._released.append(begun.sequence)
-            if not is_closed:
-                self.collect()
+            self.put_back(begun.sequence)
+        self.collect()
+
+    def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
+        """Queue a sequence that nobody goes on with.
+
+        Takes no lock: the garbage collector may do this anywhere, even while this thread holds one.
+        """
+        self._released.append(sequence)
 
     def collect(self) -> None:
         """Take back what answers have released, and keep the latest; a prompt that was read goes to files.
@@ -99,7 +98,7 @@ class SequencePool:
             self.written.collect()
 
     def was_read(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
-        """It has read a prompt from place `begin` on, and these logits came out: remembered, for the same prompt."""
+        """Remember what came out of a prompt, float32 [1, vocab], that was read from place `begin` on."""
         tokens, runs = sequence.tokens, self.engine.runs
         if isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
             return
@@ -110,8 +109,12 @@ class SequencePool:
         if before:
             before.sequence.close()
 
-    def _take(self, ids: Ids[int], keep: int | None, earlier: int) -> PooledSequence:
-        """One that goes on from what is worth most: of those in memory, or in files if these have still more."""
+    def begin(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> PooledSequence:
+        """One that goes on from what is worth most: of those in memory, or in files if these have still more.
+
+        keep: how many of its first tokens stay when it is full; None: it cannot hold more than the context. earlier:
+        how many of them a conversation of an earlier process held in the end, if they go on with one.
+        """
         with self.lock:
             self._collect()
             self._leave_end(ids)
@@ -234,7 +237,7 @@ class SequencePool:
         while self._released:
             sequence = self._released.popleft()
             self.steps.withdraw(sequence)
-            if sequence.closed:  # it was garbage together with its answer
+            if sequence.closed or sequence is self._kept:  # garbage together with its answer; put back twice by Ctrl-C
                 continue
             self._busy.discard(sequence)
             self._turns[sequence] = self._ended(sequence)

@@ -1,10 +1,10 @@
-"""Steps of concurrent callers, joined in one run of the model.
+"""Runs of concurrent callers, joined in one run of the model.
 
 Threads that answer at the same time would take turns at the engine, and each would read all weights for its own token.
-Here each hands in its step, and whoever finds nobody at the engine runs it for all that have (flat combining: Hendler
-et al. 2010). So a lone caller hands its work to no other thread. Who has just got logits comes back at once with the
-next token: the next run waits for them. An answer hands in its next step before its text leaves, so what its reader
-does meanwhile delays no other.
+Here each hands in what is to be read, and whoever finds nobody at the engine runs it for all that have (flat combining:
+Hendler et al. 2010). So a lone caller hands its work to no other thread. Who has just got logits comes back at once
+with the next token: the next run waits for them. An answer hands in its next token before its text leaves, so what its
+reader does meanwhile delays no other.
 """
 
 import threading
@@ -22,27 +22,34 @@ if TYPE_CHECKING:
 
     from localllm.engine.sequence import Sequence
 
+    Spans = Ids[tuple["Sequence | ShiftedSequence", list[int]]]  # what sequences are to read
+
 PATIENCE = 0.2  # seconds that a run waits for a thread which should come back; sampling takes 0.001
 
 
 class Step:
-    """Tokens that a sequence is to read, then the logits behind the last or all of them, float32 [wanted, vocab].
+    """Spans that a caller wants to be read in one run, and the logits: of each float32 [wanted, vocab].
 
     Attributes:
-        is_alone: whether it has a run of its own.  is_awaited: whether a thread waits for it.
-        tokens, seconds: of the run that it was part of.
+        is_alone: whether it has a run of its own.  wants_more: whether a span's last logits are not all of its logits.
+        is_awaited: whether a thread waits for it.
+        size: of its tokens.  tokens, seconds: of the run that it was part of.
     """
 
-    rows: "np.ndarray | None" = None
+    rows: "list[np.ndarray] | None" = None
     error: Exception | None = None
     is_awaited = False
     tokens, seconds = 0, 0.0
 
-    def __init__(self, member: "BatchMember", sequence: "Sequence | ShiftedSequence", ids: list[int], logits: str):
-        self.member, self.sequence, self.ids, self.logits = member, sequence, ids, logits
-        is_large = len(ids) > PRECISE_TOKENS or logits == "none"
-        self.is_alone = is_large or isinstance(sequence, ShiftedSequence) or has_images(ids)
-        self._held = len(sequence.tokens)
+    def __init__(self, member: "BatchMember", spans: "Spans", logits: str, precise: bool):
+        self.member, self.spans, self.logits, self.precise = member, spans, logits, precise
+        self.size, self.is_alone, self.wants_more, self._held = 0, logits == "none" or not precise, False, list[int]()
+        for sequence, ids in spans:
+            self.size += len(ids)
+            self.is_alone = self.is_alone or isinstance(sequence, ShiftedSequence) or has_images(ids)
+            self.wants_more = self.wants_more or len(ids) > 1
+            self._held.append(len(sequence.tokens))
+        self.is_alone = self.is_alone or self.size > PRECISE_TOKENS
 
     @property
     def is_done(self) -> bool:
@@ -50,40 +57,47 @@ class Step:
 
     def joins(self, others: "list[Step]") -> bool:
         """Whether it can be part of a run with these: in 16 bits, and with the same logits wanted."""
-        room = PRECISE_TOKENS - sum(len(one.ids) for one in others)
-        kinds = {one.logits for one in (*others, self) if len(one.ids) > 1}
-        return not self.is_alone and not others[0].is_alone and len(self.ids) <= room and len(kinds) <= 1
+        room = PRECISE_TOKENS - sum(one.size for one in others)
+        kinds = {one.logits for one in (*others, self) if one.wants_more}
+        return not self.is_alone and not others[0].is_alone and self.size <= room and len(kinds) <= 1
 
     def go_back(self) -> None:
         """Undo what a run that failed has read of it."""
-        if len(self.sequence.tokens) > self._held:
-            self.sequence.truncate(self._held)
+        for (sequence, _), held in zip(self.spans, self._held, strict=True):
+            if len(sequence.tokens) > held:
+                sequence.truncate(held)
 
 
 class BatchMember:
-    """An answer in the making, of which one step at a time can be handed in.
+    """A caller, who hands in one step at a time.
 
     `leave` it in the end; it takes no lock where the garbage collector may call it, between two tokens.
+
+    Attributes:
+        step: that was handed in.  tokens, seconds: of the latest run.
     """
+
+    step: Step | None
+    tokens, seconds = 0, 0.0
 
     def __init__(self, batcher: "StepBatcher"):
         self._batcher, self.step, self.has_left = batcher, None, False
-
-    step: Step | None
-    tokens, seconds = 0, 0.0  # of the latest run
 
     @property
     def others(self) -> int:
         """How many others have been part of the latest run, or wait for the next."""
         return self._batcher.count_others(self)
 
-    def submit(self, sequence: "Sequence | ShiftedSequence", ids: Ids[int], logits: str = "last") -> None:
+    def submit(self, spans: "Spans", logits: str = "last", precise: bool = True) -> None:
         """Hand in a step. Raises LocalllmError in a process that was forked."""
-        self.step = Step(self, sequence, list(ids), logits)
+        self.step = Step(self, spans, logits, precise)
         self._batcher.submit(self.step)
 
-    def result(self) -> "np.ndarray":
-        """Return the logits of the step that was handed in, float32 [wanted, vocab]. Raises as Sequence.append."""
+    def result(self) -> "list[np.ndarray]":
+        """Return the logits of the step that was handed in, of each span float32 [wanted, vocab].
+
+        Raises as Sequence.append.
+        """
         assert self.step
         step = self.step
         self._batcher.complete(step)
@@ -93,9 +107,9 @@ class BatchMember:
         assert step.rows is not None
         return step.rows
 
-    def read(self, sequence: "Sequence | ShiftedSequence", ids: Ids[int], logits: str) -> "np.ndarray":
+    def read(self, spans: "Spans", logits: str, precise: bool = True) -> "list[np.ndarray]":
         """Hand in a step and wait for it."""
-        self.submit(sequence, ids, logits)
+        self.submit(spans, logits, precise)
         return self.result()
 
     def settle(self) -> None:
@@ -109,7 +123,7 @@ class BatchMember:
 
 
 class StepBatcher:
-    """The steps of one engine's answers."""
+    """The steps of one engine's callers."""
 
     def __init__(self) -> None:
         self.lock = lock_for(self)
@@ -140,8 +154,8 @@ class StepBatcher:
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Forget what a sequence was to read; wait if it is being read."""
         with self.lock:
-            self._queue = [step for step in self._queue if step.sequence is not sequence]
-            while any(step.sequence is sequence for step in self._running):
+            self._queue = [step for step in self._queue if all(one is not sequence for one, _ in step.spans)]
+            while any(one is sequence for step in self._running for one, _ in step.spans):
                 self._changed.wait(PATIENCE)
 
     def complete(self, step: Step) -> None:
@@ -188,16 +202,18 @@ class StepBatcher:
 
 def run(batch: list[Step]) -> None:
     """Make some steps in one run of the model; if that fails, each in its own, and those that fail know why."""
-    began = perf_counter()
+    if not batch:
+        return
+    began, first, logits = perf_counter(), batch[0], batch[0].logits
+    spans, (sequence, ids) = first.spans, first.spans[0]
+    if len(batch) > 1:
+        spans = [span for step in batch for span in step.spans]
+        logits = next((step.logits for step in batch if step.wants_more), logits)
     try:
-        if len(batch) == 1:
-            rows = [step.sequence.append(step.ids, step.logits) for step in batch]
-        elif batch:
-            logits = next((step.logits for step in batch if len(step.ids) > 1), "last")
-            work = [(step.sequence, step.ids) for step in batch]
-            rows = batch[0].sequence.engine.run(work, logits, True)  # type: ignore[arg-type]
+        if isinstance(sequence, ShiftedSequence):  # which is alone
+            rows = [sequence.append(ids, logits)]
         else:
-            return
+            rows = sequence.engine.run(spans, logits, first.precise)  # type: ignore[arg-type]
     except Exception as error:
         if len(batch) == 1:
             batch[0].error = error
@@ -206,6 +222,7 @@ def run(batch: list[Step]) -> None:
             step.go_back()
             run([step])
         return
-    tokens, seconds = sum(len(step.ids) for step in batch), perf_counter() - began
-    for step, row in zip(batch, rows, strict=True):
-        step.tokens, step.seconds, step.rows = tokens, seconds, row
+    tokens, seconds = sum(step.size for step in batch), perf_counter() - began
+    for step in batch:
+        step.tokens, step.seconds = tokens, seconds
+        step.rows, rows = rows[: len(step.spans)], rows[len(step.spans) :]

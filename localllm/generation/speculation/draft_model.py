@@ -54,12 +54,18 @@ class Drafter:
     ) -> Iterator["DraftModel"]:
         """Its guesses behind a text that begins with these tokens, which are read first."""
         vocab = min(sampler.vocab, len(self._pieces))
-        with self._sequences.beginning_with(tokens) as begun:
-            sequence = begun.sequence
+        sequence = self._sequences.begin(tokens).sequence
+        try:
             known = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < known - 1 < self._sequences.context:
                 read_prompt(sequence, list(tokens[: known - 1]), None)
             yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
+        finally:
+            self._sequences.put_back(sequence)
+
+    def collect(self) -> None:
+        """Take back the sequences of answers that are made."""
+        self._sequences.collect()
 
 
 class DraftModel:

@@ -3,9 +3,8 @@
 With few, a step's arithmetic has room left; with more, who guesses wrong would take the others' time.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.image_tokens import has_images, without_images
@@ -17,8 +16,6 @@ from localllm.generation.speculation.draft_model import Drafter, DraftModel, acc
 from localllm.generation.speculation.ngram import from_text
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from localllm.engine.engine import Engine
     from localllm.generation.speculation.ngram_cache import NgramCache
 
@@ -26,21 +23,16 @@ FEW = 4  # answers
 
 
 class AnswerSpan(NamedTuple):
-    """What a run reads for an answer."""
+    """What a run reads for an answer, and the draft with which that ends.
+
+    Attributes:
+        is_end: whether all of the answer's tokens have been read then, so that the next one is drawn.
+    """
 
     answering: Completion
     ids: list[int]
-
-
-Read = Callable[[list[AnswerSpan]], "list[np.ndarray]"]  # logits after each of the tokens, float32 [tokens, vocab]
-
-
-class Verified(NamedTuple):
-    """A draft of an answer, often none, and the logits behind the newest token and each of the draft."""
-
-    answering: Completion
-    draft: list[int]
-    rows: "np.ndarray"
+    draft: Sequence[int] = ()
+    is_end: bool = True
 
 
 class Speculator:
@@ -49,10 +41,6 @@ class Speculator:
     def __init__(self, engine: "Engine", written: "NgramCache | None" = None, held: ExitStack | None = None):
         """held: of an only answer, has what guesses need as long as it is made: a draft model's sequence."""
         self._engine, self._written, self._held, self._costs = engine, written, held, StepCostModel()
-
-    def can_speculate(self, answers: list[Completion]) -> bool:
-        """Whether they are few, and one of them wants guesses."""
-        return 0 < len(answers) <= FEW and any(wants_guesses(one) for one in answers)
 
     def listen(self, answering: Completion, others: int = 0) -> None:
         """Have the layer that guesses read what an answer reads from now on, beside so many others, if that may pay.
@@ -69,17 +57,6 @@ class Speculator:
         elif sequence.listener and self._held:
             sequence.detach_listener()
 
-    def step(self, answers: list[Completion], read: Read) -> list[Verified]:
-        """Read the newest token of each answer and a draft behind it, in one run of the model."""
-        drafts = self.drafts(answers)
-        spans = [AnswerSpan(one, [one.ids[-1], *draft]) for one, draft in zip(answers, drafts, strict=True)]
-        started = perf_counter()
-        rows = read(spans)
-        self.learn_cost(sum(len(span.ids) for span in spans), perf_counter() - started)
-        for answering in answers:
-            answering.steps += 1
-        return [Verified(*each) for each in zip(answers, drafts, rows, strict=True)]
-
     def learn_cost(self, tokens: int, seconds: float) -> None:
         """A step that has read so many tokens took so long."""
         self._costs.took(tokens, seconds)
@@ -88,6 +65,8 @@ class Speculator:
         """Return what may come next of each answer, in one step for all and so many others; nothing if that is many."""
         drafts, others = list[list[int]](), len(answers) - 1 + others
         if others >= FEW:
+            for answering in answers:
+                answering.guesses = None
             return [[] for _ in answers]
         for answering in answers:
             draft = list[int]()
@@ -106,7 +85,7 @@ class Speculator:
         speculate, end_ids = answering.options.speculate, answering.end_ids
         if isinstance(speculate, Drafter) and self._held:
             proposers.append(self._held.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
-        if not self._held:  # few are left, of which some may not have been heard
+        if not self._held or answering.number:  # few are left, of which some may not have been heard
             self.listen(answering)
         sequence = None if has_images(answering.ids) else answering.sequence
         if sequence and (follower := sequence.listener):
