@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.closed_schemas import closed
-from localllm.generation.constraints.distinct_items import DistinctItems, has_distinct, without_distinct
-from localllm.generation.constraints.loosened_schemas import loosened
-from localllm.generation.constraints.schemas import WHITE_SPACE, exact
-from localllm.generation.constraints.written_schemas import written
+from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.reasoning import SIGN
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.parameter_grammar import ParameterGrammar
 from localllm.generation.tools.tool_call_format import HARMONY, ID, ToolCallFormat
 from localllm.generation.tools.tool_call_parser import ToolCallParser
+from localllm.generation.tools.tool_schemas import enforceable
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Matcher
@@ -181,32 +178,14 @@ class ToolGrammar:
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
-        """Return a tool's schema with llguidance's options: exact if it can be, else as far as it goes.
-
-        Raises UsageError for a strict tool whose schema cannot be exact.
-        """
-        from localllm.generation.constraints.constraint import Constraint, require_usable
-
-        schema, is_open = dict(tool.parameters), self.use.additional_properties
-        if is_open:
-            schema.setdefault("additionalProperties", True)
+        """Return a tool's schema as the grammar takes it. Raises UsageError."""
         try:
-            Constraint.of_schema(schema, additional_properties=is_open)
-            schema = exact(schema, is_open)
-            if has_distinct(schema):
-                self._distinct[tool.name] = schema
-            return {**without_distinct(schema), "x-guidance": {**_OPTIONS, "lenient": False}}
+            schema, distinct = enforceable(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
         except UsageError as error:
-            if tool.strict:
-                raise UsageError(f"tools: {tool.name}: {error}") from None
-
-        def prepare(given: Mapping[str, Any]) -> dict[str, Any]:
-            plain = written(given)
-            ready = {**(plain if is_open else closed(plain)), "x-guidance": {**_OPTIONS, "lenient": True}}
-            require_usable(ready)
-            return ready
-
-        return loosened(schema, prepare)
+            raise UsageError(f"tools: {tool.name}: {error}") from None
+        if distinct is not None:
+            self._distinct[tool.name] = distinct
+        return schema
 
     # ---- the grammar, in llguidance's dialect of Lark
 
@@ -260,9 +239,6 @@ class ToolGrammar:
             for number, part in enumerate(text.split(ID)):
                 found += ["id"] * (number > 0) + [json.dumps(part)] * bool(part)
         return " ".join(found)
-
-
-_OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}
 
 
 _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")

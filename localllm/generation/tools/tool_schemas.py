@@ -1,0 +1,45 @@
+"""Schemas of tools' parameters as a grammar takes them."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.generation.constraints.closed_schemas import closed
+from localllm.generation.constraints.distinct_items import has_distinct, without_distinct
+from localllm.generation.constraints.loosened_schemas import loosened
+from localllm.generation.constraints.schemas import WHITE_SPACE, exact
+from localllm.generation.constraints.written_schemas import written
+
+OPTIONS = {"coerce_one_of": False, "whitespace_pattern": WHITE_SPACE}  # llguidance's
+
+
+@lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each
+def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return a schema, given as JSON, with llguidance's options: exact if it can be, else as far as it goes.
+
+    Also what DistinctItems takes, None if no items have to differ. Neither is to be changed. is_open: let objects have
+    properties that a schema does not name. Raises UsageError for a strict tool whose schema cannot be exact.
+    """
+    from localllm.generation.constraints.constraint import Constraint, require_usable
+
+    schema = json.loads(parameters)
+    if is_open:
+        schema.setdefault("additionalProperties", True)
+    try:
+        Constraint.of_schema(schema, additional_properties=is_open)
+        schema = exact(schema, is_open)
+        distinct = schema if has_distinct(schema) else None
+        return {**without_distinct(schema), "x-guidance": {**OPTIONS, "lenient": False}}, distinct
+    except UsageError:
+        if strict:
+            raise
+
+    def prepare(given: Mapping[str, Any]) -> dict[str, Any]:
+        plain = written(given)
+        ready = {**(plain if is_open else closed(plain)), "x-guidance": {**OPTIONS, "lenient": True}}
+        require_usable(ready)
+        return ready
+
+    return loosened(schema, prepare), None
