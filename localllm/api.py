@@ -74,8 +74,8 @@ class Model(GenerationMixin):
         advice, ignored = recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
         if self.context > self.trained_context:
-            trained = f"the {self.trained_context} tokens that the model was trained for"
-            self.warnings.append(f"a context of {self.context} is more than {trained}; answers may get worse beyond")
+            trained = f"{self.trained_context} tokens that the model was trained for"
+            self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
         self.prefixes, self.written = prefixes, written
         self.session = Session(SequencePool(engine, prefixes, written), tokenizer, chat_template, advice)
         self._threads, self._opening = threads, threading.Lock()
@@ -258,7 +258,7 @@ class Model(GenerationMixin):
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickle and deepcopy: a model is mapped memory and threads."""
-        raise TypeError(f"a Model cannot be copied or pickled; open it where it is used: localllm.open({self.path!r})")
+        raise TypeError(f"a Model cannot be copied or pickled; call localllm.open({self.path!r})")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self.prefixes and kind:

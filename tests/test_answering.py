@@ -111,12 +111,12 @@ def test_what_is_no_text_with_an_answer(model_path):
     for wrong in ([5, 6, 7], [START, 5]):
         with pytest.raises(UsageError, match="t5 models answer a text"):
             engine.sequence().append(wrong)
-    with pytest.raises(UsageError, match="shift is not possible"):
+    with pytest.raises(UsageError, match="context shift is not supported"):
         engine.require_shift()
     engine.close()
-    with pytest.raises(UnsupportedError, match="make no vectors"):
+    with pytest.raises(UnsupportedError, match="do not make embeddings"):
         EmbeddingRunner(GGUFFile.open(model_path("t5")), "mean", EngineOptions(threads=1))
-    with pytest.raises(UnsupportedError, match="by the CPU only"):
+    with pytest.raises(UnsupportedError, match="on the CPU only"):
         opened(model_path("t5"), "cuda")
 
 
@@ -154,8 +154,8 @@ def test_the_command_line(model_path, cli):
     assert (code, err) == (0, "")
     assert len(json.loads(out)["tokens"]) == 6
     for arguments, problem in (
-        (("chat", path, "-p", "Hi"), "t5 models answer one text, and hold no conversation: use localllm run"),
-        (("run", path, "-p", "Hi", "-sys", "Be kind."), "-sys means nothing to t5 models"),
+        (("chat", path, "-p", "Hi"), "t5 models take one text and do not chat: use localllm run"),
+        (("run", path, "-p", "Hi", "-sys", "Be kind."), "t5 models take one text and no system message"),
         (("perplexity", path, "-f", str(ROOT / "tests/prose.txt")), "t5 models answer a text"),
     ):
         code, out, err = cli(*arguments)

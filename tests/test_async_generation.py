@@ -19,7 +19,7 @@ def model():
 def test_pieces_are_those_of_chat(model: localllm.Model):
     async def work() -> tuple[str, str]:
         answer = model.achat(MESSAGES, 12, temperature=0)
-        with pytest.raises(AttributeError, match="the answer has not begun, so it has no 'text' yet"):
+        with pytest.raises(AttributeError, match="the answer has no 'text' before generation starts"):
             _ = answer.text
         pieces = [piece async for piece in answer]
         assert [piece async for piece in answer] == []

@@ -521,7 +521,7 @@ def test_chunks(call, shape, chunk):
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 3, 1), Shape(20, 48, 2, 5)])
 def test_sinks(call, shape, window):
-    """Small ones, and such as leave nothing for the keys; what is no number stays visible."""
+    """Small ones, and such as leave nothing for the keys; what is not a number stays visible."""
     sinks = np.linspace(-20, 20, shape.kv_heads * shape.group, dtype=np.float32)
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = for_any_parts(

@@ -181,8 +181,8 @@ def test_what_is_refused_before_anything_runs(engine):
     sequence, of_another = engine.sequence(), Bare().sequence()
     sequence.append([1] * 298)
     for requests, error, told in (
-        ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can take part in a run only once"),
-        ([(of_another, [1])], UsageError, "a sequence can only be read by the model that it was made by"),
+        ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
+        ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
         ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
         ([(sequence, [100])], UsageError, "token ids should be a list of numbers from 0 to 99"),
         ([(sequence, [])], UsageError, "token ids should be a list of numbers from 0 to 99"),
@@ -219,7 +219,7 @@ def test_an_encoder_reads_the_text_before_the_answer():
     with pytest.raises(MemoryError):
         fresh.append([5, 0])
     assert (fresh.tokens, fresh.encoded, fresh.store.asked) == ([], 0, [("truncate", 0)])
-    with pytest.raises(UsageError, match=r"^what an encoder has read cannot be forgotten: shift is not possible$"):
+    with pytest.raises(UsageError, match=r"^context shift is not supported for encoder models$"):
         sequence.shift(0, 0)
 
 
@@ -229,7 +229,7 @@ def test_texts_that_are_read_whole(engine, runs_of_4, most):
     if most == 4:
         assert engine.forward_full([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
         assert engine.ran() == [[(0, [1, 2, 3, 4], 4)]]
-        with pytest.raises(ContextError, match=r"^5 tokens are more than the 4 that see each other at most$"):
+        with pytest.raises(ContextError, match=r"^5 tokens exceed the limit of 4 for bidirectional attention$"):
             engine.forward_full([1] * 5)
     else:
         stores = []
@@ -324,21 +324,26 @@ def test_which_images_can_be_seen(engine, runs_of_4):
             {"_takes_rows": False},
             ImageEmbedding(b"", rows),
             UnsupportedError,
-            "m.gguf: images cannot be read by llama models",
+            "m.gguf: images are not supported by llama models",
         ),
-        ({"_start": 0}, ImageEmbedding(b"", rows), UnsupportedError, "m.gguf: images cannot be read by llama models"),
+        (
+            {"_start": 0},
+            ImageEmbedding(b"", rows),
+            UnsupportedError,
+            "m.gguf: images are not supported by llama models",
+        ),
         (
             {"device": "a card"},
             ImageEmbedding(b"", rows),
             UnsupportedError,
-            "m.gguf: images cannot be read by models on a card",
+            "m.gguf: images are not supported by models on a card",
         ),
         ({}, ImageEmbedding(b"", rows[:, :1]), UsageError, "an image's rows have 1 numbers, the model's embeddings 2"),
         (
             {},
             ImageEmbedding(b"", rows, is_whole=True),
             UsageError,
-            "an image of 5 rows that see each other; 4 are the most",
+            "an image of 5 rows exceeds the limit of 4 for bidirectional attention",
         ),
     ):
         with pytest.raises(error) as caught:
@@ -515,7 +520,7 @@ class Head:
 
 def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
     monkeypatch.setattr(engine_module, "DraftHead", Head)
-    with pytest.raises(UsageError, match=r"^m\.gguf has no layer that guesses, or not for CPU$"):
+    with pytest.raises(UsageError, match=r"^m\.gguf has no MTP layer, or CPU does not support it$"):
         engine.listen(engine.sequence())
     memory = np.arange(40, dtype=np.float32).reshape(10, 4)
     engine._guesser, engine._options = SimpleNamespace(columns=3), "options"
@@ -553,13 +558,13 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
     said, before = [Operation((), Activation(ALL, 4))], Head()
     known = {"_file": "file", "_options": "options", "_head": before, "_guesser": "own", "_shown": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
-    with pytest.raises(UsageError, match=r"^head\.gguf: heads of other files guess on the CPU only, not on a card$"):
+    with pytest.raises(UsageError, match=r"^head\.gguf: draft heads run on the CPU only, not on a card$"):
         engine.use_head(file)
     engine._backend = Cpu()
     engine._record = lambda shown: given.append(shown) or SimpleNamespace(operations=said)
     with pytest.raises(UnsupportedError) as caught:
         engine.use_head(file)
-    assert str(caught.value) == "m.gguf: llama models do not show what goes into their layers: nobody can guess by it"
+    assert str(caught.value) == "m.gguf: llama models do not expose the hidden states that a draft head needs"
     assert (engine._head, engine._guesser, engine._shown, engine._backend.became) == (
         before,
         "own",

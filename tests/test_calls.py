@@ -226,9 +226,9 @@ def test_schemas_that_a_grammar_cannot_hold(guide):
     loose.matcher(guide.tokenizer.vocab_size)
     with pytest.raises(UsageError, match="tools: f: the schema cannot be used"):
         ToolGrammar(ToolUse([Tool("f", "", odd, strict=True)], "required"), GENERIC, guide.tokenizer)
-    with pytest.raises(UsageError, match="is no name"):
+    with pytest.raises(UsageError, match="is not a valid name"):
         Tool("rm -rf")
-    with pytest.raises(UsageError, match="none of the tools"):
+    with pytest.raises(UsageError, match="not one of the tools"):
         ToolUse([TIME], "other")
     with pytest.raises(UsageError, match="a name of its own"):
         ToolUse([TIME, TIME])

@@ -87,7 +87,7 @@ def contents(lines: list[dict]) -> list[str]:
 def test_a_conversation(tiny: str, tmp_path: Path):
     chat = Terminal("chat", tiny, *GREEDY, XDG_STATE_HOME=str(tmp_path))
     assert "Tiny Test · F32 · 200000 tokens of context · /help" in chat.prompt()
-    assert "the answer was cut after 12 tokens" in chat.say("Hi")
+    assert "the answer reached 12 tokens, the limit of -n" in chat.say("Hi")
     assert chat.say("/continue").count("\n") >= 3
     assert "Ctrl-D or /exit leaves" in chat.press("\x03")
     chat.signal(signal.SIGTERM)
@@ -101,8 +101,8 @@ def test_a_conversation(tiny: str, tmp_path: Path):
     ("choice", "told"),
     [
         ([], "its first .* forgotten"),
-        (["--on-overflow", "shift"], "(64|128) tokens behind the first .* were dropped"),
-        (["--on-overflow", "error"], "error: the prompt has .* no room"),
+        (["--on-overflow", "shift"], "(64|128) tokens after the first .* were dropped"),
+        (["--on-overflow", "error"], "error: the prompt has .* holds only"),
     ],
 )
 def test_a_conversation_that_gets_too_long(tiny: str, tmp_path: Path, choice: list[str], told: str):
@@ -242,10 +242,10 @@ def test_the_editor(chat: Terminal):
     chat.say("/edit")
     assert "WRITTEN ELSEWHERE NOW" in chat.say(" now")
     assert "taken back: written elsewhere now" in chat.say("/undo")
-    assert "nothing to take back" in chat.say("/undo")
+    assert "nothing to undo" in chat.say("/undo")
     assert "no question yet" in chat.say("/edit")
     assert "no question yet" in chat.say("/retry")
-    assert "no answer to go on with" in chat.say("/continue")
+    assert "no answer to continue" in chat.say("/continue")
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -268,14 +268,14 @@ def test_commands(talk, tmp_path: Path, tiny: str):
     assert "\nTWO\n" in chat.say("/retry")
     assert "taken back: two" in chat.say("/undo")
     assert "13 characters of notes über.txt" in chat.say(f"/read {tmp_path}/not\t")
-    assert "13 characters go with the next question" in chat.say("/show")
+    assert "13 characters for the next question" in chat.say("/show")
     assert "THREE\n\nWHAT IS IN IT\n" in chat.say("three")
     assert "cannot read" in chat.say(f"/read {tmp_path}/nothing")
     chat.say("/set max_tokens 5")
-    assert "\nABCDE\nlocalllm: the answer was cut after 5 tokens, as -n says; /continue goes on\n" in chat.say(
+    assert "\nABCDE\nlocalllm: the answer reached 5 tokens, the limit of -n; /continue goes on\n" in chat.say(
         "abcdefghij"
     )
-    assert "\nFGHIJ\nlocalllm: the answer was cut" in chat.say("/continue")
+    assert "\nFGHIJ\nlocalllm: the answer reached" in chat.say("/continue")
     assert "system message is set" in chat.say("/system Be brief.")
     shown = chat.say("/show")
     for words in ("Tiny Test · F32", "Be brief.", "max_tokens = 5, temperature = 0.5", "context   "):
@@ -318,7 +318,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert second.end() == 2
     assert "is open in another chat" not in chat.say("/load trip")
     assert "Tiny Test" in chat.say("/sessions")
-    assert "there is a session 'other' already" in chat.say("/save other")
+    assert "the session 'other' already exists" in chat.say("/save other")
     assert "not a valid session name" in chat.say("/save ../evil")
     assert "there is no session 'none'" in chat.say("/load none")
     assert "session   other · 5 messages" in chat.say("/load oth\t")
@@ -346,14 +346,14 @@ def test_branches_without_a_session(chat: Terminal, home: Path):
     assert "taken back: one" in chat.say("/undo")
     chat.say("/branch wild")
     assert "taken back: two" in chat.say("/undo")
-    assert "this is the session kept now" in chat.say("/save kept")
+    assert "saved as the session kept" in chat.say("/save kept")
     assert contents(session_of(home, "kept")) == ["one", "ONE"]
     assert "the session kept stays as it is" in chat.say("/clear")
 
 
 def test_a_session_needs_a_terminal(cli, tiny: str):
     code, out, err = cli("chat", tiny, "--session", "x", stdin=b"Hi")
-    assert (code, out) == (2, "") and "a session needs a terminal" in err
+    assert (code, out) == (2, "") and "sessions need a terminal" in err
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
 
 

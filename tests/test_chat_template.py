@@ -345,15 +345,15 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 
 
 @pytest.mark.parametrize(("messages", "problem"), [
-    ("Hi", "messages should be a list of them, not str"), (USER, "messages should be a list of them, not dict"),
-    (b"", "messages should be a list of them, not bytes"),
+    ("Hi", "messages should be a list of messages, not str"), (USER, "messages should be a list of messages, not dict"),
+    (b"", "messages should be a list of messages, not bytes"),
     ([{"content": "Hi"}], "a message should be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
     ([USER, 5], 'a message should be {"role": ..., "content": ...}, not 5'),
     ([{"role": "user", "content": 0}], "the content of a message should be a text, not int"),
     ([{"role": "assistant", "content": 5}], "the content of a message should be a text, not int"),
     ([{"role": "user", "content": [5]}], 'a part of a content should be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
-     f"a part of a content is of type '{'x' * 40}': only text can be read"),
+     f"a part of a content is of type '{'x' * 40}': only text is supported"),
     ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a part of a content should be '
      "{\"type\": \"text\", \"text\": ...}, not {'type': 5, 'text': 'Hi'}"),
     ([{"role": "user", "content": [[5] * 99]}],

@@ -108,34 +108,42 @@ def test_nothing_asked(cli):
         (2, ["run", "TINY", "-p", "x", "--kv-type", "f8"], "f8"),
         (2, ["run", "TINY", "-p", "x", "-sys", "y", "--raw"], "--raw"),
         (2, ["run", "TINY", "-p", "x", "--chat-template", "phi3", "--raw"], "--raw"),
-        (2, ["run", "TINY", "-p", "x", "-sys", "a", "-sysf", "b"], "-sys and -sysf exclude each other"),
+        (2, ["run", "TINY", "-p", "x", "-sys", "a", "-sysf", "b"], "give either -sys or -sysf, not both"),
         (2, ["run", "TINY", "-p", "x", "-sysf", __file__, "--raw"], "--raw"),
         (2, ["run", "TINY", "-p", "x", "--think", "on", "--raw"], "--raw"),
         (2, ["run", "TINY", "-p", "x", "--think-budget", "3", "--raw"], "--raw"),
         (2, ["run", "TINY", "-p", "x", "--template-var", "a=1", "--raw"], "--raw"),
         (2, ["map", "TINY", __file__, "--chat-template", "phi3", "--raw"], "--raw"),
         (2, ["map", "TINY", __file__, "--think", "off", "--raw"], "--raw"),
-        (2, ["run", "TINY", "-p", "x", "--samplers", "top_k", "--sampling-seq", "k"], "leave one out"),
+        (2, ["run", "TINY", "-p", "x", "--samplers", "top_k", "--sampling-seq", "k"], "not both"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctk", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctv", "f32"], "leave out -ctk and -ctv"),
-        (2, ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"], "--grammar and --regex do not go"),
-        (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for one answer only"),
-        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for one answer only"),
-        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat makes no sense"),
+        (
+            2,
+            ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"],
+            "--grammar and --regex cannot",
+        ),
+        (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for a single answer"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for a single answer"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat cannot be combined"),
         (2, ["run", "TINY", "-p", "x", "--n", "2", "--on-overflow", "shift"], "do not go with --on-overflow=shift"),
-        (2, ["chat", "TINY", "--session", "a", "--continue"], "leave one out"),
-        (2, ["chat", "TINY", "--session", "a"], "needs a terminal"),
-        (2, ["imatrix", "-o", "new.imatrix"], "no model"),
-        (2, ["imatrix", "TINY", "-o", "new.imatrix"], "no text"),
-        (2, ["perplexity", "TINY", __file__, "--kl-divergence", "--base", "b"], "--base brings its text"),
-        (2, ["perplexity", "TINY", "--kl-divergence", "--base", "b", "-c", "64"], "--base brings its text"),
-        (2, ["perplexity", "TINY", "--kl-divergence", "--base", "b", "--save-logits", "l"], "--base brings its text"),
+        (2, ["chat", "TINY", "--session", "a", "--continue"], "not both"),
+        (2, ["chat", "TINY", "--session", "a"], "need a terminal"),
+        (2, ["imatrix", "-o", "new.imatrix"], "MODEL is missing"),
+        (2, ["imatrix", "TINY", "-o", "new.imatrix"], "TEXT is missing"),
+        (2, ["perplexity", "TINY", __file__, "--kl-divergence", "--base", "b"], "--base FILE fixes"),
+        (2, ["perplexity", "TINY", "--kl-divergence", "--base", "b", "-c", "64"], "--base FILE fixes"),
+        (
+            2,
+            ["perplexity", "TINY", "--kl-divergence", "--base", "b", "--save-logits", "l"],
+            "--base FILE fixes",
+        ),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
         (2, ["run", "TINY", "-p", "x", "--n", "0"], "--n should be 1 or above"),
         (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "--beams should be 0 or above"),
-        (2, ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"], "2 beams cannot give 3 answers"),
-        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "--temp makes no sense"),
-        (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "-s makes no sense"),
+        (2, ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"], "3 answers need at least as many beams, not 2"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "--temp cannot be combined"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "-s cannot be combined"),
         (2, ["tokenize", "TINY", "a", "b"], "b"),
         (2, ["bench", "TINY", "-r", "0"], "-r should"),
         (2, ["bench", "TINY", "-n", "-1"], "-1"),
@@ -254,7 +262,7 @@ def test_a_file_without_a_template_has_one_rule(tmp_path: Path, cli):
     code, out, err = cli("run", path, "-p", "Hi", *GREEDY)
     assert (code, out) == (0, ran["text"] + "\n")
     assert err.startswith(
-        "localllm: warning: the file has no chat template: messages are written as in 'chatml'; --chat"
+        "localllm: warning: the file has no chat template: messages are written as in 'chatml'; choose"
     )
     assert cli("chat", path, *GREEDY, stdin=b"Hi") == (0, out, err)
     with localllm.open(path) as model:
@@ -272,7 +280,7 @@ def test_choosing_a_template(tiny: str, cli):
     assert answer_of(cli, tiny, "-p", "Hi", "--chat-template", "phi3", *GREEDY)["prompt_tokens"] == expected
     for command in (["run", tiny, "-p", "x"], ["chat", tiny]):
         code, out, err = cli(*command, "--chat-template", "phi9", stdin=b"x")
-        assert (code, out) == (2, "") and "there is no chat template 'phi9'; there are bailing, " in err
+        assert (code, out) == (2, "") and "unknown chat template 'phi9'; available: bailing, " in err
 
 
 def test_stats_go_to_stderr(tiny: str, cli):

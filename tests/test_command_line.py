@@ -220,7 +220,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("run x -p", "-p needs a value"),
         ("run x --temp cold", "--temp: should be a number, not 'cold'"),
         ("run x -s 1.5", "-s: should be a whole number, not '1.5'"),
-        ("run x --on-overflow burn", "--on-overflow: there is no 'burn'; there are error, drop-turns, shift"),
+        ("run x --on-overflow burn", "--on-overflow: should be error, drop-turns or shift, not 'burn'"),
         ("run x y z", "'z' is one argument too many"),
         ("rum x", "there is no command rum; did you mean run"),
         ("remove x", "there is no command remove; did you mean rm"),
@@ -233,7 +233,7 @@ def test_options_of_llama_cpp_are_known_or_refused_never_both():
         ("-m small.gguf", "-m needs a command before it, as in `localllm run MODEL -m ...`"),
         ("help rnu", "there is no command rnu"),
         ("config rnu", "there is no command rnu"),
-        ("completion tcsh", "SHELL: there is no 'tcsh'; there are bash, zsh, fish, powershell"),
+        ("completion tcsh", "SHELL: should be bash, zsh, fish or powershell, not 'tcsh'"),
     ],
 )
 def test_wrong_words(cli, words: str, told: str):
@@ -257,7 +257,7 @@ def test_letters_behind_one_dash(word: str, parts: list[str] | None):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("a.gguf", "; to talk with that model: localllm chat a.gguf"), ("rnu", "; did you mean run?"),
+        ("a.gguf", "; to chat with that model: localllm chat a.gguf"), ("rnu", "; did you mean run?"),
         ("rmm", "; localllm --help lists them"), ("remove", "; did you mean rm?"), ("VERSION", ": localllm --version"),
         ("create", ": a model's defaults stand in config.toml: see `localllm config --help`"),
         ("xyzzyx", "; localllm --help lists them"),
@@ -280,7 +280,7 @@ def test_biases_of_tokens(text: str, bias: float | None):
     if bias is not None:
         assert token_bias(text) == (3, bias)
     else:
-        with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is not a token's number with what to add"):
+        with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is not a token id and a bias"):
             token_bias(text)
 
 
@@ -454,7 +454,7 @@ def test_what_is_silenced_exists():
     ("text", "line", "told"),
     [
         ("cache_gb = 1\n[", 2, ".*"),
-        ("threads = 4\n", 1, "there is no 'threads'; there are cache_gb, .*"),
+        ("threads = 4\n", 1, "unknown key 'threads'; available: cache_gb, .*"),
         ("\ncache_gb = -1\n", 2, "cache_gb should be a number from 0 up"),
         ("cache_gb = true\n", 1, "cache_gb should be a number.*"),
         ("aliases = 3", 1, "aliases should be a table.*"),

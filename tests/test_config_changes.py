@@ -148,7 +148,7 @@ def test_modules_that_nothing_is_made_of(tmp_path: Path):
     assert left_out(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
     for place in ("/x", "a/../b"):
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
-        with pytest.raises(ModelError, match="a module lies in another place, "):
+        with pytest.raises(ModelError, match="a module is in an unexpected folder, "):
             left_out(tmp_path)
 
 

@@ -300,7 +300,7 @@ def test_grammars_that_are_none(grammar: str, reason: str):
 
 
 def test_a_grammar_that_produces_nothing():
-    with pytest.raises(UsageError, match="there is no text that it allows"):
+    with pytest.raises(UsageError, match="it matches no text"):
         Constraint.of_grammar("root ::= a\na ::= root")
 
 
@@ -354,7 +354,7 @@ def test_control_tokens_are_no_text(model: localllm.Model):
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"items": [{}]}, "items is a list"),
         ({"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
-        ("{", "the schema is no JSON"),
+        ("{", "the schema is not valid JSON"),
         ("[]", "should be an object"),
         (7, "should be an object"),
         ("[" * 100_000, "nested too deeply"),
@@ -393,7 +393,7 @@ def test_what_is_wrong_with_a_regular_expression_is_told_without_a_picture(regex
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ("NoExtensionBias and more", "there is no text that it allows"),
+        ("NoExtensionBias and more", "it matches no text"),
         ('Unimplemented keys: ["a"]', '"a" is not supported'),
         ('Unimplemented keys: ["a", "b"]', '"a", "b" are not supported'),
         ("oneOf constraints are hard", "oneOf is supported for schemas that obviously exclude each other only"),
@@ -406,7 +406,7 @@ def test_reasons_are_one_line(message: str, said: str):
 
 
 def test_what_does_not_go_together(model: localllm.Model):
-    with pytest.raises(UsageError, match="schema and regex do not go together"):
+    with pytest.raises(UsageError, match="schema and regex cannot be combined"):
         constraint_of(schema={}, regex="a")
     assert constraint_of() is None
 
@@ -466,7 +466,9 @@ def test_run_with_a_grammar_and_a_regular_expression(tiny: Path, tmp_path: Path,
 def test_what_was_cut_is_an_error(tiny: Path, cli):
     code, out, err = cli("run", tiny, *PROMPT, "--regex", "[ab]{7}", "-n", "3")
     assert (code, len(out)) == (7, 4)
-    assert err == "localllm: error: the answer was cut, so it is not what its regex matches\n"
+    assert (
+        err == "localllm: error: the answer was cut off before it was what its regex matches; raise -n or the context\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -476,7 +478,7 @@ def test_what_was_cut_is_an_error(tiny: Path, cli):
         (("--json-schema", "missing.json"), "cannot read missing.json: No such file or directory"),
         (("--grammar", 'rot ::= "a"'), "no rule named root"),
         (("--regex", "a("), "unclosed group"),
-        (("--regex", "a", "-j", "{}"), "do not go together"),
+        (("--regex", "a", "-j", "{}"), "cannot be combined"),
     ],
 )
 def test_what_is_refused_before_the_model_is_opened(arguments: tuple[str, ...], reason: str, cli):

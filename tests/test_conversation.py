@@ -148,10 +148,10 @@ def test_questions_and_answers(talk: TerminalConversation, say: Say):
 
 
 def test_what_is_told_of_an_answer(talk: TerminalConversation, say: Say):
-    cut = "the answer was cut after 3 tokens, as -n says; /continue goes on"
+    cut = "the answer reached 3 tokens, the limit of -n; /continue goes on"
     assert cut in say("a", Answer("x", reason="length")) and cut not in say("b", Answer("x"))
     assert cut not in say("c", Answer("x", reason="length", is_full=True))
-    assert "interrupted; /continue goes on" in say("d", Answer("x", KeyboardInterrupt()))
+    assert "interrupted; /continue continues the answer" in say("d", Answer("x", KeyboardInterrupt()))
     assert "interrupted" not in say("e", Answer(KeyboardInterrupt()))
     talk.model.session.forgotten = 1
     assert "too long: its first turn was forgotten" in say("f", Answer("x"))
@@ -223,7 +223,7 @@ def test_a_question_that_was_not_answered_is_no_line(talk: TerminalConversation,
 
 def test_files_go_with_the_next_question(talk: TerminalConversation, say: Say, tmp_path: Path):
     (tmp_path / "f.txt").write_text("one two three\n")
-    assert "13 characters of f.txt go with the next question" in say(f"/read {tmp_path / 'f.txt'}")
+    assert "13 characters of f.txt will be sent with the next question" in say(f"/read {tmp_path / 'f.txt'}")
     say("lost", LocalllmError("x"))
     assert talk.texts == ["one two three"]  # it waits for an answer
     say("Hi", Answer("x"))
@@ -243,7 +243,7 @@ def test_room_for_a_file(talk: TerminalConversation, words: int, system: int, be
         talk.read("w " * words, "w.txt")
         assert len(talk.texts) == 1 + bool(before)
     else:
-        with pytest.raises(UsageError, match=f"w.txt has {words} tokens: of the context of 80, {words - 1} are free"):
+        with pytest.raises(UsageError, match=f"has {words} tokens; only {words - 1} of the context of 80 are free"):
             talk.read("w " * words, "w.txt")
 
 
@@ -253,7 +253,7 @@ def test_room_where_nothing_may_be_forgotten(talk: TerminalConversation, say: Sa
     talk.texts, talk.options = [], GenerationOptions(on_overflow="error")
     talk.read("w " * 62, "w.txt")
     talk.texts = []
-    with pytest.raises(UsageError, match="62 are free"):
+    with pytest.raises(UsageError, match="only 62 of"):
         talk.read("w " * 63, "w.txt")
     talk.model.context = 0  # a server that does not say
     talk.read("w " * 9999, "w.txt")
@@ -293,16 +293,16 @@ def test_files_that_are_too_long(talk: TerminalConversation, say: Say, tmp_path:
 
 
 def test_taking_back(talk: TerminalConversation, say: Say):
-    assert "there is nothing to take back" in say("/undo")
+    assert "there is nothing to undo" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
     assert "taken back: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agree(talk)
     shown = say("/undo 5")
-    assert "q1" in shown and "q0" in shown and "nothing to take back" not in shown and talk.lines == []
+    assert "q1" in shown and "q0" in shown and "nothing to undo" not in shown and talk.lines == []
     talk.texts, talk.images = ["abc"], ["/x/y.png"]
     assert "the image y.png" in say("/undo") and "a file of 3 characters" in say("/undo") and not talk.texts
     for odd in ("0", "-1", "x", "1.5", "1000000000"):
-        with pytest.raises(UsageError, match="/undo N takes back the last N questions"):
+        with pytest.raises(UsageError, match="/undo N removes the last N questions"):
             say(f"/undo {odd}")
 
 
@@ -405,7 +405,7 @@ def test_calls_of_tools(talk: TerminalConversation, say: Say):
 
 def test_a_session(talk: TerminalConversation, say: Say):
     say("before", Answer("a"))
-    assert "the session trip now" in say("/save trip")
+    assert "saved as the session trip" in say("/save trip")
     say("q", Answer("b"))
     assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a", "q", "b"]
     say("/set top_k 3")
@@ -415,7 +415,7 @@ def test_a_session(talk: TerminalConversation, say: Say):
     )
     with sessions.SessionFile("there") as other:
         other.rewrite()
-    with pytest.raises(UsageError, match="there is a session 'there' already"):
+    with pytest.raises(UsageError, match="the session 'there' already exists"):
         say("/save there")
     sessions.remove("there")  # which nobody has open
     say("/undo")
@@ -653,7 +653,7 @@ def test_images_wait(talk: TerminalConversation, say: Say, tmp_path: Path, monke
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (2, 2)).save(tmp_path / "x.png")
     monkeypatch.chdir(tmp_path)
-    assert "x.png goes with the next question" in say("/image x.png") and talk.images == [
+    assert "x.png will be sent with the next question" in say("/image x.png") and talk.images == [
         os.path.join(os.getcwd(), "x.png")
     ]
     say("lost", LocalllmError("no"))

@@ -463,7 +463,7 @@ def test_a_sentencepiece_model_without_tokenizer_json(tmp_path: Path):
     assert metadata["tokenizer.ggml.scores"].dtype == np.float32
     assert metadata["tokenizer.ggml.scores"].tolist() == [0, 0, -1000, *SCORES[3:], -1000, -1000, -1000, -10000]
     assert metadata["tokenizer.ggml.add_space_prefix"] is False
-    assert warnings == ["1 tokens from id 99 on are left out: the model knows 14"]
+    assert warnings == ["1 tokens from id 99 on are dropped: the model has 14"]
 
 
 def test_scores_come_from_the_order_of_merges(tmp_path: Path):
@@ -695,7 +695,7 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("hidden_size should be a number", edit(CONFIG_FILE, hidden_size="64")),
     ("num_hidden_layers should be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
     ("vocab_size should be a number", edit(CONFIG_FILE, vocab_size=None)),
-    ("make no sense", edit(CONFIG_FILE, num_key_value_heads=3)),
+    ("inconsistent", edit(CONFIG_FILE, num_key_value_heads=3)),
     ("rms_norm_eps should be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
     ("rope scaling longrope is not supported", edit(CONFIG_FILE, **scaled("longrope"))),
     ("rope scaling ['yarn'] is not supported", edit(CONFIG_FILE, rope_scaling={"type": ["yarn"]})),
@@ -707,8 +707,8 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("not a valid safetensors file", text("model.safetensors", "version https://git-lfs.github.com/spec/v1")),
     ("no tensor for blk.1.ffn_up.weight", weights_with(drop="model.layers.1.mlp.up_proj.weight")),
     ("no tensor for output.weight", weights_with(drop="lm_head.weight")),
-    ("no place in the architecture llama", weights_with(**{"model.layers.0.mlp.gate.weight": np.zeros((2, 64))})),
-    ("no place in the architecture llama", weights_with(**{"model.layers.2.mlp.up_proj.weight": np.zeros((96, 64))})),
+    ("not part of the architecture llama", weights_with(**{"model.layers.0.mlp.gate.weight": np.zeros((2, 64))})),
+    ("not part of the architecture llama", weights_with(**{"model.layers.2.mlp.up_proj.weight": np.zeros((96, 64))})),
     ("[96, 32]; expected [96, 64]", weights_with(**{"model.layers.0.mlp.up_proj.weight": np.zeros((96, 32))})),
     ("[273]; expected [273, 64]", weights_with(**{"lm_head.weight": np.zeros(273)})),
     ("type U8 is not supported", weights_with("U8")),
@@ -718,7 +718,7 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("tokenizer.json: not UTF-8", text(TOKENIZER, '"\ud800"')),
     ("type WordLevel are not supported", edit(TOKENIZER, model={"type": "WordLevel", "vocab": []})),
     ("neither byte-level BPE nor SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
-    ("pre-tokenizer cuts text like none", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
+    ("pre-tokenizer is unknown", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
     ("normalizer NFKC is not supported", edit(TOKENIZER, normalizer={"type": "NFKC"})),
     ("not as expected", edit(TOKENIZER, normalizer=[1])),
     ("not as expected", edit(TOKENIZER, model=None)),

@@ -495,7 +495,9 @@ def test_blocks_are_kept(tmp_path: Path):
 
 def test_images_are_left_out_with_a_warning(tmp_path: Path):
     (warning,) = open_folder(written(tmp_path, "gemma3-vision")).warnings
-    assert "34 tensors for images are left out" in warning and warning.endswith("--mmproj makes the projector of them")
+    assert "34 tensors for images are left out" in warning and warning.endswith(
+        "use quantize --mmproj to convert the projector"
+    )
 
 
 def test_qwen_that_sees_as_published(tmp_path: Path):
@@ -675,7 +677,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("no blocks of 32", "gpt-oss", {"intermediate_size": 48}),
     ("the weights are quantized (awq)", "gpt-oss", {"quantization_config": {"quant_method": "awq"}}),
     ("the weights are quantized (mxfp4)", "mixtral", {"quantization_config": {"quant_method": "mxfp4"}}),
-    ("_blocks has no place", "gpt-oss-mxfp4", {"quantization_config": None}),
+    ("_blocks is not part", "gpt-oss-mxfp4", {"quantization_config": None}),
     ("mscale_all_dim should be", "deepseek2", {"rope_parameters": ROPE}),
     ("mscale 2", "deepseek2", {"rope_parameters": ROPE | {"mscale_all_dim": 1, "mscale": 2}}),
     ("rope_interleave False", "deepseek3", {"rope_interleave": False}),
@@ -717,7 +719,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("indexer_kv_heads 2", "qwen4_exp", {"indexer_kv_heads": 2}),
     ("in one layer only", "qwen4_exp", {"ple_layer_ids": [1, 2]}),
     ("should be one token", "qwen4_exp", {"eos_token_id": [40, 41]}),
-    ("7 parts: makes no sense", "qwen4_exp", {"split_ngram_parts": 7}),
+    ("7 parts: inconsistent", "qwen4_exp", {"split_ngram_parts": 7}),
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),
     ("mixer_rms_eps 0.001", "falcon_mamba", {"mixer_rms_eps": 1e-3}),

@@ -321,7 +321,7 @@ def test_sizes_of_pictures_and_patches(side: int, patch: int, fits: bool):
     if fits:
         assert sizes_of(seeing).patches == (side // patch) ** 2
     else:
-        with pytest.raises(ModelError, match="vision_config: sizes that make no sense"):
+        with pytest.raises(ModelError, match="vision_config: sizes that are inconsistent"):
             sizes_of(seeing)
 
 
@@ -381,7 +381,7 @@ REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
     ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"})),
     ("preprocessor_config.json: this file is missing", lambda f: (f / "preprocessor_config.json").unlink()),
     ("image_mean should be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
-    ("no place in projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),
+    ("not part of projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),
     ("has the shape", lambda f: change_tensors(f, **{"vision_tower.vision_model.post_layernorm.bias": np.ones(3)})),
     (
         "no tensor post_layernorm.bias",

@@ -375,7 +375,7 @@ def test_images_of_a_backend(monkeypatch):
     assert made == [("rows True", found._places, options), ("rows False", found._places, options)]
     for none in (None, lambda is_whole: None):
         bare = CpuBackend(["model"], [], 100, options, rows=none)
-        with pytest.raises(UnsupportedError, match=r"^images cannot be read by a model of this kind$"):
+        with pytest.raises(UnsupportedError, match=r"^this kind of model does not accept images$"):
             bare.run([spans[0]], False)
 
 

@@ -116,7 +116,7 @@ def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
 
     replay = card.record([])
     getattr(card, stream).sync = broken
-    line = "the graphics card failed: CUDA_ERROR_ILLEGAL_ADDRESS: an address is not that of any memory"
+    line = "the GPU failed: CUDA_ERROR_ILLEGAL_ADDRESS: an address is not that of any memory"
     for call in (card.synchronize, lambda: card.download(1, 8)):
         with pytest.raises(LocalllmError) as error:
             call()
@@ -197,7 +197,7 @@ def test_what_a_card_can_do(name: str):
 
 
 def test_an_error_without_words_is_called_by_its_name():
-    with pytest.raises(LocalllmError, match=r"^the graphics card failed: BrokenError$"), cuda_device.report_failures():
+    with pytest.raises(LocalllmError, match=r"^the GPU failed: BrokenError$"), cuda_device.report_failures():
         raise BrokenError
 
 
@@ -247,19 +247,19 @@ def failing(error: Exception):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda n, m: m.setattr(cuda_device, "has_driver", lambda: False), "there is no NVIDIA driver"),
+        (lambda n, m: m.setattr(cuda_device, "has_driver", lambda: False), "no NVIDIA driver found"),
         (lambda n, m: m.setitem(sys.modules, "nvmath.bindings", None),
          "no nvmath.bindings: pip install 'localllm[cuda]'"),
-        (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (0, 0)), "there is no card 0: there are 0"),
+        (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (0, 0)), "GPU 0 does not exist; found 0"),
         (lambda n, m: setattr(n.device, "compute_capability", (7, 4)),
-         "stand-in is of compute capability 7.4, 7.5 is needed"),
+         "stand-in is of compute capability 7.4; 7.5 or above is needed"),
         (lambda n, m: setattr(n.driver, "cuInit", lambda flags: (SimpleNamespace(name="TOO_OLD"),)),
-         "card 0 cannot be used: the graphics card failed: TOO_OLD"),
+         "GPU 0 cannot be used: the GPU failed: TOO_OLD"),
         (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (2,)),
-         "card 0 cannot be used: the graphics card has not enough memory"),
-        (lambda n, m: setattr(n.core, "Device", failing(BrokenError("a\n b"))), "card 0 cannot be used: a b"),
+         "GPU 0 cannot be used: not enough GPU memory"),
+        (lambda n, m: setattr(n.core, "Device", failing(BrokenError("a\n b"))), "GPU 0 cannot be used: a b"),
         (lambda n, m: setattr(n.device, "set_current", failing(BrokenError())),
-         "card 0 cannot be used: BrokenError"),
+         "GPU 0 cannot be used: BrokenError"),
     ],
 )  # fmt: skip
 def test_a_card_that_cannot_be_used(nvidia, monkeypatch, change, problem):
@@ -273,9 +273,9 @@ def test_what_the_driver_returns(card: CudaCard):
     driver = card._driver
     assert cuda_device.checked(driver, (0,)) is None
     assert cuda_device.checked(driver, (0, 5, 6)) == 5
-    with pytest.raises(MemoryLimitError, match=r"^the graphics card has not enough memory$"):
+    with pytest.raises(MemoryLimitError, match=r"^not enough GPU memory$"):
         cuda_device.checked(driver, (2, 5))
-    with pytest.raises(LocalllmError, match=r"^the graphics card failed: LOST$"):
+    with pytest.raises(LocalllmError, match=r"^the GPU failed: LOST$"):
         cuda_device.checked(driver, (SimpleNamespace(name="LOST"), 5))
     driver.cuMemGetInfo = lambda: (0, 5, 6)
     assert card.free_bytes() == 5

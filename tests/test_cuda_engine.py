@@ -181,9 +181,9 @@ def test_devices_have_names(device):
 def test_a_card_without_room(monkeypatch):
     """Asked for, it is an error; otherwise the CPU computes, and says why."""
     monkeypatch.setattr(devices, "open_card", lambda number: SimulatedCard(MARGIN + 1000))
-    with pytest.raises(MemoryLimitError, match=r"2 layers take 0\.\d GB of the card, which has 0\.4 GB free"):
+    with pytest.raises(MemoryLimitError, match=r"2 layers need 0\.\d GB of GPU memory; 0\.4 GB are free"):
         engine("cuda", gpu_layers="all")
-    with pytest.raises(MemoryLimitError, match="too few for a layer"):
+    with pytest.raises(MemoryLimitError, match="too little for one layer"):
         engine("cuda")
     monkeypatch.setattr("localllm.engine.backend_selection.has_driver", lambda: True)
     model = engine("auto")
@@ -193,12 +193,12 @@ def test_a_card_without_room(monkeypatch):
 
 def test_a_card_that_does_not_work(monkeypatch):
     def broken(number: int) -> None:
-        raise NoCardError("card 0 cannot be used: it is on fire")
+        raise NoCardError("GPU 0 cannot be used: it is on fire")
 
     monkeypatch.setattr(devices, "open_card", broken)
     monkeypatch.setattr("localllm.engine.backend_selection.has_driver", lambda: True)
     model = engine("auto")
-    assert model.warning == "the CPU computes: card 0 cannot be used: it is on fire"
+    assert model.warning == "the CPU computes: GPU 0 cannot be used: it is on fire"
     model.close()
     with pytest.raises(NoCardError):
         engine("cuda")
@@ -213,7 +213,7 @@ def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     assert "localllm.engine.cuda.devices" not in sys.modules
     model.close()
     model = engine("auto", gpu_layers=1)  # who asks for layers on a card hears that there is none
-    assert model.device == "CPU" and model.warning == "the CPU computes: there is no NVIDIA driver"
+    assert model.device == "CPU" and model.warning == "the CPU computes: no NVIDIA driver found"
     model.close()
 
 
@@ -222,10 +222,10 @@ def test_as_many_layers_as_fit():
     fitting = {free: layers_that_fit(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
     assert fitting == {0: 0, 34: 0, 35: 1, 44: 1, 45: 2, 64: 3, 65: 4, 1000: 4}
     require_room(needed, 2, MARGIN + 45)
-    with pytest.raises(MemoryLimitError, match="3 layers take"):
+    with pytest.raises(MemoryLimitError, match="3 layers need"):
         require_room(needed, 3, MARGIN + 45)
     large = Sizes([2 * 10**9, 10**9, 3 * 10**9], 10**9)
-    with pytest.raises(MemoryLimitError, match=r"2 layers take 5\.0 GB of the card, which has 4\.0 GB free"):
+    with pytest.raises(MemoryLimitError, match=r"2 layers need 5\.0 GB of GPU memory; 4\.0 GB are free"):
         require_room(large, 2, 4 * 10**9)
 
 
@@ -292,7 +292,7 @@ def test_what_the_cpu_has_of_a_card(card, monkeypatch):
     made.prepare_all()
     made.close()
     assert heard[3:] == ["card"]
-    with pytest.raises(UnsupportedError, match="cannot be forgotten on a card"):
+    with pytest.raises(UnsupportedError, match="context shift is not supported on a GPU"):
         made.prepare_shift({})
 
 

@@ -128,7 +128,7 @@ def test_results_are_turned_back(tokens):
 
 @pytest.mark.parametrize("given", [{"crosses": True}, {"biases": np.zeros((4, 3), np.float32)}])
 def test_attention_of_encoders_is_no_cards(given):
-    with pytest.raises(UnsupportedError, match="what an encoder has read is computed by the CPU only: use --device cp"):
+    with pytest.raises(UnsupportedError, match="encoder models run on the CPU only: use --device cp"):
         steps_of(attending(PAGED, **given), 1, [PAGED])
 
 
@@ -224,7 +224,7 @@ def test_experts_of_a_card():
     assert [step.kernel for step in steps_of(lambda b, rows: say(b, rows, bias=False), 9)].count("add_by_expert") == 0
     most = products.MOST_EXPERTS
     steps_of(lambda b, rows: say(b, rows, most), 2)
-    with pytest.raises(UnsupportedError, match=rf"^{most + 1} experts are too many for a card: {most} at most$"):
+    with pytest.raises(UnsupportedError, match=rf"^{most + 1} experts are too many for a GPU; the limit is {most}$"):
         steps_of(lambda b, rows: say(b, rows, most + 1), 2)
 
 

@@ -76,7 +76,7 @@ def test_from_python(made):
 def test_long_texts(made):
     text = " ".join(WORDS[:200])
     with localllm.open(made, threads=1) as opened:
-        with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model reads 64"):
+        with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model's context is 64"):
             opened.embed(["a", text])
         cut, split = (opened.embed([text], overflow=how)[0] for how in ("cut", "split"))
         assert 0.5 < cut @ split < 0.9999
@@ -88,7 +88,7 @@ def test_scores(ranker):
         scores = opened.rerank(WORDS[3], texts)
         assert scores.shape == (3,)
         np.testing.assert_allclose(opened.rerank(WORDS[3], texts[1:2]), scores[1:2], atol=2e-2)
-        with pytest.raises(ModelError, match="a reranker, which scores pairs"):
+        with pytest.raises(ModelError, match="this model is a reranker"):
             opened.embed(texts)
         with pytest.raises(ContextError, match=r"text 1 has .* with its query"):
             opened.rerank("a", [" ".join(WORDS)])
@@ -145,7 +145,7 @@ def test_near(made, tmp_path, monkeypatch):
         found = run("embed", made, "--files", folder, "--near", wanted, "--top", 2, "--stats")
         best, *_ = found.stdout.decode().splitlines()
         assert best.endswith("2.txt") and float(best.split()[0]) > 0.999
-        assert f"{known} of 4 vectors were kept" in found.stderr.decode()
+        assert f"{known} of 4 vectors were in the cache" in found.stderr.decode()
         require_sane_times(found.stderr, began)
 
 
@@ -187,7 +187,7 @@ def test_pieces_are_averaged_by_their_lengths():
 @pytest.mark.parametrize(("text", "overflow", "expected"), [
     ("abcd", "refuse", ["<abcd>"]), ("", "refuse", ["<>"]), ("abcde", "cut", ["<abcd>"]),
     ("abcde", "split", ["<abcd>", "<e>"]), ("abcdefgh", "split", ["<abcd>", "<efgh>"]),
-    ("abcde", "refuse", "text 3 has 7 tokens, the model reads 6: shorten it or set overflow to cut or split"),
+    ("abcde", "refuse", "text 3 has 7 tokens, the model's context is 6: shorten it or set overflow to cut or split"),
 ])  # fmt: skip
 def test_pieces_of_texts(text: str, overflow: str, expected: list[str] | str):
     made = Embedder.__new__(Embedder)
@@ -199,7 +199,7 @@ def test_pieces_of_texts(text: str, overflow: str, expected: list[str] | str):
         with nullcontext() if made.context == 3 else pytest.raises(UsageError, match=short):
             assert made.pieces("ab", "cut", 1) == [["<", "a", ">"]]
     made._before = made._behind = []
-    with pytest.raises(UsageError, match=r"^text 3 is empty, and the model puts no tokens around texts$"):
+    with pytest.raises(UsageError, match=r"^text 3 is empty, and the model adds no tokens to it$"):
         made.pieces("", overflow, 3)
 
 
@@ -218,7 +218,7 @@ def test_vectors_of_texts():
     raw = made.embed(["abcdef", "g"], EmbedOptions(dims=3, normalize=False, overflow="split"))
     assert raw.tolist() == [[3, 4, 12]] * 2 and heard[2][0] == [[*"<abcd>"], [*"<ef>"], [*"<g>"]]
     for options, problem in (
-        (EmbedOptions(dims=4), "dims should be 3 or below, not 4: the vectors are no longer"),
+        (EmbedOptions(dims=4), "dims should be 3 or below, not 4: that is the vectors' width"),
         (EmbedOptions(dims=0), "dims should be 1 or above, not 0"),
         (EmbedOptions(role="x"), "role should be query or document, not 'x'"),
         (EmbedOptions(overflow="x"), "overflow should be refuse, cut or split, not 'x'"),
@@ -245,7 +245,7 @@ def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monke
     assert made.pieces("ab", "refuse", 1) == [[*bos, *"ab", *eos]]
 
 
-NOTHING_SAID = "/m.gguf: the model does not say how the rows of tokens become a vector: it was not made for that"
+NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it is not an embedding model"
 
 
 @pytest.mark.parametrize(("wanted", "said", "head", "ahead", "expected"), [
@@ -255,7 +255,8 @@ NOTHING_SAID = "/m.gguf: the model does not say how the rows of tokens become a 
     ("none", "mean", False, False, "pooling should be mean, cls or last, not 'none'"),
     ("rank", "mean", False, False, "pooling should be mean, cls or last, not 'rank'"),
     (None, None, False, False, NOTHING_SAID), (None, "none", False, False, NOTHING_SAID),
-    (None, "rank", False, True, "/m.gguf: a reranker"), (None, None, True, True, "/m.gguf: a reranker"),
+    (None, "rank", False, True, "/m.gguf: this model is a reranker"),
+    (None, None, True, True, "/m.gguf: this model is a reranker"),
 ])  # fmt: skip
 def test_how_rows_become_vectors(wanted, said, head: bool, ahead: bool, expected: str, monkeypatch):
     read = SimpleNamespace(pooling="cls", looks_ahead=ahead)
@@ -285,9 +286,9 @@ def test_prompts_of_models():
     ):  # fmt: skip
         for key in ("general.name", "general.basename"):
             assert [prompt_of({key: name}, role, "x") for role in ("query", "document")] == [query, document]
-    with pytest.raises(UsageError, match=r"^m.gguf: the model does not say what stands in front of a document; put it"):
+    with pytest.raises(UsageError, match=r"^m.gguf: the model has no prompt for a document; add one"):
         prompt_of({"general.name": 5, "general.basename": "we5"}, "document", "m.gguf")
-    with pytest.raises(UsageError, match="does not say what stands in front of a query"):
+    with pytest.raises(UsageError, match="has no prompt for a query"):
         prompt_of({"general.name": "Something"}, "query", "x")
 
 
@@ -346,12 +347,14 @@ def test_what_a_decoder_is_asked(monkeypatch):
     assert ranker.reader.heard[0][1:] == (None, None) and ranker.tokens == sum(map(len, ranker.reader.heard[0][0]))
     ranker.reader.context = ranker.context = (around := len("".join(ASKED))) + 16
     assert len(ranker.rerank("why?", ["x" * 16])) == 1 and ranker.reader.heard[-1][0][0][-len(ASKED[2]) - 1] == "x"
-    told = f"text 1 has {around + 17} tokens with its query, the model reads {around + 16}: shorten it or set cut"
+    told = (
+        f"text 1 has {around + 17} tokens with its query, the model's context is {around + 16}: shorten it or set cut"
+    )
     with pytest.raises(ContextError, match=told):
         ranker.rerank("why?", ["x" * 17])
     ranker.rerank("why?", ["x" * 17], cut=True)
     assert len(ranker.reader.heard[-1][0][0]) == around + 16
-    with pytest.raises(UsageError, match=rf"the query has {around + 1} tokens with what stands around it, the model"):
+    with pytest.raises(UsageError, match=rf"the query has {around + 1} tokens with its special tokens; the model"):
         ranker.rerank("why?!", ["x"], cut=True)
 
 
@@ -370,12 +373,12 @@ def test_how_a_pair_is_written(monkeypatch, tokenizer: Letters, pair: str, secon
     assert ranker.reader.heard[0][1:] == (seconds, print)
     around = len(pair) - 4
     ranker.rerank("why", ["x" * (40 - around)])
-    with pytest.raises(ContextError, match="text 2 has 41 tokens with its query, the model reads 40"):
+    with pytest.raises(ContextError, match="text 2 has 41 tokens with its query, the model's context is 40"):
         ranker.rerank("why", ["x", "x" * (41 - around)])
     assert ranker.tokens == len(pair) + 40 and len(ranker.reader.heard) == 2
     ranker.rerank("w" * (24 - around + 3), ["x" * 50], cut=True)  # 16 tokens of a text are left
     assert len(ranker.reader.heard[-1][0][0]) == 40
-    with pytest.raises(UsageError, match="the query has 25 tokens with what stands around it, the model reads 40"):
+    with pytest.raises(UsageError, match="the query has 25 tokens with its special tokens; the model's context is 40"):
         ranker.rerank("w" * (25 - around + 3), ["x"])
     short = scoring(monkeypatch, tokenizer, context=20)
     short.rerank("w" * (10 - around + 3), ["x" * 10])

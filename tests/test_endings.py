@@ -101,7 +101,7 @@ def test_quantize_replaces_its_default_output_only_when_asked(folder: Path, cli)
     target.write_bytes(b"precious")
     code, out, err = cli("quantize", model, "Q8_0")
     assert (code, out) == (2, "")
-    assert err == f"localllm: error: {target}: this file exists; --force replaces it, OUT gives another name\n"
+    assert err == f"localllm: error: {target}: this file exists; --force overwrites it, or give another OUT\n"
     assert target.read_bytes() == b"precious"
     assert cli("quantize", model, "Q8_0", "--dry-run") == (code, out, err)
     assert cli("quantize", model, "Q8_0", "--dry-run", "--force")[0] == 0 and target.read_bytes() == b"precious"
@@ -168,7 +168,7 @@ class Endless(io.RawIOBase):
 @pytest.mark.parametrize(("encoding", "factor"), [(None, 1), ("latin-1", 4)])
 def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(encoding: str | None, factor: int):
     source, most = Endless(b"hello "), 5 * prompts.ALWAYS
-    with pytest.raises(ContextError, match="not even its first"):
+    with pytest.raises(ContextError, match="too long for the context"):
         prompts.read_bounded(io.BufferedReader(source), lambda: most, encoding)
     assert most * factor < source.given <= most * factor + 2 * prompts.ALWAYS
     with pytest.raises(ContextError):
@@ -193,7 +193,7 @@ def test_an_endless_pipe(tiny: str):
             os.write(process.stdin.fileno(), b"y\n" * 1000)
     assert process.wait(120) == 4
     told = process.stderr.read().decode()
-    assert re.fullmatch(r"localllm: error: the prompt is too long: not even its first \d+ bytes can .*\s", told)
+    assert re.fullmatch(r"localllm: error: the prompt is too long for the context, even its first \d+ bytes\s", told)
     process.stdin.close()
     process.stderr.close()
 
@@ -272,7 +272,7 @@ def test_encodings_of_prompts(tiny: str, cli, folder: Path):
     assert cli("run", tiny, *GREEDY, "-f", latin, "--encoding", "latin-1") == expected
     assert cli("chat", tiny, *GREEDY, "--encoding", "latin-1", stdin=b"f\xfcr") == expected
     for source, name in ((["-f", latin], str(latin)), ([], "stdin")):
-        told = f"localllm: error: {name}: not UTF-8 at byte 1 (0xfc); --encoding NAME reads another\n"
+        told = f"localllm: error: {name}: not UTF-8 at byte 1 (0xfc); set another encoding with --encoding NAME\n"
         assert cli("run", tiny, *source, stdin=b"f\xfcr") == (2, "", told)
     assert cli("run", tiny, "-p", "f\udcfcr") == (2, "", "localllm: error: -p: not UTF-8 at character 1 (0xfc)\n")
     for unknown in ("utf-9", "hex", "a\0b", ""):
@@ -305,7 +305,7 @@ def test_stdin_by_name_and_not_at_all(tiny: str, cli):
     assert cli("run", tiny, "--no-stdin", stdin=b"Hi")[0] == 2
 
 
-SILENCE = b"localllm: waiting for stdin, which is open and says nothing; </dev/null gives it an end, Ctrl-C leaves\n"
+SILENCE = b"localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit\n"
 
 
 @pytest.mark.slow
@@ -414,13 +414,13 @@ def test_values_are_no_options(tiny: str, cli, tmp_path: Path, monkeypatch, name
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("short\n")
     Path(name).chmod(0o600)
-    told = f"localllm: error: {name}: a key should have 8 characters of ASCII at least, not 5\n"
+    told = f"localllm: error: {name}: a key should have at least 8 ASCII characters, not 5\n"
     assert cli("serve", tiny, "--api-key-file", name)[2] == told
     monkeypatch.setenv("LOCALLLM_API_KEY_FILE", name)
     assert cli("serve", tiny)[2] == told
     monkeypatch.delenv("LOCALLLM_API_KEY_FILE")
     Path(name).write_text("# none\n")
-    assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no key: ")
+    assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no keys; ")
     assert cli("run", f"./{name}/{name}", "-p", "x")[2].startswith(f"localllm: error: ./{name}/{name}")
     assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n should be 0 or above")
     assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k should be")
@@ -626,7 +626,7 @@ def test_sigterm_while_compiling_leaves_no_processes(tiny: str, tmp_path: Path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM
     assert re.fullmatch(
-        rb"localllm: compiling (a kernel|\d+ kernels) for this computer, once; that may take a minute\n", err
+        rb"localllm: compiling (a kernel|\d+ kernels) for this computer, once; this may take a minute\n", err
     )
     while any(is_running(pid) for pid in compilers):
         assert time.monotonic() < deadline, "compilers go on"

@@ -141,7 +141,7 @@ def test_a_session(told: Served, tmp_path: Path):
     for number in range(8):  # more than the context has room for
         assert f"QUESTION {number}" in chat.say(f"question {number} " + "long " * 10)
     assert "first" in chat.seen and "forgotten" in chat.seen and "of 400" in chat.seen
-    assert "cannot go on where it was cut" in chat.say("/continue")
+    assert "cannot be continued" in chat.say("/continue")
     chat.type("\x04")
     assert chat.end() == 0
     alone = Terminal("chat", "--session", "far", **folders)
@@ -180,7 +180,7 @@ def test_a_key(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (["--beams", "2"], "--beams is not for an endpoint"),
         (["--on-overflow", "shift"], "--on-overflow=shift is not for an endpoint"),
         (["--chat-template", "chatml"], "--chat-template is not for an endpoint"),
-        (["--speculate", "draft:x.gguf"], "a draft model is not for an endpoint"),
+        (["--speculate", "draft:x.gguf"], "a draft model cannot be used with --endpoint"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(told: Served, arguments: list[str], message: str):
@@ -190,7 +190,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(told: Served, arguments: lis
 
 def test_what_is_about_weights_is_left_out(told: Served):
     done = ask("run", told, "-p", "hello", "-t", "1", "-ngl", "3")
-    assert done.stdout == "HELLO\n" and "left out, because a server decides that itself: -t, -ngl" in done.stderr
+    assert done.stdout == "HELLO\n" and "with --endpoint these options have no effect: -t, -ngl" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])

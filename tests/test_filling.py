@@ -268,7 +268,9 @@ def test_room_for_a_prompt_and_its_places():
     with pytest.raises(UsageError, match="the prompt is empty"):
         next(filled(certain([0]), [], DiffusionOptions(1, 1, 0.1)))
     require_room(512, 512)
-    with pytest.raises(ContextError, match="513 tokens, of the prompt and of places to fill, do not fit 512"):
+    with pytest.raises(
+        ContextError, match=r"513 tokens .the prompt and the positions to fill. exceed the limit of 512"
+    ):
         require_room(513, 512)
 
 
@@ -317,7 +319,7 @@ def test_run(llada):
     for words, said in (
         ([*ask, "--json"], "leave out --json"),
         ([*ask, "--diffusion-algorithm", "7"], "from 0 to 4"),
-        ([*ask, "--min-p", "0.2"], "know no min-p"),
+        ([*ask, "--min-p", "0.2"], "do not support min-p"),
         (["run", str(llada), "-p", "Hi", "--raw", "--no-stdin", "-n", "600"], "do not fit"),
         (["perplexity", str(llada), __file__], "use localllm run"),
     ):

@@ -296,7 +296,7 @@ def test_prompts_that_leave_room():
     Task([1] * 3, None).require_room(4)  # type: ignore[arg-type]
     for prompt, error, problem in (
         ([], UsageError, "the prompt is empty"),
-        ([1] * 4, ContextError, "the prompt has 4 tokens, which leaves no room in a context of 4"),
+        ([1] * 4, ContextError, "the prompt has 4 tokens, but the context holds only 4 with the answer"),
     ):
         with pytest.raises(error, match=f"^{problem}$"):
             Task(prompt, None).require_room(4)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def test_nothing_to_take_back(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "yes")
     session.system = "Be brief."
     assert session.undo() is None
-    with pytest.raises(UsageError, match="no answer to go on with"):
+    with pytest.raises(UsageError, match="no answer to continue"):
         session.resume(GREEDY)
     list(session.ask("Hi", GREEDY))
     assert (session.undo(), session.undo()) == ("Hi", None)

@@ -246,7 +246,7 @@ def test_closed_sequences_give_their_pages_back(path, engine):
 def test_who_has_no_such_layer_says_so(tmp_path):
     file = GGUFFile.open(write(model("llama"), tmp_path / "llama.gguf"))
     engine = Engine(file, EngineOptions(1, 300))
-    with pytest.raises(UsageError, match="has no layer that guesses"):
+    with pytest.raises(UsageError, match="has no MTP layer"):
         engine.listen(engine.sequence())
     assert (engine.has_guess_layer, engine.head_path) == (False, None)
     engine.close()
@@ -294,7 +294,7 @@ def test_a_conversation_goes_on(path):
 def test_forgetting_the_beginning_is_refused(path):
     with (
         opened(path) as model,
-        pytest.raises(UsageError, match="know no text whose beginning is forgotten"),
+        pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"),
     ):
         model.generate(text(4), 4, speculate="mtp", on_overflow="shift")
 

@@ -78,7 +78,7 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert code == 2 and "b.jsonl (28 bytes) does not continue; give another output name" in err
     (tmp_path / ".out.jsonl.localllm").unlink()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
-    assert code == 2 and "the record 'x' is not in this input; give another name" in err
+    assert code == 2 and "the record 'x' is not in this input; give another output file" in err
     assert out.read_bytes() == before and b'"error"' in before
     first.write_text(first.read_text() + '{"id": "w", "prompt": "Ho"}\n')
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
@@ -135,13 +135,13 @@ def test_a_file_needs_no_pull(tiny: str, cli):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--samplers foo", "--samplers: there is no 'foo'; there are penalties;dry;top_n_sigma;top_k;"),
+        ("--samplers foo", "--samplers: unknown sampler 'foo'; available: penalties;dry;top_n_sigma;top_k;"),
         (
             "--sampler-seq kz",
-            "--sampler-seq: there is no 'z'; there are e (penalties), d (dry), s",
+            "--sampler-seq: unknown letter 'z'; available: e (penalties), d (dry), s",
         ),
-        ("--grammar root::=x --regex x", "--grammar and --regex do not go together"),
-        ("-j x.json --regex x", "--json-schema and --regex do not go together"),
+        ("--grammar root::=x --regex x", "--grammar and --regex cannot be combined"),
+        ("-j x.json --regex x", "--json-schema and --regex cannot be combined"),
     ],
 )
 def test_errors_name_what_exists(tiny: str, cli, words: str, told: str):
@@ -151,7 +151,7 @@ def test_errors_name_what_exists(tiny: str, cli, words: str, told: str):
 
 def test_an_empty_schema_is_told_as_such(tiny: str, cli):
     code, _, err = cli("run", tiny, *PROMPT, "-j", "")
-    assert code == 2 and err.endswith("-j is empty: give a text, or the name of a file with one\n")
+    assert code == 2 and err.endswith("-j is empty: give a text or a file name\n")
 
 
 def test_config_says_who_has_named_the_model(cli, configure):
@@ -295,11 +295,14 @@ def test_the_prompt_behind_the_model(tiny: str, cli):
 
 def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure, tiny: str):
     code, out, err = cli("run", *PROMPT, "-n", "4")
-    assert code == 0 and out and err.startswith("localllm: no model is named, so the built-in one answers")
+    assert code == 0 and out and err.startswith("localllm: no model given; using the tiny built-in model")
     configure(f'[defaults]\nmodel = "{tiny}"\n')
     assert cli("run", *PROMPT, *SHORT) == cli("run", tiny, *PROMPT, *SHORT)
     code, _, err = cli("run", "Why is the sky blue?")
-    assert code == 2 and "'Why is the sky blue?' names no model: the prompt stands behind it, or behind -p" in err
+    assert (
+        code == 2
+        and "'Why is the sky blue?' is not a model; give MODEL before the prompt, or the prompt with -p" in err
+    )
 
 
 def test_a_checkpoint_names_quantize(cli, tmp_path: Path):
@@ -334,12 +337,19 @@ def test_json_is_compact_unless_asked_otherwise():
 
 def test_an_answer_that_was_cut_has_its_own_exit_code(tiny: str, cli):
     code, out, err = cli("run", tiny, *PROMPT, *SHORT, "--regex", "[0-9]{8}")
-    assert (code, err) == (7, "localllm: error: the answer was cut, so it is not what its regex matches\n")
+    assert (code, err) == (
+        7,
+        "localllm: error: the answer was cut off before it was what its regex matches; raise -n or the context\n",
+    )
     assert out.rstrip("\n").isdecimal()
     code, out, _ = cli("map", tiny, *SHORT, "--regex", "[0-9]{8}", stdin=b"Hi\n")
     assert (code, json.loads(out)) == (
         6,
-        {"id": 1, "error": "the answer was cut, so it is not what its regex matches", "input": "Hi"},
+        {
+            "id": 1,
+            "error": "the answer was cut off before it was what its regex matches; raise -n or the context",
+            "input": "Hi",
+        },
     )
     assert cli("chat", tiny, *PROMPT, *SHORT, "--regex", "[0-9]{8}")[0] == 7
     assert cli("run", tiny, *PROMPT, *SHORT)[0] == 0

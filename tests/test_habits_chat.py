@@ -51,8 +51,8 @@ def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_
     chat.prompt()
     chat.say("one")
     told = chat.say(f"/read {tmp_path}/long")
-    assert "long has " in told and "of the context of 400," in told
-    assert "/undo takes them back" in chat.say(f"/read {tmp_path}/short")
+    assert "long has " in told and "of the context of 400 are free" in told
+    assert "/undo removes them" in chat.say(f"/read {tmp_path}/short")
     assert "taken back: a file of 4 characters" in chat.say("/undo")
     assert "TWO" in chat.say("two") and "WORD" not in chat.drawn
     assert "taken back: two" in chat.say("/undo")
@@ -66,7 +66,7 @@ def test_several_turns_are_taken_back_and_the_answer_before_is_known(talk):  # n
     told = chat.say("/undo 2")
     assert "taken back: four" in told and "taken back: three" in told
     assert "1 token read in" in chat.say("/retry")
-    assert "/undo N takes back the last N questions" in chat.say("/undo x")
+    assert "/undo N removes the last N questions" in chat.say("/undo x")
 
 
 def test_ctrl_c_tells_how_to_go_on(talk):  # noqa: F811
@@ -75,7 +75,7 @@ def test_ctrl_c_tells_how_to_go_on(talk):  # noqa: F811
     chat.type("slowly\r")
     chat.expect("one")
     chat.type("\x03")
-    assert "interrupted; /continue goes on" in plain(chat.prompt())
+    assert "interrupted; /continue continues the answer" in plain(chat.prompt())
 
 
 def test_a_first_question_on_the_command_line(talk):  # noqa: F811

@@ -116,7 +116,7 @@ def test_memory_that_there_is_not(monkeypatch):
     assert len(made.bytes) == 10 and made.is_whole and made.bytes.ctypes.data == made.address
     made._region = SimpleNamespace(use=refuse, give_back=refuse)
     for call, told in (
-        (made.use, "the system has no memory left for the cache; use a smaller context"),
+        (made.use, "not enough memory for the KV cache; use a smaller context"),
         (made.give_back, "the system takes no 7 bytes of memory back"),
     ):
         with pytest.raises(MemoryLimitError) as caught:
@@ -275,11 +275,11 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"state": Recurrent(0, ())}, "head.gguf: a layer that guesses should attend"),
+        ({"state": Recurrent(0, ())}, "head.gguf: a draft layer should have attention"),
         ({"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)}, "head.gguf: rows of 5 numbers for a layer of 4"),
         ({"guess": guess(3)}, "head.gguf: logits for 3 tokens of 2"),
         ({"tokens": None}, "head.gguf: logits for 2 tokens of 9"),
-        ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as it is supported"),
+        ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],
 )
 def test_a_head_that_does_not_fit(monkeypatch, changed, told):

@@ -234,7 +234,8 @@ def test_other_architectures_are_refused(name):
     ({"name": 5, "license.link": ["a"]}, ["general.license.link is no text", "general.name is no text"]),
     ({"tags": 5, "datasets": 5}, ["general.datasets is no list of texts", "general.tags is no list of texts"]),
     ({"file_type": -1, "quantization_version": "2", "parameter_count": 1 << 63}, [
-        f"general.{name} is no number from 0 up" for name in ("file_type", "parameter_count", "quantization_version")]),
+        f"general.{name} is not a number from 0 up"
+        for name in ("file_type", "parameter_count", "quantization_version")]),
 ])  # fmt: skip
 def test_what_files_say_of_themselves_in_another_form(changes, noted):
     """It is noted, and changes no answer."""
@@ -252,9 +253,9 @@ def test_what_files_say_of_themselves_in_another_form(changes, noted):
     ({"tags": "x"}, ""), ({"parameter_count": (1 << 63) - 1}, ""),
     ({"type": "adapter"}, "a file of the type adapter, not a model"),
     ({"type": 3}, "general.type should be a text, is 3"),
-    ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "is no name of an architecture"),
-    ({"architecture": "-x"}, "general.architecture: -x is no name of an architecture"),
-    ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "X is no name of an architecture"),
+    ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "is not the name of an architecture"),
+    ({"architecture": "-x"}, "general.architecture: -x is not the name of an architecture"),
+    ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "X is not the name of an architecture"),
 ])  # fmt: skip
 def test_what_files_say_of_themselves(changes, said):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}

@@ -74,7 +74,7 @@ def test_other_kinds_of_numbers():
     deep = Image.fromarray(np.array([[0, 32768, 65535]], np.uint16))
     found = load_image(saved(deep, "PNG"))
     assert [found.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
-    with pytest.raises(UsageError, match="no colours"):
+    with pytest.raises(UsageError, match="not colours"):
         load_image(Image.fromarray(np.zeros((2, 2), np.float32)))
 
 
@@ -141,7 +141,7 @@ def test_sources_that_are_none(tmp_path, monkeypatch):
         ("a\0b", "cannot read"),
         (str(tmp_path), "cannot read"),
         ("data:image/png,abc", "base64"),
-        ("data:image/png;base64,a*b", "damaged"),
+        ("data:image/png;base64,a*b", "invalid base64"),
         (7, "should be a path"),
         (np.zeros((2, 2), np.uint8), "uint8"),
         (np.zeros((0, 2, 3), np.uint8), "uint8"),
@@ -178,8 +178,8 @@ def test_parts_of_messages():
     [
         ({"type": "image"}, "should have an"),
         ({"type": "image_url"}, "image_url"),
-        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "not fetched"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not fetched"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "not downloaded"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not downloaded"),
         ({"type": "audio"}, "a part of a content"),
     ],
 )
@@ -398,19 +398,19 @@ def test_the_largest_file(tmp_path, monkeypatch):
     assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: an image of more than 0 MB"
     assert refusal(url) == "the image: an image of more than 0 MB"
     monkeypatch.setattr(data_urls, "MOST_CHARACTERS", 50)
-    assert refusal(url) == "an image of more than 0 million characters"
+    assert refusal(url) == "an image URL longer than 0 million characters"
     monkeypatch.undo()
     assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
 
 
 def test_what_is_called_an_image(tmp_path):
-    """Lines name a file by its path; what is not fetched is said at once."""
+    """Lines name a file by its path; what is not downloaded is said at once."""
     (tmp_path / "x").write_bytes(b"")
     assert refusal(tmp_path / "x") == f"{tmp_path / 'x'}: an empty file, no image"
     assert refusal(b"") == refusal(bytearray()) == "the image: an empty file, no image"
     for scheme in ("http", "https"):
         url = f"{scheme}://example.org/{'a' * 300}.png"
-        assert refusal(url) == f"{url[:200]}: images are not fetched; a pipe has one, as in curl -s URL | ... --image -"
+        assert refusal(url) == f"{url[:200]}: images are not downloaded; use a pipe, as in curl -s URL | ... --image -"
     assert refusal(None) == "an image should be a path, bytes or a Pillow image, not NoneType"
     assert refusal(tmp_path / "none") == f"cannot read the image {tmp_path / 'none'}: No such file or directory"
     for url in ("data:image/png;base64", "data:image/png;base32,abc", "data:,abc"):
@@ -429,5 +429,5 @@ def test_levels_of_grey(levels: list[int], expected: list[int]):
 
 def test_a_url_of_other_characters():
     head, comma, body = data_url(PICTURE).partition(",")
-    with pytest.raises(UsageError, match=r"^the base64 of an image's URL is damaged$"):
+    with pytest.raises(UsageError, match=r"^an image URL has invalid base64$"):
         load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

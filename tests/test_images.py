@@ -227,7 +227,7 @@ def test_many_records(models, said, tmp_path, monkeypatch):
         json.loads(said("map", model, tmp_path / "in.jsonl", *more, *options)[1].splitlines()[0])["error"]
         for model, options in ((path, ["--raw"]), (blind, []))
     )
-    assert "images need a chat template" in raw and "blind.gguf sees no images" in sees_none
+    assert "images need a chat template" in raw and "blind.gguf cannot read images" in sees_none
     by_option = said("map", blind, tmp_path / "in.jsonl", *more, "--mmproj", models / "llava" / "mmproj-tiny-F32.gguf")
     assert "output" in json.loads(by_option[1].splitlines()[0])
 
@@ -306,10 +306,10 @@ def test_pieces_do_not_cut_images(tmp_path, name, precise):
         (["--image", "none.png"], "cannot read the image none.png: No such file"),
         (["--image", __file__], "not an image"),
         (["--image", "{one}", "--mmproj", "none.gguf"], "none.gguf"),
-        (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a projector"),
+        (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a vision projector"),
         (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
         (["--image", "{one}", "--raw"], "images need a chat template"),
-        (["--image", "{one}", "--receipt", "r.json"], "images do not go together with --receipt"),
+        (["--image", "{one}", "--receipt", "r.json"], "images cannot be combined with --receipt"),
         (["--image", "-", "--image", "-"], "stdin"),
     ],
 )
@@ -333,14 +333,14 @@ def test_a_model_that_cannot_see(models, said, tmp_path):
     assert "there are 2 projectors" in said("run", path, "-p", "?", "--image", image)[2]
     chosen = ["--mmproj", tmp_path / "a-mmproj.gguf"]
     _, _, err = said("run", path, "-p", "?", "--image", image, *chosen)
-    assert "which has the token <fake_token_around_image>" in err
+    assert "this model lacks the token <fake_token_around_image>" in err
     from models import model
 
     made = model("gpt2", width=96, heads=3)
     blind = write(made, tmp_path / "blind.gguf")
     write_projector(projector("llava"), tmp_path / "c.gguf")
     _, _, err = said("run", blind, "-p", "?", "--image", image, "--mmproj", tmp_path / "c.gguf")
-    assert "images cannot be read by gpt2 models" in err
+    assert "images are not supported by gpt2 models" in err
 
 
 def test_without_pillow(models, said, monkeypatch):
@@ -498,6 +498,9 @@ def test_an_image_in_a_piped_chat(models, said):
     shown = said("chat", path, "--image", models / "one.png", *more, stdin=b"What?")
     assert shown[:2] == said("run", path, "-p", "What?", "--image", models / "one.png", *more)[:2]
     assert shown[1] != said("chat", path, *more, stdin=b"What?")[1]
-    for source, message in (("-", "`run` takes an image from there"), ("https://a.example/b.png", "are not fetched")):
+    for source, message in (
+        ("-", "use `localllm run` for an image from stdin"),
+        ("https://a.example/b.png", "are not downloaded"),
+    ):
         code, out, err = said("chat", path, "--image", source, *more, stdin=b"What?")
         assert code != 0 and not out and message in err and "Traceback" not in err

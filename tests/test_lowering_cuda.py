@@ -145,10 +145,10 @@ def test_what_cards_do_not_do():
         b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, crosses=True))
 
     for say, said in (
-        (crossing, "what an encoder has read is computed by the CPU only: use --device cpu"),
-        (attending(biases=np.ones((4, 3))), "what an encoder has read is computed by the CPU only"),
+        (crossing, "encoder models run on the CPU only: use --device cpu"),
+        (attending(biases=np.ones((4, 3))), "encoder models run on the CPU only"),
         (lambda b, rows: b.route(rows(MOST_EXPERTS + 1), Routing(MOST_EXPERTS + 1, 2), None, None),
-         f"{MOST_EXPERTS + 1} experts are too many for a card: {MOST_EXPERTS} at most"),
+         f"{MOST_EXPERTS + 1} experts are too many for a GPU; the limit is {MOST_EXPERTS}"),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match=said):
             steps_of((1, 1), say, [PAGED], "f16")

@@ -127,7 +127,7 @@ def test_lines_that_fail_do_not_stop_the_others(cli, tmp_path: Path):
     source += b'{"text": "Hi"}\n{"id": "long", "prompt": "' + b"word " * 700 + b'"}\n{"id": "b", "prompt": "Ho"}\n'
     code, out, err = cli("map", GUIDE, "--temp", 0, "-n", 3, "-c", 256, stdin=source)
     assert code == 6
-    assert err == "localllm: error: 6 of 8 records failed; their lines tell why\n"
+    assert err == "localllm: error: 6 of 8 records failed; see the error field of their output lines\n"
     found = [(result["id"], result.get("error")) for result in lines(out)]
     assert found[0] == ("a", None) and found[-1] == ("b", None)
     assert [number for number, _ in found[1:-1]] == [2, 3, "a", 5, 7, "long"]
@@ -359,7 +359,7 @@ def request_of(key: Record, *answers: tuple[str, str, str], constraint: object =
 KEY = Record(7, "Hi")
 TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
 BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
-CUT = {"id": 7, "error": "the answer was cut, so it is not JSON", "input": "Hi"}
+CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or the context", "input": "Hi"}
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_results_of_another_input_are_not_touched():
         ({"id": "1", "input": "a"}, "'1' is not in"),
         ({"id": 2, "input": "a"}, "2 has another input now"), ({"id": 1}, "1 has another input"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another name$"):
+        with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another output file$"):
             stays(told)
 
 

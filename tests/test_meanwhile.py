@@ -125,7 +125,7 @@ def test_room_for_kept_prompts(lost, monkeypatch, which: int):
 
 @pytest.mark.parametrize("which", range(3))
 def test_texts_that_were_written(lost, which: int):
-    assert written_file.list_files() == [] and written_file.clear() == 0, "there is no folder"
+    assert written_file.list_files() == [] and written_file.clear() == 0, "there is not a folder"
     paths = write_texts()
     content, size = paths[which].read_bytes(), paths[0].stat().st_size
     lost(paths[which])

@@ -247,7 +247,7 @@ def test_images_of_others_than_users(strict: Served):
         reply = strict.post("/v1/chat/completions", asked)
         said = reply.json["error"]["message"]
         assert reply.status == 400
-        assert ("a system message can only contain text" if role == "system" else "sees no images") in said
+        assert ("a system message can only contain text" if role == "system" else "cannot read images") in said
 
 
 def test_what_is_no_message_is_refused(strict: Served):

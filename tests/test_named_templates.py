@@ -75,7 +75,7 @@ def test_files_without_a_template_for_all_else(write):
 def test_names_are_checked_when_a_model_is_opened(write):
     path = write(PLAIN, NAMED)
     localllm.open(path, chat_template="rag").close()
-    with pytest.raises(UsageError, match="there is no chat template 'raggle'"):
+    with pytest.raises(UsageError, match="unknown chat template 'raggle'"):
         localllm.open(path, chat_template="raggle")
     with pytest.raises(ModelError, match=r"tokenizer\.chat_template\.rag"):
         localllm.open(write(PLAIN, {"tokenizer.chat_template.rag": 5.0}))

@@ -224,7 +224,7 @@ def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
     else:
         with pytest.raises(UsageError) as failure:
             require()
-        assert str(failure.value) == "no formats are so small: the file has 500 bytes at least, not 499"
+        assert str(failure.value) == "the smallest possible file has 500 bytes, more than 499"
     assert asked[1:] == [{"a": "Q2_K", "b": "Q4_0"}] and not asked[0]
 
 

@@ -48,7 +48,7 @@ from localllm.kernels.arguments import PAGE
 from localllm.system import memory as system_memory
 from localllm.system import processes
 
-NO_DRIVER = "the CPU computes: there is no NVIDIA driver"
+NO_DRIVER = "the CPU computes: no NVIDIA driver found"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_an_encoder_is_no_cards(made):
     assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on cards")
     with pytest.raises(UnsupportedError) as error:
         build_backend(said(["encode"]), EngineOptions(backend="cuda"))
-    assert str(error.value) == "what an encoder reads is computed by the CPU only: use --device cpu"
+    assert str(error.value) == "encoder models run on the CPU only: use --device cpu"
 
 
 # ---- which card, and how much of a model ----------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def test_an_encoder_is_no_cards(made):
 def test_how_many_layers_a_card_gets(wanted, free, layers):
     needed = Sizes([10, 10, 10, 30], 5)
     assert layers_on("a card", needed, wanted, MARGIN + free) == layers
-    for more, room, told in (("all", 64, "4 layers take 0.0 GB of the card"), (9, 64, "4 layers take 0.0 GB"),
-                             ("auto", 34, "a card has 0.4 GB free, too few for a layer of this model")):  # fmt: skip
+    for more, room, told in (("all", 64, "4 layers need 0.0 GB of GPU memory"), (9, 64, "4 layers need 0.0 GB"),
+                             ("auto", 34, "a card has 0.4 GB free, too little for one layer of")):  # fmt: skip
         with pytest.raises(MemoryLimitError, match=told):
             layers_on("a card", needed, more, MARGIN + room)
 
@@ -202,7 +202,7 @@ def test_a_card_is_found(monkeypatch):
     for device, number in (("cuda", 0), ("cuda:12", 12), ("auto", 0)):
         assert place_layers(device) == GpuPlacement(one, 2, 70) and asked.pop() == number
     assert place_layers("cuda", 1) == GpuPlacement(one, 1, 70) and closed == []
-    told = "a card has 0.4 GB free, too few for a layer of this model"
+    told = "a card has 0.4 GB free, too little for one layer of this model"
     assert place_layers("auto", buffers=lambda *given: 101) == GpuPlacement(None, 0, 0, f"the CPU computes: {told}")
     assert closed == [1]
     for device, layers in (("cuda", "auto"), ("auto", "all"), ("auto", 1)):
@@ -266,7 +266,7 @@ def test_a_model_without_text():
     for call in (engine.sequence, lambda: engine.step(1)):
         with pytest.raises(UnsupportedError) as error:
             call()
-        told = "m.gguf: bert models make no text, but vectors of it: use localllm embed or rerank"
+        told = "m.gguf: bert models make no text, but vectors of it: use localllm embed or localllm rerank"
         assert str(error.value) == told
     engine.prepare_all()
     engine.close()

@@ -81,7 +81,7 @@ def test_rows_of_a_matrix_and_of_one_of_a_stack():
     assert met.shape == (4, 4) and numbers(met.of(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
     met = matrices.resolve(weight("s", 3, 2, 4, first_row=3), None)  # type: ignore[arg-type]
     assert met.shape == (3, 2, 4) and numbers(met.of(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
-    with pytest.raises(UnsupportedError, match=r"^tensor m: experts in a tensor each cannot be calibrated$"):
+    with pytest.raises(UnsupportedError, match=r"^tensor m: experts in separate tensors cannot be calibrated$"):
         matrices.resolve(weight("m", 2, 9, 4), None)  # type: ignore[arg-type]
 
 

@@ -214,7 +214,7 @@ def test_given_messages_may_lose_turns(tiny):
 def test_options_that_make_no_sense(wrong):
     with pytest.raises(UsageError, match=r"on_overflow|keep should"):
         GenerationOptions(**wrong)
-    with pytest.raises(UsageError, match="know no text whose beginning is forgotten"):
+    with pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"):
         GenerationOptions(on_overflow="shift", speculate="mtp")
     GenerationOptions(on_overflow="drop-turns", speculate="mtp")
     GenerationOptions(on_overflow="shift", speculate="ngram")
@@ -243,12 +243,12 @@ def test_the_command_line(tiny, cli):
     long = ["run", tiny, "--raw", "-p", "x" * 400, "--temp", "0", "-n", "3", "-c", "256"]
     assert cli(*long)[0] == cli(*long, "--on-overflow", "drop-turns")[0] == 4
     code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
-    assert (code, err) == (0, "localllm: the context is full: 192 tokens behind the first 7 were dropped\n")
+    assert (code, err) == (0, "localllm: the context is full: 192 tokens after the first 7 were dropped\n")
     code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")
     assert code == 0 and '"dropped_tokens": 0' in out
-    assert err == "localllm: the answer ends here, because the context is full; --on-overflow shift goes on\n"
+    assert err == "localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift\n"
     code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
-    assert (code, err) == (0, "localllm: --keep is left out: it counts with --on-overflow shift only\n")
+    assert (code, err) == (0, "localllm: --keep has no effect without --on-overflow shift\n")
     assert cli("run", tiny, "-p", "x", "--on-overflow", "forget")[0] == 2
 
 

@@ -409,5 +409,5 @@ def test_pages_are_taken_where_there_is_room():
     assert pages.take(None) == 0 and pages.take(1) == 4  # the one behind is in use
     full = Pages(2)
     full.take(None), full.take(0)
-    with pytest.raises(MemoryLimitError, match=f"^the cache is full: all of its {2 * PAGE} places are in use$"):
+    with pytest.raises(MemoryLimitError, match=f"^the KV cache is full: all of its {2 * PAGE} positions are in use$"):
         full.take(1)

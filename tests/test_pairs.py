@@ -104,12 +104,15 @@ def test_a_row_for_each_token(pieces: int, monkeypatch):
 def test_long_texts(clip):
     made = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
     long = "the people of the city " * 9
-    with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model reads 24"):
+    with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model's context is 24"):
         made.embed(["a", long])
     cut, split = (made.embed([long], EmbedOptions(overflow=how)) for how in ("cut", "split"))
     assert cut.shape == split.shape == (1, pairs.OUT) and not np.array_equal(cut, split)
     assert abs(np.linalg.norm(split) - 1) < 1e-6
-    for options, message in ((EmbedOptions(dims=99), "dims should be 32"), (EmbedOptions(role="query"), "no roles")):
+    for options, message in (
+        (EmbedOptions(dims=99), "dims should be 32"),
+        (EmbedOptions(role="query"), "no prompts for roles"),
+    ):
         with pytest.raises(UsageError, match=message):
             made.embed(["a"], options)
     made.close()

@@ -53,7 +53,7 @@ def test_what_a_family_says_of_both_parts():
     ("tensors", "columns", "told"),
     [
         (("tower", "project", "more"), 5,
-         "mmproj.gguf: tensor more: not part of this architecture as it is supported"),
+         "mmproj.gguf: tensor more: not part of this architecture as localllm supports it"),
         (("tower", "project"), 4, "mmproj.gguf: rows of 4 numbers, not of 5 as projection_dim says"),
         (("tower", "project"), 6, "mmproj.gguf: rows of 6 numbers, not of 5 as projection_dim says"),
     ],

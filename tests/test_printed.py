@@ -324,7 +324,7 @@ def test_imatrix(line: str, told: tuple, tiny: str, monkeypatch, capsys, tmp_pat
     assert read_imatrix(both).squares["a"].counts.tolist() == [4.0] and len(heard) == 3
     invoke("imatrix", tiny, text, "--in-file", both, "-o", out, *line.split())
     assert read_imatrix(out).squares["a"].counts.tolist() == [6.0]
-    for words, reason in (([], "there is no model"), ([tiny], "there is no text")):
+    for words, reason in (([], "MODEL is missing"), ([tiny], "TEXT is missing")):
         with pytest.raises(UsageError, match=reason):
             invoke("imatrix", *words, "-o", out)
 
@@ -351,7 +351,7 @@ def test_sessions(kept, capsys):
     invoke("sessions", "show", "trip")
     assert capsys.readouterr() == ("user: q\n\nassistant: a\n", "")
     for action in ("show", "rm"):
-        with pytest.raises(UsageError, match=f"sessions {action} needs the NAME of a session"):
+        with pytest.raises(UsageError, match=f"NAME is missing: give the session to {action}"):
             invoke("sessions", action)
         with pytest.raises(UsageError, match="session 'none' not found"):
             invoke("sessions", action, "none")
@@ -361,7 +361,7 @@ def test_sessions(kept, capsys):
 
 
 def test_the_model_of_a_session(kept):
-    with pytest.raises(UsageError, match=r"the model of the session 'trip' is not there any more: .*m\.gguf"):
+    with pytest.raises(UsageError, match=r"the model of the session 'trip' is gone: .*m\.gguf"):
         chat_session.model_of("trip")
     kept.write_bytes(b"")
     assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(kept), None)
@@ -371,7 +371,7 @@ def test_the_model_of_a_session(kept):
             file.rewrite()
         if not model.path:
             assert chat_session.model_of("trip") is None
-    with pytest.raises(UsageError, match="'trip' was held with a server: --endpoint u goes on with it"):
+    with pytest.raises(UsageError, match="'trip' was held with a server; resume it with --endpoint u"):
         chat_session.model_of("trip")
 
 
@@ -379,9 +379,9 @@ def test_a_session_is_named_as_a_file_can_be(monkeypatch):
     """A name that none can have is refused before it is asked where what is typed comes from."""
     with pytest.raises(UsageError, match=r"\.\./trip"):
         chat_session.session_name("../trip", False)
-    with pytest.raises(UsageError, match="leave one out"):
+    with pytest.raises(UsageError, match="give either --session or --continue"):
         chat_session.session_name("trip", True)
-    with pytest.raises(UsageError, match="needs a terminal"):
+    with pytest.raises(UsageError, match="sessions need a terminal"):
         chat_session.session_name("trip", False)
     assert chat_session.session_name(None, False) is None
 
@@ -421,12 +421,12 @@ def test_a_template_is_printed(tmp_path, capsys):
 def test_commands_that_nothing_keeps_in_their_folders(version: int, told: bool, monkeypatch, capsys):
     monkeypatch.setattr(confined, "version", lambda: version)
     tool_options.tell_of_commands()
-    assert ("look at each one before you allow it" in capsys.readouterr().err) == told
+    assert ("check each command before you allow it" in capsys.readouterr().err) == told
 
 
 def test_where_a_server_is(capsys):
     serve.tell(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
-    assert capsys.readouterr().err == "localllm: a, b at http://x:1; Ctrl-C ends it\n"
+    assert capsys.readouterr().err == "localllm: a, b at http://x:1; Ctrl-C stops the server\n"
 
 
 def test_an_answer_that_was_cut(capsys):
@@ -435,7 +435,9 @@ def test_an_answer_that_was_cut(capsys):
     cases = (formed, ["stop", "length"], True), (formed, ["stop"], False), (free, ["length"], False)
     for chosen, reasons, cut in cases:
         shape.tell_cut(chosen, reasons)
-        warning = "localllm: warning: the answer was cut, so it is not what its regex matches\n"
+        warning = (
+            "localllm: warning: the answer was cut off before it was what its regex matches; raise -n or the context\n"
+        )
         assert capsys.readouterr().err == warning * cut
 
 
@@ -487,7 +489,7 @@ def test_tokenize(line: str, tiny: str, monkeypatch, capsys, tmp_path):
     assert heard == [("x\n", True, True), ("ä\n", True, True), ("y", True, True), ("ä", True, True)]
     capsys.readouterr()
     monkeypatch.setattr(tokenize, "is_terminal", lambda stream: True)
-    with pytest.raises(UsageError, match="there is no text: give one, or pipe it to stdin"):
+    with pytest.raises(UsageError, match="TEXT is missing: give a text, or pipe one to stdin"):
         invoke("tokenize", tiny)
 
 
@@ -517,7 +519,7 @@ def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
     """Each has its line, and the exit code tells of them; of several at once nobody knows which it was."""
     made = Embedder(1)
     monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(made))
-    with pytest.raises(RecordsError, match=r"^2 records failed; their lines tell why$"):
+    with pytest.raises(RecordsError, match=r"^2 records failed; see the error field of their output lines$"):
         invoke("embed", tiny, "--overflow", "cut", "--stats", stdin=b"a\nlong\nodd\nbbb\n")
     out, err = capsys.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [
@@ -558,7 +560,9 @@ def test_what_is_nearest_is_told(tiny: str, monkeypatch, capsys, tmp_path):
     out, err = capsys.readouterr()
     assert out == "0.1100\tb bb\n0.0500\tcc\n"
     assert asked == [(["xx"], "query"), (["a", "b  bb", "cc"], "document")]
-    assert err.splitlines()[1] == "1 of 3 vectors were kept" and err.splitlines()[2].startswith("24 tokens in 0.")
+    assert err.splitlines()[1] == "1 of 3 vectors were in the cache" and err.splitlines()[2].startswith(
+        "24 tokens in 0."
+    )
     (tmp_path / "text").write_text("a text")
     invoke("embed", tiny, "--near", "xx", "--files", tmp_path / "text")
     assert capsys.readouterr().out == f"0.1300\t{tmp_path / 'text'}\n" and asked[-1][1] is None
@@ -579,7 +583,7 @@ def test_list_where_nothing_is(folder, monkeypatch, capsys):
     said: list[str] = []
     monkeypatch.setattr(list_command, "dim", said.append)
     invoke("list")
-    assert said == ["no model was pulled yet; `localllm list --all` shows those that are known"]
+    assert said == ["no models yet; `localllm list --all` shows models that `localllm pull` can download"]
     invoke("list", "--json")
     told = json.loads(capsys.readouterr().out)
     assert told == {"folder": str(folder), "models": []}
@@ -602,7 +606,7 @@ def test_rm(folder, words: list[str], typed: str, there: tuple, removed: bool | 
     monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
     monkeypatch.setattr(rm, "confirmed", lambda question: said.append(question) or typed == "y\n")
     if removed is None:
-        with pytest.raises(UsageError, match="m: there is no terminal to ask on: --force removes it"):
+        with pytest.raises(UsageError, match="m: cannot ask for confirmation without a terminal; --force removes it"):
             invoke("rm", "m")
     else:
         taken = render.size(path.stat().st_size)
@@ -650,7 +654,7 @@ def test_what_is_said_of_an_opened_model(tiny: str, monkeypatch, capsys):
     [(False, False, [True]), (True, False, ["end", True]), (True, True, ["end", True, False])],
 )
 def test_what_was_read_is_written_behind_the_answer(writes, stopped, expected, warning, monkeypatch, capsys):
-    """Its reader need not wait; Ctrl-C ends it."""
+    """Its reader need not wait; Ctrl-C stops the server."""
     did: list[Any] = []
 
     def close(wait: bool = True) -> None:
@@ -673,6 +677,6 @@ def test_a_draft_model(tiny: str):
     for other in ("auto", "off", "ngram"):
         assert opening.with_draft_model(model, chosen, other) is chosen
     assert opening.with_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
-    with pytest.raises(UsageError, match=r"^speculate: a draft model is not for an endpoint$"):
+    with pytest.raises(UsageError, match=r"^speculate: a draft model cannot be used with --endpoint$"):
         opening.with_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
     assert opening.unknown() > 1 << 60

@@ -114,7 +114,7 @@ def test_what_is_no_list_of_prompts_is_refused_at_once(model: localllm.Model, pr
 
 @pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
 def test_a_model_is_not_copied(model: localllm.Model, copy: Callable[[object], object]):
-    with pytest.raises(TypeError, match=r"open it where it is used: localllm\.open\('.*tiny.*\.gguf'\)$"):
+    with pytest.raises(TypeError, match=r"call localllm\.open\('.*tiny.*\.gguf'\)$"):
         copy(model)
 
 

@@ -110,13 +110,13 @@ async def later(a: int, b: int) -> int:
 @pytest.mark.parametrize(
     ("tools", "choice", "message"),
     [
-        ([5], "auto", "tools: 5 is no function"),
+        ([5], "auto", "tools: 5 is not a function"),
         ([several], "auto", r"tools: several has parameters that are not called by name"),
         ([{"type": "function"}], "auto", "tools: a tool should be a function or have a name"),
         ("add", "auto", "tools should be a list of functions, not str"),
         ([add], "sub", "tool_choice should be auto, required, none or one of add, not 'sub'"),
         ([add, add], "auto", "each with a name of its own"),
-        ([lambda x: x], "auto", "is no name"),
+        ([lambda x: x], "auto", "is not a valid name"),
     ],
 )
 def test_what_is_no_tool(tools: Any, choice: str, message: str):
@@ -183,7 +183,7 @@ def test_what_goes_wrong_is_told_to_the_model(model: localllm.Model):
 
 def test_turns_have_a_limit(model: localllm.Model):
     run = model.run_tools(ask(tool_talker.FOR_EVER), [add], max_turns=3)
-    with pytest.raises(LocalllmError, match="the model has called tools 3 times without an answer: see max_turns"):
+    with pytest.raises(LocalllmError, match="the model called tools 3 times without answering; raise max_turns"):
         list(run)
     assert len(run.calls) == 3
 
@@ -201,7 +201,7 @@ def test_a_session_keeps_calls_and_results(model: localllm.Model):
 
 
 def test_what_cannot_be_called(model: localllm.Model):
-    with pytest.raises(UsageError, match=r"run_tools calls functions, and {'name': 'f'"):
+    with pytest.raises(UsageError, match=r"run_tools needs functions as tools, not {'name': 'f'"):
         model.run_tools(ask("sum"), [{"name": "f"}])  # type: ignore[list-item]
 
 

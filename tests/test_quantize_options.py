@@ -54,7 +54,7 @@ def test_commas_of_an_expression_stay():
     assert split_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
     assert [format for _, format in parse_patterns(["a=q8_0,b=F16", "c=q4_0"])] == ["Q8_0", "F16", "Q4_0"]
     for text in ("a=q8_0,b", "a=q8_0,b=zz"):
-        with pytest.raises(UsageError, match="is no format of a tensor"):
+        with pytest.raises(UsageError, match="is not a tensor format"):
             parse_patterns([text])
 
 

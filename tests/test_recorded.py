@@ -533,8 +533,8 @@ def test_factors_are_chosen_by_the_context_and_both_are_used(original, name):
     ("names", "problem"),
     [
         (["w", "blk.0.attn_rot_embd.weight", "blk.1.attn.rope_freqs"], None),
-        (["y", "w"], "tensor y: not part of this architecture as it is supported"),
-        (["v", "w", "y", "z"], "tensor v and 2 more: not part of this architecture as it is supported"),
+        (["y", "w"], "tensor y: not part of this architecture as localllm supports it"),
+        (["v", "w", "y", "z"], "tensor v and 2 more: not part of this architecture as localllm supports it"),
     ],
 )
 def test_what_no_verb_has_used(names, problem):
@@ -618,7 +618,7 @@ def test_a_whole_architecture():
     assert of(encodes=False).encoding == []
     assert of(pooling="mean", columns=5).operations[-1].output.columns == 5
     for wrong, problem in (
-        ({"encodes": False, "uses": "w"}, "m.gguf: tensor e: not part of this architecture as it is supported"),
+        ({"encodes": False, "uses": "w"}, "m.gguf: tensor e: not part of this architecture as localllm supports it"),
         ({"columns": 8}, "m.gguf: logits for 8 tokens of 9"),
         ({"columns": 10}, "m.gguf: logits for 10 tokens of 9"),
     ):

@@ -511,9 +511,7 @@ def test_options_of_a_conversation_that_is_no_session():
 def test_an_answer_that_was_cut_stays_so():
     with model() as asking, pytest.raises(UsageError) as failure:
         asking.session.resume()
-    assert str(failure.value) == (
-        "an answer of an endpoint cannot go on where it was cut: its interface has no way to ask for it"
-    )
+    assert str(failure.value) == ("an answer of an endpoint cannot be continued: its API has no way to ask for it")
 
 
 def test_answers_that_cannot_be():
@@ -523,7 +521,7 @@ def test_answers_that_cannot_be():
     with pytest.raises(UsageError, match="beams is not for an endpoint"):
         model().session.candidates([], beams=1)
     for reply in ({}, {"choices": []}, {"choices": 5}):
-        with pytest.raises(EndpointError, match="has sent no answer"):
+        with pytest.raises(EndpointError, match="sent no answer"):
             model(reply).session.candidates([])
 
 
@@ -599,7 +597,7 @@ def test_thoughts_are_told_where_there_are_some():
 def test_failures_are_results_of_their_own():
     many, _ = mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
     by_id = {record.id: result for record, result in many}
-    assert "the response was truncated, so it is not" in by_id.pop(0)["error"]
+    assert "the answer was cut off before it was" in by_id.pop(0)["error"]
     assert all("error" not in result for result in by_id.values()) and many.written == 45
     free, _ = mapping(["cut", *map(str, range(15))], n=2)
     found = {record.id: result for record, result in free}

@@ -69,11 +69,11 @@ def test_the_command_line(cli, tmp_path):
     assert said("-l", "75+100", "--temp", "0") == "H" * 6 + "\n"
     assert said("-l", "75+100", "-l", "75-inf", "--temp", "0") == said("--temp", "0")
     for wrong, reason in {
-        ("--samplers", "top_k;best"): "there is no 'best'",
-        ("--samplers", "top_k", "--sampling-seq", "k"): "leave one out",
-        ("-l", "75"): "'75' is not a token's number",
-        ("-l", "75+x"): "'75+x' is not a token's number",
-        ("-l", "75+nan"): "'75+nan' is not a token's number",
+        ("--samplers", "top_k;best"): "unknown sampler 'best'",
+        ("--samplers", "top_k", "--sampling-seq", "k"): "not both",
+        ("-l", "75"): "'75' is not a token id",
+        ("-l", "75+x"): "'75+x' is not a token id",
+        ("-l", "75+nan"): "'75+nan' is not a token id",
         ("-l", "75+inf"): "-l should be a number",
         ("-l", "100000+1"): "token 100000 does not exist",
         ("--mirostat", "3"): "--mirostat should be 0, 1 or 2",

@@ -515,7 +515,7 @@ def test_an_answer_that_never_ends(model):
     answer = model.generate("Hi", len(ends.tokens) + 5, temperature=0, ignore_eos=True)
     list(answer)
     assert len(answer.tokens) == len(ends.tokens) + 5
-    with pytest.raises(UsageError, match="ignore_eos makes no sense"):
+    with pytest.raises(UsageError, match="ignore_eos cannot be combined"):
         model.candidates("Hi", beams=2, ignore_eos=True)
 
 

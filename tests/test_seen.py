@@ -212,7 +212,7 @@ def test_what_is_seen_of_an_image():
     assert plain.mrope_positions(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
     assert turned.mrope_positions(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
     assert len(ImageEmbedding(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
-    with pytest.raises(UsageError, match=r"^an image of 32769 rows, 32768 are the most$"):
+    with pytest.raises(UsageError, match=r"^an image of 32769 rows exceeds the limit of 32768$"):
         ImageEmbedding(b"", np.zeros((MOST_ROWS + 1, 1)))
 
 

@@ -422,9 +422,9 @@ def test_without_the_extra_a_line_says_what_to_install(cli, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "--host lets other computers in: it needs --api-key-file"),
-        (["--memory", "much"], "--memory: 'much' is no size"),
-        (["a=" + GUIDE, "a=" + GUIDE], "two models are called a"),
+        (["--host", "0.0.0.0"], "--host lets other computers connect: give --api-key-file"),
+        (["--memory", "much"], "--memory: 'much' is not a size"),
+        (["a=" + GUIDE, "a=" + GUIDE], "two models have the name a"),
         (["no-such-model"], "no-such-model"),
         (["--port", "99999999"], "cannot listen on"),
     ],
@@ -482,7 +482,9 @@ def test_a_socket_that_only_the_user_opens_and_an_end(tmp_path, number: int):
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             line = process.stderr.readline().decode()
-            assert line == f"localllm: guide at {place}; Ctrl-C ends it\n", line + process.stderr.read().decode()
+            assert line == f"localllm: guide at {place}; Ctrl-C stops the server\n", (
+                line + process.stderr.read().decode()
+            )
             assert os.stat(place).st_mode & 0o777 == 0o600
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(60)

@@ -217,7 +217,7 @@ def test_anthropic_counts_and_errors(claude, served: Served):
     assert count.input_tokens == used.input_tokens + used.cache_read_input_tokens > 50
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="claude-9", max_tokens=9, messages=USER)
-    with pytest.raises(anthropic.BadRequestError, match="leaves no room in a context of 4096"):
+    with pytest.raises(anthropic.BadRequestError, match="but the context holds only 4096"):
         claude.messages.create(model="scripted", max_tokens=9, messages=asking("x" * 5000))
     error = served.post("/v1/messages", {"messages": USER}).json
     assert error == {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens is missing"}}

@@ -103,7 +103,7 @@ def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_a_socket_that_a_service_manager_opened(tmp_path: Path):
     place = tmp_path / "socket"
     with running("-c", LISTENS, "AF_UNIX", str(place), GUIDE) as (process, line):
-        assert line == f"localllm: guide at {place}; Ctrl-C ends it\n"
+        assert line == f"localllm: guide at {place}; Ctrl-C stops the server\n"
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(30)
             client.connect(str(place))
@@ -131,7 +131,7 @@ def test_a_port_for_other_computers_needs_keys():
         here.bind(("127.0.0.1", 0))
         require_keys([here, unix], [])
         require_keys([anywhere], ["12345678"])
-        with pytest.raises(UsageError, match=r"^http://0\.0\.0\.0:\d+ lets other computers in: it needs --api-key"):
+        with pytest.raises(UsageError, match=r"^http://0\.0\.0\.0:\d+ lets other computers connect: give --api-key"):
             require_keys([here, anywhere], [])
         assert address_of(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
 
@@ -147,7 +147,7 @@ def test_a_descriptor_that_is_no_socket(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setattr("localllm.server.socket_activation.FIRST", 99_999)
-    with pytest.raises(UsageError, match="descriptor 99999 is no socket"):
+    with pytest.raises(UsageError, match="descriptor 99999 is not a socket"):
         inherited_sockets()
 
 

@@ -192,7 +192,7 @@ REFUSED = [
     ("https://example.org/a.png", "URLs are not fetched"),
     ("one.png", "URLs are not fetched"),
     ("", "URLs are not fetched"),
-    ("data:image/png;base64,####", "the base64 of an image's URL is damaged"),
+    ("data:image/png;base64,####", "an image URL has invalid base64"),
     ("data:image/png,abc", "should begin with data:image/...;base64,"),
     ("data:image/png;base64,", "an empty file, no image"),
     ("data:image/png;base64,aGVsbG8=", "not an image that can be read"),
@@ -241,9 +241,9 @@ def test_refused(served: Served, folder):
     assert "file_id" in said("/v1/responses", {"max_tokens": None, "input": [{"role": "user", "content": [shown]}]})
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}
     assert "data is missing" in said("/v1/messages", {"messages": [{"role": "user", "content": [block]}]})
-    assert "sees no images: no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
+    assert "there is no projector" in said(chat, {"model": "blind", "messages": asked("What?", url)})
     drawn = [*asked("Draw."), {"role": "assistant", "content": [part(url)]}, *asked("What is it?")]
-    assert "sees no images" in said(chat, {"model": "blind", "messages": drawn})
+    assert "cannot read images" in said(chat, {"model": "blind", "messages": drawn})
     sees = {each["name"]: each.get("modalities") for each in served.get("/props").json["models"]}
     assert sees["blind"] == {"vision": False} and sees["llava"] == {"vision": True}
 
@@ -278,7 +278,7 @@ def test_by_endpoint(served: Served, folder, cli, tmp_path, monkeypatch):
     records = [said("map", *of, str(tmp_path / "in.jsonl")) for of in ([here], there)]
     assert len({json.loads(record)["output"] for record in records}) == 1
     code, _, err = cli("run", "blind", "--endpoint", served.url, "-p", "?", "--image", "one.png")
-    assert code == 1 and "sees no images" in err and len(err.splitlines()) == 1
+    assert code == 1 and "cannot read images" in err and len(err.splitlines()) == 1
     code, _, err = cli("run", *there, "-p", "?", "--image", "one.png", "--mmproj", "x.gguf")
     assert code == 2 and "mmproj is not for an endpoint" in err
 

@@ -331,7 +331,7 @@ def test_what_becomes_of_what_was_read(tokenizer: Tokenizer):
 
 
 def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
-    with pytest.raises(UsageError, match=r"^this model sees no images$"):
+    with pytest.raises(UsageError, match=r"^this model does not accept images$"):
         blind("x.png")
     calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
     for message, expected in (
@@ -342,11 +342,11 @@ def test_without_a_projector_nothing_is_seen_and_whose_messages_are_of_tools():
 
 
 @pytest.mark.parametrize(("latest", "options", "problem"), [
-    (None, {}, "there is no answer to go on with"),
-    ({"role": "user", "content": "Hi"}, {}, "there is no answer to go on with"),
-    ({"role": "assistant", "content": "a", "tool_calls": [{}]}, {}, "an answer that has called a tool cannot go on"),
+    (None, {}, "there is no answer to continue"),
+    ({"role": "user", "content": "Hi"}, {}, "there is no answer to continue"),
+    ({"role": "assistant", "content": "a", "tool_calls": [{}]}, {}, "an answer with a tool call cannot be continued"),
     ({"role": "assistant", "content": "a"}, {"constraint": Constraint.of_regex("a")},
-     "an answer with a regex cannot go on where it was cut"),
+     "an answer with a regex cannot be continued"),
 ])  # fmt: skip
 def test_answers_that_cannot_go_on(tokenizer: Tokenizer, latest: dict | None, options: dict, problem: str):
     session = Session(SequencePool(FakeEngine(tokenizer.vocab_size, saying(tokenizer, "b"))), tokenizer)

@@ -196,9 +196,9 @@ def test_what_cannot_be_forgotten(opened, one_layer, backend, keep, count):
 def test_models_whose_tokens_cannot_move(opened, model_path, tmp_path, backend):
     for path, reason in (
         (write_tiny_hybrid(tmp_path / "hybrid.gguf"), "recurrent"),
-        (model_path("gpt2"), "positions"),
+        (model_path("gpt2"), "absolute position"),
     ):
-        with pytest.raises(UsageError, match=f"{reason}.*shift is not possible"):
+        with pytest.raises(UsageError, match=f"context shift is not supported.*{reason}"):
             opened(path, backend=backend, context=128).require_shift()
 
 
@@ -281,7 +281,7 @@ def test_how_keys_turn(said: Said, product: Activation):
         ("rms_norm", said("rms_norm", neox, group=64, vector=ones)),
         ("add", said("add", product, neox)), ("concat_heads", said("concat_heads", pairs, neox, heads=2)),
     ):  # fmt: skip
-        assert turned(said, x) == f"keys are changed by '{verb}' after they were rotated: shift is not possible"
+        assert turned(said, x) == f"context shift is not supported: '{verb}' changes keys after RoPE"
 
 
 def test_which_states_have_keys_that_turn(said: Said, product: Activation):
@@ -296,5 +296,5 @@ def test_which_states_have_keys_that_turn(said: Said, product: Activation):
     found = rotations([*said.values()], states)
     assert {state.layer: turn.apart for state, turn in found.items()} == {0: 16, 2: 16}
     said("embed_positions", product)
-    with pytest.raises(UsageError, match="adds positions to its embeddings"):
+    with pytest.raises(UsageError, match="absolute position embeddings"):
         rotations([*said.values()], [])

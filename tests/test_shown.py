@@ -164,8 +164,8 @@ def test_ctrl_c_ends_the_line_if_something_was_said(capsysbinary, said: str, out
     [
         ({}, ""),
         ({"is_full": True}, "the answer ends here"),
-        ({"dropped": 64, "kept": 4}, "64 tokens behind the first 4 were dropped"),
-        ({"dropped": 64, "kept": 4, "is_full": True}, "64 tokens behind the first 4 were dropped"),
+        ({"dropped": 64, "kept": 4}, "64 tokens after the first 4 were dropped"),
+        ({"dropped": 64, "kept": 4, "is_full": True}, "64 tokens after the first 4 were dropped"),
     ],
 )
 def test_what_a_full_context_has_cost(capsys, facts, told):

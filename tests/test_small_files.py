@@ -59,7 +59,7 @@ def test_files_that_are_no_texts(tmp_path):
     for name, told in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
         with pytest.raises(UsageError) as error:
             require_encoding(name)
-        assert str(error.value) == f"encoding {told} is not known; utf-8, utf-16, latin-1 and cp1252 are"
+        assert str(error.value) == f"encoding {told} is not known; use one such as utf-8, utf-16, latin-1 or cp1252"
 
 
 TOML = """cache_gb = 2
@@ -101,7 +101,7 @@ def test_where_settings_stand(keys, line):
         ("cache_gb = true", "line 1: cache_gb should be a number from 0 up"),
         ("\ncache_gb = 1e9", "line 2: cache_gb should be a number from 0 up"),
         ("cache_gb = 'a'", "line 1: cache_gb should be a number from 0 up"),
-        ("other = 1", "line 1: there is no 'other'; there are cache_gb, [aliases], [defaults], [command], [model]"),
+        ("other = 1", "line 1: unknown key 'other'; available: cache_gb, [aliases], [defaults], [command], [model]"),
         ("model = 1", "line 1: model should be a table: [model]"),
         ("[command]\nrun = 1", "line 2: command holds tables: [command.run] or so"),
         ("[model]\na = 1", "line 2: model holds tables: [model.a] or so"),
@@ -272,7 +272,7 @@ def test_a_model_without_its_weights(tmp_path, monkeypatch):
         def truncate(self, size: int) -> None:
             raise OSError("No space")
 
-    with pytest.raises(LocalllmError, match=r"^m\.gguf: no room for its header: No space$"):
+    with pytest.raises(LocalllmError, match=r"^m\.gguf: no disk space for its header: No space$"):
         hollow.write_header(Full(), "m.gguf", 99, fetch)
 
 
@@ -323,8 +323,8 @@ def test_a_file_of_logits(tmp_path):
         at = start + 4 * place
         return whole[:at] + number.to_bytes(4, "little", signed=True) + whole[at + 4 :]
 
-    none, damaged, short = "not a file of logits; --save-logits writes one", "the file of logits is damaged", (
-        "the file of logits is not complete")  # fmt: skip
+    none, damaged, short = "not a logits file; --save-logits writes one", "the logits file is damaged", (
+        "the logits file is incomplete")  # fmt: skip
     for data, told in (
         (whole[:19], none), (b"x" + whole[1:], none), (whole[:20], short), (whole[:-1], short), (whole + b"x", short),
         (with_number(0, 3), damaged), (with_number(1, 0), damaged), (with_number(2, 0), damaged),

@@ -496,7 +496,7 @@ def test_a_vocabulary_may_be_padded(count):
     ids=["longer", "other"],
 )
 def test_another_vocabulary_is_refused(words, problem):
-    with pytest.raises(UsageError, match=f"another vocabulary.*{problem}"):
+    with pytest.raises(UsageError, match=f"a different vocabulary.*{problem}"):
         Drafter(SequencePool(FakeEngine(500, lambda tokens: 0)), words).require_vocabulary(Words(500))
 
 
@@ -588,7 +588,7 @@ class Opened:
 @pytest.mark.parametrize(("path", "is_head", "tokens", "uses", "closed", "problem"), [
     ("known", True, None, [], 0, None), ("a", False, None, [], 1, None), ("a", True, None, [1], 0, None),
     ("a", True, 50, [1], 0, None),
-    ("a", True, 500, [], 0, "another vocabulary than the model: 500 tokens instead of 50"),
+    ("a", True, 500, [], 0, "a different vocabulary: 500 tokens instead of 50"),
     ("a", True, -1, [], 0, "^a: no vocabulary$"),
 ])  # fmt: skip
 def test_a_file_with_a_head(path, is_head, tokens, uses, closed, problem, monkeypatch):
@@ -648,8 +648,8 @@ def test_the_command_line_has_draft_models(cli, tmp_path: Path):
     for arguments, wrong, message in (
         ((), "draft:", "'draft:' is not auto, mtp, ngram, off or draft:MODEL"),
         ((), "x", "'x' is not auto"),
-        ((), f"draft:{other}", "another vocabulary"),
-        (("--n", "2"), f"draft:{tiny}", "for one answer only"),
+        ((), f"draft:{other}", "a different vocabulary"),
+        (("--n", "2"), f"draft:{tiny}", "for a single answer"),
     ):
         code, out, err = cli("run", tiny, "-p", "Hi", "--speculate", wrong, *arguments, *greedy)
         assert (code, out) == (2, "") and message in err

@@ -199,8 +199,11 @@ TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "a bias of a norm": ({"blk.0.attn_norm.bias": ONES}, "attn_norm.bias"),
     "a bias of the embedding": ({"token_embd.bias": ONES}, "token_embd.bias"),
     "a scale of a norm": ({"blk.0.attn_norm.scale": ONES[:1]}, "attn_norm.scale"),
-    "a norm that is no number": ({"blk.1.ffn_norm.weight": nan_row}, "blk.1.ffn_norm.weight"),
-    "a bias that is no number": ({"blk.0.attn_q.bias": ONES, "blk.1.attn_q.bias": ONES * np.inf}, "blk.1.attn_q.bias"),
+    "a norm that is not a number": ({"blk.1.ffn_norm.weight": nan_row}, "blk.1.ffn_norm.weight"),
+    "a bias that is not a number": (
+        {"blk.0.attn_q.bias": ONES, "blk.1.attn_q.bias": ONES * np.inf},
+        "blk.1.attn_q.bias",
+    ),
     "rope factors of 0": ({"rope_freqs.weight": np.zeros(8, np.float32)}, "rope_freqs.weight"),
     "negative rope factors": ({"rope_freqs.weight": -ONES[:8]}, "rope_freqs.weight"),
     "subnormal rope factors": ({"rope_freqs.weight": np.full(8, 1e-40, np.float32)}, "rope_freqs.weight"),

@@ -132,7 +132,7 @@ def test_runs_are_of_texts_that_are_alike():
 
 def test_what_is_refused(model_path):
     reader = opened(model_path("bert"), "bert", "reference")
-    with pytest.raises(ContextError, match="a text of 129 tokens; the model reads 128"):
+    with pytest.raises(ContextError, match="a text of 129 tokens exceeds the model's context of 128"):
         reader.read([np.zeros(129, int)])
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
@@ -191,7 +191,7 @@ def test_texts_that_cannot_be_read():
     reader = Bare()
     assert len(reader.read([[1] * 9])) == 1
     for text, error, told in (
-        ([1] * 10, ContextError, "a text of 10 tokens; the model reads 9"),
+        ([1] * 10, ContextError, "a text of 10 tokens exceeds the model's context of 9"),
         ([], UsageError, "token ids should be a list of numbers from 0 to 19"),
         ([1, 20], UsageError, "token ids should be a list of numbers from 0 to 19"),
         ([-1, 1], UsageError, "token ids should be a list of numbers from 0 to 19"),
@@ -219,7 +219,7 @@ def test_models_that_write_answers_make_no_vectors(monkeypatch):
     monkeypatch.setattr(engine_texts, "architecture", lambda file: (None, written))
     with pytest.raises(UnsupportedError) as error:
         EmbeddingRunner(SimpleNamespace(path="m.gguf"), "mean")
-    assert str(error.value) == "m.gguf: t5 models write answers, and make no vectors: use localllm run"
+    assert str(error.value) == "m.gguf: t5 models generate text and do not make embeddings: use localllm run"
 
 
 def test_who_computes_texts(monkeypatch):

@@ -493,10 +493,10 @@ def test_variables_of_the_template(thinker: Path, cli):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--think", "maybe"), "there is no 'maybe'; there are auto"),
+        (("--think", "maybe"), "should be auto, on, off, low, medium or high, not 'maybe'"),
         (("--think-budget", "-2"), "should be a whole number, 0 or above, not -2"),
         (("--template-var", "x"), "should be NAME=VALUE or a JSON object, not 'x'"),
-        (("--raw", "--think", "on"), "--raw switches off"),
+        (("--raw", "--think", "on"), "--raw turns off"),
     ],
 )
 def test_choices_that_are_refused(arguments: tuple[str, ...], reason: str, cli):

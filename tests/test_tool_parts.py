@@ -220,7 +220,7 @@ def test_results_are_cut():
     ("names", "allowed", "message"),
     [
         (["list", "rm"], ["."], "unknown tool 'rm'"), (["list"], [], "allow is missing"),
-        ([], ["."], "allow is for the built-in tools"), ([], [], "there are no tools"),
+        ([], ["."], "allow applies to built-in tools only"), ([], [], "no tools: "),
     ],
 )  # fmt: skip
 def test_offers_that_make_no_sense(names: list[str], allowed: list[str], message: str):
@@ -245,9 +245,7 @@ def test_tools_of_servers_come_behind_and_end_with_the_stack(home: Path, monkeyp
     with ExitStack() as stack:
         assert toolbox(["list"], [str(home)], "now then", stack).names == ["list", "now", "then"]
         assert toolbox([], [], "now", stack).names == ["now"] and not ended
-        with pytest.raises(
-            UsageError, match="there are no tools: --tools names none, and --mcp has no server with one"
-        ):
+        with pytest.raises(UsageError, match="no tools: --tools is empty, and the servers of --mcp offer none"):
             toolbox([], [], "", stack)
     assert len(ended) == 3
 

@@ -231,7 +231,7 @@ def test_a_model_that_calls_a_server(model: str, home: Path, tmp_path: Path, mon
     monkeypatch.setenv("PYTHON_HERE", sys.executable)
     done = ask(model, home, "add", "--mcp", mcp_file(tmp_path, calc=CALCULATOR), "--yes", "calc__add")
     assert done.stdout == "It says: 42\n", done.stderr
-    assert "these are not offered: calc__fail, calc__wait" in done.stderr
+    assert "these tools are not offered: calc__fail, calc__wait" in done.stderr
 
 
 # ---- the command line
@@ -289,14 +289,14 @@ def test_what_a_tool_returns_can_not_speak_as_the_user(model: str, home: Path):
 @pytest.mark.slow
 def test_without_a_terminal_only_what_is_allowed_is_offered(model: str, home: Path):
     done = ask(model, home, "run", "--tools", "run", "--allow", ".")
-    assert done.returncode == 2 and "there is no terminal to ask on: --yes run" in done.stderr
+    assert done.returncode == 2 and "allow the calls with --yes run" in done.stderr
     done = ask(model, home, "run", "--tools", "run,list", "--allow", ".", "--yes", "list")
-    assert "these are not offered: run" in done.stderr and "[exit code" not in done.stdout
+    assert "these tools are not offered: run" in done.stderr and "[exit code" not in done.stdout
 
 
 def test_steps_end(model: str, home: Path):
     done = ask(model, home, "again", "--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "3")
-    assert done.returncode == 1 and "has called tools 3 times without an answer" in done.stderr
+    assert done.returncode == 1 and "called tools 3 times without answering" in done.stderr
     assert done.stderr.count("tool: list") == 3
 
 
@@ -305,17 +305,17 @@ def test_steps_end(model: str, home: Path):
     ("arguments", "message"),
     [
         (["--tools", "read_file"], "--allow is missing"),
-        (["--allow", "."], "--allow is for tools"),
-        (["--yes", "list"], "--yes is for tools"),
+        (["--allow", "."], "--allow needs tools"),
+        (["--yes", "list"], "--yes needs tools"),
         (["--tools", "rm", "--allow", "."], "unknown tool 'rm'; available tools: read_file, list, search, run"),
         (["--tools", "list", "--allow", "nowhere"], "nowhere is not a folder"),
-        (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes names 'run', which is none of the tools: list"),
+        (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes: unknown tool 'run'; available: list"),
         (
             ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
             "--max-steps should be 1 or above",
         ),
-        (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "do not go together with --n"),
-        (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "do not go together with --raw"),
+        (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "cannot be combined with --n"),
+        (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "cannot be combined with --raw"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--transcript", "notes.txt"], "is not a transcript"),
         (["--mcp", "nothing.json", "--yes", "x"], "cannot read nothing.json"),
     ],

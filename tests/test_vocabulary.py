@@ -171,7 +171,7 @@ def test_types_out_of_range(kind: int):
 
 
 def test_no_normal_token():
-    with pytest.raises(ModelError, match="no token is a normal one"):
+    with pytest.raises(ModelError, match="expected at least one normal token"):
         read_vocabulary({**sentence_piece({}), "tokenizer.ggml.tokens": sentence_piece({})["tokenizer.ggml.tokens"]})
 
 

@@ -66,7 +66,7 @@ def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
     if used > experts:
         raise fields.error(f"a token cannot go to {used} of {experts} experts")
     if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:
-        raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: makes no sense")
+        raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: inconsistent")
     if used > experts // groups * groups_used:
         raise fields.error(f"{groups_used} of {groups} groups do not have {used} experts")
     return used, groups, groups_used

@@ -31,12 +31,12 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     for name in filter(general.has, COUNTS):
         value = general.raw(name)
         if not is_whole(value) or not 0 <= value < 1 << 63:
-            general.oddities.note(f"general.{name} is no number from 0 up")
+            general.oddities.note(f"general.{name} is not a number from 0 up")
     if (kind := general.text("type", "model")) not in kinds:
         raise general.error(f"a file of the type {show(kind)}, not a model")
     name = general.raw("architecture")
     if not isinstance(name, str):
-        raise ModelError(f"{file.path}: no text general.architecture in the metadata; not a language model?")
+        raise ModelError(f"{file.path}: the metadata has no string general.architecture; is this a language model?")
     if not ARCHITECTURE.fullmatch(name):
-        raise ModelError(f"{file.path}: general.architecture: {printable(name)} is no name of an architecture")
+        raise ModelError(f"{file.path}: general.architecture: {printable(name)} is not the name of an architecture")
     return name

@@ -29,7 +29,7 @@ class Fields(Checked):
         """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: as of Checked."""
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
-            raise ModelError(f"{path}: no text general.architecture in the metadata; not a language model?")
+            raise ModelError(f"{path}: the metadata has no string general.architecture; is this a language model?")
         super().__init__(metadata, f"{arch}.", path, oddities)
         self.arch, self.vocab_size = arch, vocab_size
         self.asked = set[str]()

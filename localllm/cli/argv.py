@@ -11,7 +11,7 @@ from localllm.cli.compat import SAME, IgnoredOption, is_foreign, is_switch, left
 from localllm.cli.parameters import Argument, Parameter, own_name
 from localllm.errors import UsageError
 
-COMPLAINTS = " should be ", " makes no sense", " is not for "  # that are made of options only
+COMPLAINTS = " should be ", " cannot be combined ", " is not for "  # that are made of options only
 
 
 @dataclass

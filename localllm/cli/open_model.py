@@ -24,7 +24,7 @@ def chosen_model(model: str | None) -> str:
 def tell_choice(model: str | None) -> None:
     """Say so if nobody has named a model."""
     if model is None:
-        say("localllm: no model is named, so the built-in one answers: it is tiny, and knows localllm only")
+        say("localllm: no model given; using the tiny built-in model, which only knows localllm")
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
@@ -69,7 +69,7 @@ def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str
     if not is_draft_model(speculate):
         return chosen
     if model.file is None:
-        raise UsageError("speculate: a draft model is not for an endpoint")
+        raise UsageError("speculate: a draft model cannot be used with --endpoint")
     from dataclasses import replace
 
     line = ProgressLine()
@@ -116,7 +116,7 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
         if done < total and not has_said and not terminal.is_terminal(sys.stderr):
             has_said = True
             kernels = "a kernel" if total == 1 else f"{total} kernels"
-            say(f"localllm: compiling {kernels} for this computer, once; that may take a minute")
+            say(f"localllm: compiling {kernels} for this computer, once; this may take a minute")
         if done < total:
             line.show(f"compiling kernels for this computer, once: {done} of {total}")
         else:

@@ -85,7 +85,7 @@ class Converting:
         if parser := self.type_descriptor.parameter_info.parser:
             return parser(given)
         if self.choices and given not in self.choices:
-            raise ValueError(f"there is no {given!r}; there are {', '.join(self.choices)}")
+            raise ValueError(f"should be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {given!r}")
         if self.is_switch:
             if given.lower() not in TRUTH:
                 raise ValueError(f"should be true or false, not {given!r}")

@@ -80,7 +80,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
         pieces.append(data)
         size += len(data)
     if size > most * widest:
-        raise ContextError(f"the prompt is too long: not even its first {size} bytes can fit the context")
+        raise ContextError(f"the prompt is too long for the context, even its first {size} bytes")
     return b"".join(pieces)
 
 
@@ -94,7 +94,7 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
         text = decode_text(data, name, encoding)
         return text if whole else strip_line_break(text)
     except UsageError as error:
-        raise UsageError(f"{error}; --encoding NAME reads another") from None
+        raise UsageError(f"{error}; set another encoding with --encoding NAME") from None
 
 
 def typed(text: str, name: str) -> str:
@@ -114,7 +114,7 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
         return text
     if model.session.answers_one_text:
         if system is not None:
-            raise UsageError(f"-sys means nothing to {model.arch} models, which answer one text")
+            raise UsageError(f"{model.arch} models take one text and no system message: leave out -sys")
         return text
     warn_of_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]
@@ -123,7 +123,7 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
 
 def warn_of_template(model: "Model") -> None:
     if warning := model.session.warning:
-        say(f"localllm: warning: {warning}; --chat-template names another, `run --raw` continues a text as it is")
+        say(f"localllm: warning: {warning}; choose one with --chat-template, or continue plain text with `run --raw`")
 
 
 def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":

@@ -54,7 +54,7 @@ def require_command(name: str) -> None:
     if name in COMMANDS:
         return
     if name.endswith(".gguf"):
-        raise UsageError(f"there is no command {name}; to talk with that model: localllm chat {name}")
+        raise UsageError(f"there is no command {name}; to chat with that model: localllm chat {name}")
     if reason := no_command(name):
         raise UsageError(f"there is no command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # nobody should remove by a slip of the finger

@@ -103,13 +103,11 @@ def match_tensors(
         if h.tied and name == "output.weight":
             continue
         if name not in parts or expert in found.setdefault(name, {}):
-            raise ModelError(
-                f"{tensor.path}: tensor {printable(theirs)} has no place in the architecture {family.arch}"
-            )
+            raise ModelError(f"{tensor.path}: tensor {printable(theirs)} is not part of the architecture {family.arch}")
         found[name][expert] = tensor
     if names.images:
         left = f"{names.images} tensors for images are left out: only text remains"
-        warnings.append(f"{left}; quantize --mmproj makes the projector of them")
+        warnings.append(f"{left}; use quantize --mmproj to convert the projector")
     return found
 
 
@@ -164,7 +162,7 @@ def whole(folder: Path, name: str, found: Found, shape: Shape, place: TensorPlac
     if -1 in found and len(found) == 1:
         return check_tensor(found[-1], shape, place.dtypes)
     if len(shape) != 3 or set(found) != set(range(shape[0])):
-        raise ModelError(f"{folder}: there are {len(found)} tensors for the experts of {name}; expected {shape[0]}")
+        raise ModelError(f"{folder}: {len(found)} tensors for the experts of {name}; expected {shape[0]}")
     return stack([check_tensor(found[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 

@@ -18,7 +18,7 @@ def read_bytes(path: Path) -> bytes | None:
         if not path.is_file():
             return None
         if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"{path}: {path.stat().st_size} bytes are more than such a file has")
+            raise ModelError(f"{path}: {path.stat().st_size} bytes are too many for such a file")
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -70,7 +70,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
     head_dim = config.count("head_dim", width // heads or 1)
     kv_heads = config.count("num_key_value_heads", heads)
     if heads % kv_heads or head_dim % 2:
-        raise config.refusal(f"{heads} heads of {head_dim} numbers, {kv_heads} for keys and values, make no sense")
+        raise config.refusal(f"{heads} heads of {head_dim} numbers, {kv_heads} for keys and values: inconsistent")
     return {
         "vocab": config.count("vocab_size"),
         "width": width,
@@ -103,4 +103,4 @@ def warn_of_window(config: Config) -> None:
     """Warn of a sliding window, which GGUF's readers ignore for the architecture."""
     window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
-        config.warnings.append(f"the model's sliding window of {window} tokens is left out: attention sees all tokens")
+        config.warnings.append(f"the model's sliding window of {window} tokens is ignored: attention covers all tokens")

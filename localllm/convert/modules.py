@@ -31,7 +31,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         found = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
     for _, place in found:
         if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
-            raise ModelError(f"{path}: a module lies in another place, {printable(str(place))}")
+            raise ModelError(f"{path}: a module is in an unexpected folder, {printable(str(place))}")
     return [(kind, folder / place) for kind, place in found]
 
 
@@ -52,7 +52,7 @@ def pooling_type(folder: Path) -> int | None:
     chosen = [name for flag, name in FLAGS.items() if said.get(flag) is True] or [str(said.get("pooling_mode"))]
     others = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
     if len(chosen) != 1 or chosen[0] not in POOLINGS or len(others) > 1:
-        raise ModelError(f"{path}: only the mean, the first and the last token are supported as poolings")
+        raise ModelError(f"{path}: unsupported pooling; supported: mean, cls and lasttoken")
     return POOLINGS[chosen[0]]
 
 

@@ -110,7 +110,7 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
     stored, wanted = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
         if name not in wanted and name not in UNREAD:
-            raise ModelError(f"{tensor.path}: tensor {printable(name)} has no place in a file of CLIP")
+            raise ModelError(f"{tensor.path}: tensor {printable(name)} is not part of CLIP")
     found = list[CheckpointTensor]()
     for name, part in parts.items():
         if part.theirs not in stored:
@@ -131,7 +131,7 @@ def words(folder: Path) -> dict[str, Any]:
     if not isinstance(ids, dict) or not ids or not isinstance(merges, list):
         raise ModelError(f"{folder}: no vocabulary with merges (tokenizer.json, or vocab.json and merges.txt)")
     if sorted(ids.values()) != list(range(len(ids))):
-        raise ModelError(f"{folder}: the vocabulary's ids are not the numbers from 0 to {len(ids) - 1}")
+        raise ModelError(f"{folder}: the vocabulary's ids should be the numbers from 0 to {len(ids) - 1}")
     pairs = [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
     return {"tokenizer.ggml.tokens": sorted(ids, key=ids.__getitem__), "tokenizer.ggml.merges": pairs}
 

@@ -122,7 +122,7 @@ def pretokenizer_name(content: Any, ignore_merges: bool) -> str:
         words = [span for _, span in cut.pre_tokenize_str(text)]
         known = {name: family for name, family in known.items() if split_words(family, text) == words}
     if not known:
-        raise ModelError("the pre-tokenizer cuts text like none that localllm and llama.cpp know")
+        raise ModelError("the pre-tokenizer is unknown to localllm and llama.cpp")
     name = next(iter(known))
     return USUAL_NAMES.get(name, name)
 

@@ -64,7 +64,7 @@ def preparation(folder: Path) -> Config:
     path = folder / "preprocessor_config.json"
     found, newer = read_json(path), read_json(folder / "processor_config.json")
     if found is None and (newer is None or "image_processor" not in newer):
-        raise ModelError(f"{path}: this file is missing; it says how pictures are prepared")
+        raise ModelError(f"{path}: this file is missing; it defines the image preprocessing")
     return Config({**(found or {}), **Config(newer or {}, path).section("image_processor").content}, path)
 
 
@@ -76,7 +76,7 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
         if name not in wanted and not UNREAD.fullmatch(name) and not name.startswith(facts.unread):
             kind = facts.metadata["projector_type"]
             raise ModelError(
-                f"{tensor.path}: tensor {printable(tensor.name)} has no place in projectors of the type {kind}"
+                f"{tensor.path}: tensor {printable(tensor.name)} is not part of projectors of the type {kind}"
             )
     for name, part in facts.parts.items():
         if part.theirs not in found:

@@ -49,7 +49,7 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
         return found
     if kind == BEYOND and kind in kinds:
         said = f"rope scaling {kind} by {rope.number('factor', 1.0)}"
-        config.warnings.append(f"{said} is left out: beyond {context} tokens answers get worse")
+        config.warnings.append(f"{said} is ignored: beyond {context} tokens answers get worse")
         return found
     if not isinstance(kind, str) or kind not in kinds:
         raise config.refusal(f"rope scaling {printable(str(kind))} is not supported")

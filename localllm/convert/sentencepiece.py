@@ -40,7 +40,7 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
             normalizer = dict(message(expect_bytes(value)))
             model.normalizes, model.adds_space = bool(normalizer.get(2)), bool(normalizer.get(3, 1))
     if not model.pieces or not set(model.types) <= set(range(1, 7)):
-        raise ValueError("no SentencePiece vocabulary in it")
+        raise ValueError("it has no SentencePiece vocabulary")
     return model
 
 

@@ -110,7 +110,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
         )
     tokens = Tokens(size, "llama", "default", adds_space=model.adds_space)
     if model.normalizes:
-        tokens.warnings.append(f"{path.name} changes characters of texts (NFKC, say): this is left out")
+        tokens.warnings.append(f"{path.name} normalizes text (as NFKC does); this is ignored")
     for token, (piece, kind, score) in enumerate(zip(model.pieces, model.types, model.scores, strict=True)):
         tokens.put(token, piece, kind, score)
     return tokens

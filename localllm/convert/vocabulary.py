@@ -92,7 +92,7 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
         number, first = len(tokens.left_out), min(tokens.left_out)
         ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))
         among = f"; among them {ends}, which ends answers" if ends else ""
-        warnings.append(f"{number} tokens from id {first} on are left out: the model knows {size}{among}")
+        warnings.append(f"{number} tokens from id {first} on are dropped: the model has {size}{among}")
     return metadata, warnings
 
 
@@ -100,7 +100,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
     """Warn of values of a wrong type, which are ignored."""
     named = {"config.json": settings.model, "generation_config.json": settings.generation}
     odd = [
-        f"{file}: {name}_token_id is no number"
+        f"{file}: {name}_token_id is not a number"
         for file, content in named.items()
         for name in SPECIAL
         if not all(is_id(one) for one in as_list(content.get(f"{name}_token_id")))

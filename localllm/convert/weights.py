@@ -43,7 +43,7 @@ class Stored:
         except OSError as error:
             raise ModelError(f"{self.path}: cannot be read: {error.strerror or error}") from None
         if len(data) != wanted:
-            raise ModelError(f"{self.path}: has become shorter while it was read")
+            raise ModelError(f"{self.path}: the file was truncated while it was read")
         return data.reshape(last - first, row_bytes)
 
 

@@ -64,7 +64,7 @@ def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> Ba
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():
         is_surprise = options.gpu_layers not in ("auto", 0)
-        return BackendChoice("cpu", "the CPU computes: there is no NVIDIA driver" if is_surprise else None)
+        return BackendChoice("cpu", "the CPU computes: no NVIDIA driver found" if is_surprise else None)
     return BackendChoice("card")
 
 
@@ -97,7 +97,7 @@ def on_card(said: TracedModel, options: EngineOptions) -> SelectedBackend | str 
     """Build a backend with a GPU; if it gets no layers, returns why, where that is unexpected. Raises LocalllmError."""
     if said.encoding:
         if options.backend != "auto":
-            raise UnsupportedError("what an encoder reads is computed by the CPU only: use --device cpu")
+            raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
         return "the CPU computes: encoders do not run on cards"
     from localllm.engine.cuda.devices import place_layers
     from localllm.engine.cuda.program import buffer_bytes

@@ -47,7 +47,7 @@ class DraftHead:
         self._before, self._made = rows_for(self.width), rows_for(self.width)
         self._shown, self._columns, self._tokens = rows_for(guesser.columns), guesser.columns, guesser.tokens
         if isinstance(guesser.state, Recurrent):
-            raise ModelError(f"{guesser.path}: a layer that guesses should attend")
+            raise ModelError(f"{guesser.path}: a draft layer should have attention")
         operations, fusing = self._recorded(guesser)
         self._backend = CpuBackend(operations, [guesser.state], context, options)
         self._fuse = self._backend.beside(fusing) if fusing else None

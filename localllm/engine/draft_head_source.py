@@ -70,7 +70,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
     if h.target_width != of_model.width or max(h.target_layers) > of_model.layers:
         theirs = f"{max(h.target_layers)} layers or more and rows of {h.target_width} numbers"
         ours = f"{model.path} has {of_model.layers}, and rows of {of_model.width}"
-        raise UsageError(f"{file.path} guesses for a model of {theirs}: {ours}")
+        raise UsageError(f"{file.path} is a draft head for a model of {theirs}, not of {ours}")
     if h.vocab_size != of_model.vocab_size:
         raise UsageError(f"{file.path} guesses {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}")
     weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width

@@ -25,7 +25,7 @@ class EmbeddingOnlyEngine:
     def sequence(self) -> NoReturn:
         """Raise UnsupportedError."""
         kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
-        raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or rerank")
+        raise UnsupportedError(f"{self._path}: {kind}: use localllm embed or localllm rerank")
 
     def step(self, *requests: Any) -> NoReturn:
         """Raise UnsupportedError."""

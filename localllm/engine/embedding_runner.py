@@ -50,7 +50,9 @@ class EmbeddingRunner:
         options.require_valid()
         model, h = architecture(file)
         if h.start_token is not None:
-            raise UnsupportedError(f"{file.path}: {h.arch} models write answers, and make no vectors: use localllm run")
+            raise UnsupportedError(
+                f"{file.path}: {h.arch} models generate text and do not make embeddings: use localllm run"
+            )
         self.hyperparameters = replace(h, pooling=pooling)
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
@@ -139,7 +141,7 @@ class EmbeddingRunner:
         if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
             raise UsageError(f"token ids should be a list of numbers from 0 to {self.vocab_size - 1}")
         if len(ids) > self.context:
-            raise ContextError(f"a text of {len(ids)} tokens; the model reads {self.context}")
+            raise ContextError(f"a text of {len(ids)} tokens exceeds the model's context of {self.context}")
         return ids
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Engine:
         model, self.hyperparameters = found or architecture(file)
         if self.hyperparameters.looks_ahead and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make no text, but vectors of it"
-            raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or rerank")
+            raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context = options.context or self.hyperparameters.context
         self.vocab_size = self.hyperparameters.vocab_size
         self.lock = lock_for(self)
@@ -122,7 +122,7 @@ class Engine:
         Raises UsageError, ContextError if they do not fit a run, MemoryLimitError, ModelError.
         """
         if len(ids) > BATCH:
-            raise ContextError(f"{len(ids)} tokens are more than the {BATCH} that see each other at most")
+            raise ContextError(f"{len(ids)} tokens exceed the limit of {BATCH} for bidirectional attention")
         sequence = self._empty()
         try:
             return sequence.append(ids, "all")
@@ -192,7 +192,7 @@ class Engine:
         """
         with self.lock:
             if self._guesser is None:
-                raise UsageError(f"{self._path} has no layer that guesses, or not for {self.device}")
+                raise UsageError(f"{self._path} has no MTP layer, or {self.device} does not support it")
             if self._head is None:
                 self._head = DraftHead(self._guesser, self.context, self._options)
             follower = sequence.listener
@@ -219,13 +219,13 @@ class Engine:
         with self.lock:
             backend = self.backend
             if not isinstance(backend, CpuBackend):
-                raise UsageError(f"{file.path}: heads of other files guess on the CPU only, not on {self.device}")
+                raise UsageError(f"{file.path}: draft heads run on the CPU only, not on {self.device}")
             guesser = head(file, self._file, self.hyperparameters)
             shown = hidden_state_tap(guesser)
             operations = self._record(shown).operations
             if not any(isinstance(operation, ExportHidden) for operation in operations):
-                kind = f"{self.hyperparameters.arch} models do not show what goes into their layers"
-                raise UnsupportedError(f"{self._path}: {kind}: nobody can guess by it")
+                kind = f"{self.hyperparameters.arch} models do not expose the hidden states that a draft head needs"
+                raise UnsupportedError(f"{self._path}: {kind}")
             made = DraftHead(guesser, self.context, self._options)
             backend.become(operations)
             before, self._head, self._guesser, self._shown = self._head, made, guesser, shown
@@ -240,7 +240,7 @@ class Engine:
     def require_shift(self) -> None:
         """Prepare for Sequence.shift, which compiles kernels once. Raises UsageError if it is not supported."""
         if self._start is not None:
-            raise UsageError("what an encoder has read cannot be forgotten: shift is not possible")
+            raise UsageError("context shift is not supported for encoder models")
         if not self._shifts:
             self.backend.prepare_shift(self._turns())
             self._shifts = True
@@ -301,11 +301,13 @@ class Engine:
         """
         if not self._takes_rows or self._start is not None or self.device != "CPU":
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
-            raise UnsupportedError(f"{self._path}: images cannot be read by {where}")
+            raise UnsupportedError(f"{self._path}: images are not supported by {where}")
         if seen.rows.shape[1] != (width := self.hyperparameters.row_width):
             raise UsageError(f"an image's rows have {seen.rows.shape[1]} numbers, the model's embeddings {width}")
         if seen.is_whole and len(seen.rows) > BATCH:
-            raise UsageError(f"an image of {len(seen.rows)} rows that see each other; {BATCH} are the most")
+            raise UsageError(
+                f"an image of {len(seen.rows)} rows exceeds the limit of {BATCH} for bidirectional attention"
+            )
         self._images[seen.key] = seen
 
     def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
@@ -320,9 +322,9 @@ class Engine:
 
     def _require_room(self, requests: Ids[Request], tokens: Ids[np.ndarray]) -> None:
         if len({id(sequence) for sequence, _ in requests}) < len(requests):
-            raise UsageError("a sequence can take part in a run only once")
+            raise UsageError("a sequence can be in a run only once")
         if any(sequence.engine is not self for sequence, _ in requests):
-            raise UsageError("a sequence can only be read by the model that it was made by")
+            raise UsageError("a sequence belongs to the model that created it")
         for (sequence, _), ids in zip(requests, tokens, strict=True):
             length = len(sequence.tokens) + len(ids)
             if length > self.context:

@@ -37,7 +37,7 @@ class ImageEmbedding:
     def __init__(self, digest: bytes, rows: np.ndarray, axes: np.ndarray | None = None, is_whole: bool = False):
         """Assign ids to the rows; digest: of the image and its encoder. Raises UsageError for too many rows."""
         if len(rows) > MOST_ROWS:
-            raise UsageError(f"an image of {len(rows)} rows, {MOST_ROWS} are the most")
+            raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MOST_ROWS}")
         self.rows, self.axes, self.is_whole = rows, axes, is_whole
         self.key = int.from_bytes(hashlib.sha256(digest).digest()[:8], "little") >> (64 - KEY_BITS)
         self.places = len(rows) if axes is None else int(axes.max()) + 1

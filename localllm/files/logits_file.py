@@ -69,7 +69,7 @@ class LogitsWriter:
         free = shutil.disk_usage(self._file.folder).free
         if needed > free:
             sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-            raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; --chunks makes it fewer")
+            raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; use fewer with --chunks")
 
     def write(self, rows: np.ndarray) -> None:
         """Append rows made by `pack`, in order."""
@@ -102,12 +102,12 @@ class LogitsFile(NamedTuple):
         except OSError as error:
             raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
         if len(beginning) < 20 or beginning[:8] != MAGIC:
-            raise ModelError(f"{name}: not a file of logits; --save-logits writes one")
+            raise ModelError(f"{name}: not a logits file; --save-logits writes one")
         size, vocab_size, count = struct.unpack("<3i", beginning[8:])
         if min(size - 3, vocab_size, count) < 1:
-            raise ModelError(f"{name}: the file of logits is damaged")
+            raise ModelError(f"{name}: the logits file is damaged")
         start, numbers = 20 + 4 * count * size, row_width(vocab_size)
         if length != start + count * scored_tokens(size) * numbers * 2:
-            raise ModelError(f"{name}: the file of logits is not complete")
+            raise ModelError(f"{name}: the logits file is incomplete")
         chunks = np.fromfile(path, "<i4", count * size, offset=20).reshape(count, size)
         return cls(chunks, vocab_size, np.memmap(path, "<u2", "r", start, (count, scored_tokens(size), numbers)))

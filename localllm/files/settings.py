@@ -96,7 +96,7 @@ def parse(path: Path, text: str) -> Settings:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
                 raise bare.error(f"{CACHE_SIZE} should be a number from 0 up", key)
         elif key not in TABLES:
-            raise bare.error(f"there is no {key!r}; there are {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
+            raise bare.error(f"unknown key {key!r}; available: {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
         elif not isinstance(value, dict):
             raise bare.error(f"{key} should be a table: [{key}]", key)
     for table in ("command", "model"):

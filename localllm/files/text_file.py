@@ -28,7 +28,7 @@ def read_keys(path: str) -> list[str]:
     lines = [line.strip() for line in read_text(path).splitlines()]
     if keys := [line for line in lines if line and not line.startswith("#")]:
         return keys
-    raise UsageError(f"{path} has no key: it should have one in every line")
+    raise UsageError(f"{path} has no keys; write one per line")
 
 
 def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
@@ -53,7 +53,7 @@ def require_encoding(name: str | None) -> None:
             raise LookupError
     except (LookupError, ValueError):
         raise UsageError(
-            f"encoding {printable(str(name))} is not known; utf-8, utf-16, latin-1 and cp1252 are"
+            f"encoding {printable(str(name))} is not known; use one such as utf-8, utf-16, latin-1 or cp1252"
         ) from None
 
 

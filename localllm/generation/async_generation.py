@@ -31,7 +31,7 @@ class AsyncGeneration(Generic[Answer]):
         if name.startswith("_"):
             raise AttributeError(name)
         if self._generation is None:
-            raise AttributeError(f"the answer has not begun, so it has no {name!r} yet", name=name, obj=self)
+            raise AttributeError(f"the answer has no {name!r} before generation starts", name=name, obj=self)
         return getattr(self._generation, name)
 
     def __aiter__(self) -> Self:

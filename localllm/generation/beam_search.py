@@ -55,7 +55,7 @@ def require_counts(n: int, beams: int) -> None:
     whole_number("n", n, 1)
     whole_number("beams", beams)
     if beams and n > beams:
-        raise UsageError(f"{beams} beams cannot give {n} answers")
+        raise UsageError(f"{n} answers need at least as many beams, not {beams}")
 
 
 def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
@@ -67,7 +67,7 @@ def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int 
     require_counts(n, beams)
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
-            raise UsageError(f"beams draw nothing, so {name} makes no sense with them")
+            raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
     request = Request(task, 1 if beams else n, is_scored=True)
     first = request.begin(sequences.engine, tokenizer)[0]
     if beams:

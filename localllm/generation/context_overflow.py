@@ -28,7 +28,7 @@ def require_choice(on_overflow: str | None, keep: int | None) -> None:
     if on_overflow is not None and on_overflow not in CHOICES:
         raise UsageError(f"on_overflow should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {on_overflow!r}")
     if keep is not None and on_overflow != "shift":
-        raise UsageError("keep makes no sense without on_overflow=shift: it is how many of the first tokens stay then")
+        raise UsageError("keep needs on_overflow=shift: it is the number of tokens to keep at the start")
     if keep is not None:
         whole_number("keep", keep)
 

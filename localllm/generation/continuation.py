@@ -31,7 +31,9 @@ def begun_answer(
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):
         said = "has calls" if final.get("tool_calls") else f"is of the role {final['role'][:40]!r}"
-        raise UsageError(f"continue_final: the last message {said}; only an assistant's text can go on")
+        raise UsageError(
+            f"continue_final: the last message {said}; only an assistant message with text can be continued"
+        )
     if choice is False or final["role"] != "assistant" or final.get("tool_calls"):
         return None
     thought = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")

@@ -47,11 +47,11 @@ class DiffusionOptions:
     def require_valid(self) -> None:
         """Raises UsageError."""
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
-            raise UsageError(f"the algorithm of diffusion is a number from 0 to 4, not {self.algorithm}")
+            raise UsageError(f"algorithm should be a number from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
-            raise UsageError(f"diffusion needs a place to fill, and 1 to {MOST_STEPS} steps")
+            raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MOST_STEPS} steps")
         if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
-            raise UsageError("diffusion goes either by an epsilon between 0 and 1, or by blocks of some length")
+            raise UsageError("diffusion needs either an epsilon between 0 and 1 or a block length")
         blocks = self.length / self.block_length if self.block_length else 1
         if blocks % 1 or self.steps % blocks:
             raise UsageError(
@@ -178,15 +178,15 @@ def filling_model(engine: Any, metadata: Any) -> DiffusionModel:
     """That of an engine and a file's metadata. Raises UsageError for a model that writes on, or has no mask."""
     if not engine.hyperparameters.fills:
         raise UsageError(
-            f"{engine.hyperparameters.arch} models write on: the options of diffusion mean nothing to them"
+            f"{engine.hyperparameters.arch} models are not diffusion models: leave out the --diffusion options"
         )
     mask, shifted = metadata.get("tokenizer.ggml.mask_token_id"), metadata.get("diffusion.shift_logits", True)
     if not isinstance(mask, int | np.integer) or not 0 <= mask < engine.vocab_size or not isinstance(shifted, bool):
-        raise UsageError("the file has no tokenizer.ggml.mask_token_id, or a diffusion.shift_logits that is no flag")
+        raise UsageError("the file has no tokenizer.ggml.mask_token_id, or its diffusion.shift_logits is not a boolean")
     return DiffusionModel(engine.forward_full, int(mask), shifted)
 
 
 def require_room(tokens: int, most: int) -> None:
     """Raise ContextError for a text that one run does not hold."""
     if tokens > most:
-        raise ContextError(f"{tokens} tokens, of the prompt and of places to fill, do not fit {most}")
+        raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {most}")

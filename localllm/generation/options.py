@@ -50,7 +50,7 @@ class GenerationOptions:
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
             raise UsageError(f"speculate should be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":
-            raise UsageError("a model's own guesses (mtp) know no text whose beginning is forgotten (shift)")
+            raise UsageError("MTP (mtp) cannot be combined with on_overflow=shift")
         if self.top_logprobs is not None:
             whole_number("top_logprobs", self.top_logprobs)
         require_choice(self.on_overflow, self.keep)

@@ -63,7 +63,7 @@ class Task:
             raise UsageError("the prompt is empty")
         if len(self.prompt) >= context:
             length = len(self.prompt)
-            raise ContextError(f"the prompt has {length} tokens, which leaves no room in a context of {context}")
+            raise ContextError(f"the prompt has {length} tokens, but the context holds only {context} with the answer")
 
     def kept_tokens(self, context: int) -> int | None:
         """Return how many first tokens stay when the context is full; None where nothing is forgotten.

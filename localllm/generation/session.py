@@ -74,11 +74,11 @@ class Session(Conversation):
         """
         options, latest, history = options or GenerationOptions(), self._answer, self._stopped()
         if not history or history[-1]["role"] != "assistant":
-            raise UsageError("there is no answer to go on with")
+            raise UsageError("there is no answer to continue")
         if options.constraint:
-            raise UsageError(f"an answer with a {options.constraint.kind} cannot go on where it was cut")
+            raise UsageError(f"an answer with a {options.constraint.kind} cannot be continued")
         if history[-1].get("tool_calls"):
-            raise UsageError("an answer that has called a tool cannot go on")
+            raise UsageError("an answer with a tool call cannot be continued")
         begun = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._standing(self._system(), options))
@@ -186,7 +186,7 @@ class Session(Conversation):
         """Raises UsageError for a model that holds none."""
         if self.answers_one_text:
             arch = self.sequences.engine.hyperparameters.arch
-            raise UsageError(f"{arch} models answer one text, and hold no conversation: use localllm run")
+            raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
         """What there is to answer, of several answers."""
@@ -395,4 +395,4 @@ def has_calls(message: Message) -> bool:
 
 def blind(image: Any) -> "EncodedImage":
     """Raises UsageError."""
-    raise UsageError("this model sees no images")
+    raise UsageError("this model does not accept images")

@@ -48,11 +48,11 @@ def decode_data_url(url: str) -> bytes:
 def decode_base64(text: str) -> bytes:
     """Decode base64 of either alphabet, with or without padding, white space and percent signs. Raises UsageError."""
     if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"an image of more than {MOST_CHARACTERS >> 20} million characters")
+        raise UsageError(f"an image URL longer than {MOST_CHARACTERS >> 20} million characters")
     if "%" in text:
         text = unquote(text)
     text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise UsageError("the base64 of an image's URL is damaged") from None
+        raise UsageError("an image URL has invalid base64") from None

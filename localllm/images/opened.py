@@ -60,7 +60,7 @@ def read_source(source: Any) -> tuple[str, bytes]:
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"an image should be a path, bytes or a Pillow image, not {type(source).__name__}")
     if isinstance(source, str) and source.startswith(("http://", "https://")):
-        raise UsageError(f"{source[:200]}: images are not fetched; a pipe has one, as in curl -s URL | ... --image -")
+        raise UsageError(f"{source[:200]}: images are not downloaded; use a pipe, as in curl -s URL | ... --image -")
     try:
         with open(source, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -128,7 +128,7 @@ def to_upright_rgb(image: Any, name: str) -> Any:
         most = 65535 if image.mode != "I" or levels.max() > 255 else 255
         image = import_pillow().fromarray((np.clip(levels, 0, most) * 255 // most).astype(np.uint8))
     if image.mode == "F":
-        raise UsageError(f"{name}: an image of numbers that are no colours")
+        raise UsageError(f"{name}: the image's pixels are not colours")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         ground = import_pillow().new("RGBA", image.size, (*WHITE, 255))

@@ -91,5 +91,5 @@ def source_of(part: dict[str, Any]) -> Any:
     if not isinstance(url, str):
         raise UsageError('a part of type "image_url" should have an image_url: {"url": ...}')
     if not is_data_url(url) and not is_bare_base64(url):
-        raise UsageError("images are not fetched: an image's URL should begin with data:image/...;base64,")
+        raise UsageError("images are not downloaded: an image URL should begin with data:image/...;base64,")
     return url

@@ -37,7 +37,7 @@ class OriginalWeights:
         """Address a weight's matrices within the rows of its tensor."""
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
-            raise UnsupportedError(f"tensor {printable(tensor.name)}: experts in a tensor each cannot be calibrated")
+            raise UnsupportedError(f"tensor {printable(tensor.name)}: experts in separate tensors cannot be calibrated")
         every, first = (1, *tensor.shape)[-2], weight.first_row
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 

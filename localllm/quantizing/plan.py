@@ -144,7 +144,7 @@ def make_plan(source: Source, request: QuantizeRequest) -> QuantizePlan:
     facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
-        raise ModelError(f"{printable(source.path, 4096)}: there are no weights in this file")
+        raise ModelError(f"{printable(source.path, 4096)}: this file has no weights")
     parts = source.parts if request.keep_split else [llama_order(tensors)]
     planner = Planner(request.recipe, facts, tensors, request.options)
     jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
@@ -196,7 +196,7 @@ def job_for(
     name = f"tensor {printable(tensor.name)}"
     if tensor.format.block > 1 and not request.allow_requantize:
         raise UsageError(
-            f"{name} is {tensor.format.name} already; --allow-requantize makes it {format.name}, at a loss"
+            f"{name} is {tensor.format.name} already; --allow-requantize converts it to {format.name} and loses quality"
         )
     if not can_widen(tensor.format):
         raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
@@ -210,20 +210,22 @@ def job_for(
         and format.name.startswith("IQ")
         and needs_importance(request.recipe, tensor.name, format.name)
     ):
-        raise UsageError(f"{name} would become {format.name}, which needs an importance matrix (--imatrix) that has it")
+        raise UsageError(
+            f"{name} would become {format.name}, which needs an importance matrix with this tensor (--imatrix)"
+        )
     return TensorJob(tensor, format, choice.wanted, importance, format.block > 1 and planner.makes_logits(tensor.name))
 
 
 def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
     """Load the importance matrix, filtered by --include-weights and --exclude-weights. Raises UsageError."""
     if request.imatrix and request.texts is not None:
-        raise UsageError("--calibrate finds out which columns matter itself: leave out --imatrix")
+        raise UsageError("--calibrate measures importance itself: leave out --imatrix")
     if request.imatrix is None:
         if request.include or request.exclude:
-            raise UsageError("--include-weights and --exclude-weights choose from an importance matrix: give --imatrix")
+            raise UsageError("--include-weights and --exclude-weights need --imatrix")
         return None
     if request.include and request.exclude:
-        raise UsageError("--include-weights and --exclude-weights exclude each other")
+        raise UsageError("give either --include-weights or --exclude-weights, not both")
     whole = read_imatrix(request.imatrix)
     squares = {
         name: value
@@ -232,7 +234,7 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
         and (not request.include or any(part in name for part in request.include))
     }
     if not squares:
-        raise UsageError(f"{request.imatrix}: nothing is left of the importance matrix")
+        raise UsageError(f"{request.imatrix}: no entry of the importance matrix is selected")
     return ImportanceMatrix(squares, whole.datasets, whole.chunks, whole.chunk_size)
 
 

@@ -58,7 +58,7 @@ def open_source(path: str, projector: bool = False) -> Source:
             return open_pair(path)
         return open_projector(path) if projector else open_folder(path)
     if projector:
-        raise UsageError(f"{path}: --mmproj makes a projector of a checkpoint's folder, which this is not")
+        raise UsageError(f"{path}: --mmproj needs the folder of a Hugging Face checkpoint")
     return GGUFSource(GGUFFile.open(path))
 
 
@@ -82,7 +82,7 @@ def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
 def require_absent(paths: Sequence[str]) -> None:
     """Raise UsageError if one of the files exists. For output names that the user has not given."""
     for path in filter(os.path.lexists, paths):
-        raise UsageError(f"{path}: this file exists; --force replaces it, OUT gives another name")
+        raise UsageError(f"{path}: this file exists; --force overwrites it, or give another OUT")
 
 
 def find_type(text: str) -> Recipe | None:
@@ -98,7 +98,7 @@ def find_type(text: str) -> Recipe | None:
 def parse_format(text: str) -> str:
     """Parse the name of a tensor format, in any case. Raises UsageError."""
     if text.upper() not in BY_NAME:
-        raise UsageError(f"{printable(text)} is no format of a tensor; expected one as Q8_0 or Q6_K")
+        raise UsageError(f"{printable(text)} is not a tensor format; expected one like Q8_0 or Q6_K")
     return text.upper()
 
 
@@ -127,7 +127,9 @@ def require_parts(source: Source, keep_split: bool) -> None:
     """Raise UsageError if --keep-split is given for a checkpoint that makes one file of several."""
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
     if keep_split and len(source.parts) < len(weights):
-        raise UsageError(f"{source.path}: --keep-split: of {len(weights)} files of weights one file is made here")
+        raise UsageError(
+            f"{source.path}: --keep-split works for split GGUF files; the {len(weights)} safetensors files become one"
+        )
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -155,13 +157,13 @@ def parse_override(text: str) -> tuple[str, Any]:
 def require_override(key: str, value: Any) -> None:
     """Raise UsageError for metadata that would make an unreadable file."""
     if not key.isprintable() or len(key) > MAX_KEY_BYTES:
-        raise UsageError(f"--override-kv {printable(key)}: no name for metadata")
+        raise UsageError(f"--override-kv {printable(key)}: not a valid metadata key")
     if key in SPLIT_KEYS:
-        raise UsageError(f"--override-kv {key}: says how a model is split, which --keep-split decides")
+        raise UsageError(f"--override-kv {key}: cannot be set: --keep-split decides how the output is split")
     if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
         raise UsageError(f"--override-kv {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--override-kv {key}: {value} is no number")
+        raise UsageError(f"--override-kv {key}: {value} is not a number")
 
 
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
@@ -174,10 +176,10 @@ def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> lis
     targets = [resolve_target(name, inputs) for name in paths]
     if len(targets) > 1:
         for name in filter(os.path.lexists, targets):
-            raise UsageError(f"{name}: this file exists; files of a split model are not replaced, remove it first")
+            raise UsageError(f"{name}: this file exists; files of a split model are not overwritten; remove it first")
     free = shutil.disk_usage(os.path.dirname(targets[0])).free
     if free < plan.nbytes:
-        raise LocalllmError(f"{path}: {plan.nbytes} bytes are needed, {free} are free on this disk")
+        raise LocalllmError(f"{path}: {plan.nbytes} bytes needed, but only {free} free on this disk")
     return targets
 
 
@@ -257,7 +259,7 @@ def write(
     done: has the tensors that are encoded already.
     """
     if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when it gets no memory
-        raise MemoryLimitError("not enough memory to compile what quantize searches with")
+        raise MemoryLimitError("not enough memory to compile the quantization kernels")
     widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
         pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, done))

@@ -26,9 +26,9 @@ def inherited_sockets() -> list[socket.socket]:
         try:
             listening = socket.socket(fileno=descriptor)
         except OSError as error:
-            raise UsageError(f"LISTEN_FDS is {count}, but descriptor {descriptor} is no socket: {error}") from None
+            raise UsageError(f"LISTEN_FDS is {count}, but descriptor {descriptor} is not a socket: {error}") from None
         if listening.type != socket.SOCK_STREAM:
-            raise UsageError(f"LISTEN_FDS: socket {descriptor} is no stream socket; use ListenStream=")
+            raise UsageError(f"LISTEN_FDS: socket {descriptor} is not a stream socket; use ListenStream=")
         listening.set_inheritable(False)
         sockets.append(listening)
     return sockets
@@ -39,7 +39,7 @@ def require_keys(sockets: Sequence[socket.socket], keys: Sequence[str]) -> None:
     for listening in sockets:
         is_open = isinstance(name := listening.getsockname(), tuple) and not str(name[0]).startswith(LOOPBACK)
         if is_open and not keys:
-            raise UsageError(f"{address_of(listening)} lets other computers in: it needs --api-key-file FILE")
+            raise UsageError(f"{address_of(listening)} lets other computers connect: give --api-key-file FILE")
 
 
 def address_of(listening: socket.socket, scheme: str = "http") -> str:

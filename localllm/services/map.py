@@ -161,7 +161,8 @@ def result(request: "Request") -> Result:
     """Build the result of an answered record: an error if the answer was cut off within its required format."""
     constraint = request.task.options.constraint
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
-        return failure(request.key, CutError(f"the answer was cut, so it is not {constraint.promise}"))
+        problem = f"the answer was cut off before it was {constraint.promise}; raise -n or the context"
+        return failure(request.key, CutError(problem))
     return success(request)
 
 
@@ -219,9 +220,9 @@ def belonging(records: list[Record], name: str) -> Callable[[Result], bool]:
 
     def stays(result: Result) -> bool:
         if result["id"] not in inputs:
-            raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another name")
+            raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another output file")
         if inputs[result["id"]] != result.get("input"):
-            raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another name")
+            raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another output file")
         return "error" not in result
 
     return stays

@@ -248,4 +248,4 @@ def choose_template(choice: str) -> str:
         return BUILTIN_TEMPLATES[choice]
     if "{%" in choice or "{{" in choice:
         return choice
-    raise UsageError(f"there is no chat template {choice[:40]!r}; there are {', '.join(BUILTIN_TEMPLATES)}")
+    raise UsageError(f"unknown chat template {choice[:40]!r}; available: {', '.join(BUILTIN_TEMPLATES)}")

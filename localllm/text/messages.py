@@ -26,7 +26,7 @@ def validate_messages(messages: Sequence[Message]) -> list[Message]:
     templates may tell from an empty one. Roles and calls of OpenAI's older interfaces become those of today.
     """
     if isinstance(messages, str | bytes | Mapping):
-        raise UsageError(f"messages should be a list of them, not {type(messages).__name__}")
+        raise UsageError(f"messages should be a list of messages, not {type(messages).__name__}")
     return [_check(message) for message in messages]
 
 
@@ -75,7 +75,7 @@ def _text_of_part(part: Any) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise UsageError('a part of a content should be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
     if part["type"] not in ("text", "refusal"):
-        raise UsageError(f"a part of a content is of type {part['type'][:40]!r}: only text can be read")
+        raise UsageError(f"a part of a content is of type {part['type'][:40]!r}: only text is supported")
     text = part.get(part["type"])
     if not isinstance(text, str):
         raise UsageError(f"a part of type {part['type']!r} should have a text, not {text!r}"[:100])

@@ -73,7 +73,7 @@ class Charsmap:
 
     def _replacement(self, place: int) -> str:
         if place >= len(self._texts):
-            raise ModelError("the charsmap leads out of itself")
+            raise ModelError("the charsmap refers to bytes beyond its end")
         return self._texts[place : self._texts.index(b"\0", place)].decode(errors="replace")
 
 

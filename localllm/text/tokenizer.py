@@ -110,7 +110,7 @@ class Tokenizer:
         """
         pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
         if len(pieces) != len(images) + 1:
-            raise UsageError(f"the chat template writes {len(pieces) - 1} of {len(images)} images")
+            raise UsageError(f"the chat template includes {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
         for piece, image in zip(pieces, [*images, ()], strict=True):
             fragments += [*self._rendered(piece), *image]

@@ -103,7 +103,7 @@ def read_vocabulary(metadata: Mapping[str, Any], oddities: Oddities | None = Non
     pretokenizer, warning = _pretokenizer(keys, model)
     special = _special_ids(keys, model, len(pieces))
     if model == "bert" and special["unknown"] is None:
-        raise ModelError(f"{PREFIX}unknown_token_id should be set: words that are no pieces would vanish")
+        raise ModelError(f"{PREFIX}unknown_token_id should be set: unknown words would be dropped")
     _check_bytes(pieces, types)
     _check_all_bytes(ids, model, pretokenizer, special["unknown"])
     scores = _scores(keys, len(pieces), needed=model in _SCORED)
@@ -234,7 +234,7 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
             tokens = repr(pieces[token][:40])
             raise ModelError(f"{PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {tokens}")
     if NORMAL not in types:
-        raise ModelError(f"{PREFIX}token_type: no token is a normal one")
+        raise ModelError(f"{PREFIX}token_type: expected at least one normal token")
 
 
 def _check_all_bytes(

@@ -93,7 +93,7 @@ def read(fields: Fields) -> DeepSeek4:
         fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
     if {*attention.kv_heads} != {1} or len({*attention.heads}) > 1 or rope.dims >= min(attention.head_dim, index_dim):
-        raise fields.error(f"heads of {attention.head_dim} and {index_dim}, {rope.dims} rotated: makes no sense")
+        raise fields.error(f"heads of {attention.head_dim} and {index_dim}, {rope.dims} rotated: inconsistent")
     if rope.by_factors:
         raise fields.unsupported("rope scaling longrope is not supported")
     base = read_base(fields, "attention.compress_rope_freq_base", None)

@@ -137,7 +137,7 @@ def read_pools(fields: Fields) -> Pools:
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
     if size < 2 or count % size:
-        raise fields.error(f"{count} keys in pools of {size}: makes no sense")
+        raise fields.error(f"{count} keys in pools of {size}: inconsistent")
     if not fields.flag("attention.indexer.kpool_select_tail", False):
         raise fields.unsupported("tokens that do not see those behind the last pool are not supported")
     epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON

@@ -29,7 +29,7 @@ def read(fields: Fields) -> GroveMoE:
     common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
-        raise fields.error(f"{fields.count('expert_count', 0)} experts in groups of {together}: makes no sense")
+        raise fields.error(f"{fields.count('expert_count', 0)} experts in groups of {together}: inconsistent")
     small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
     return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
 

@@ -51,7 +51,7 @@ def read(fields: Fields) -> MiniMaxM3:
     heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
     dense, dims = fields.count("leading_dense_block_count", 0), common["attention"].rope.dims
     if {*common["attention"].kv_heads} != {heads} or dim < dims or local > blocks:
-        problem = f"an indexer of {heads} heads of {dim}, the last {local} of {blocks} blocks: makes no sense"
+        problem = f"an indexer of {heads} heads of {dim}, the last {local} of {blocks} blocks: inconsistent"
         raise fields.error(problem)
     return MiniMaxM3(
         **common,

@@ -39,13 +39,15 @@ def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
     Raises ModelError for what is no projector or is not supported.
     """
     if require_general(file, KINDS) != CLIP:
-        raise ModelError(f"{file.path}: a language model, not a projector (mmproj), which goes with one")
+        raise ModelError(f"{file.path}: this is a language model, not a vision projector (mmproj)")
     fields = Fields(file.metadata, file.path, 0)
     if not fields.flag("has_vision_encoder", False):
         raise UnsupportedError(f"{file.path}: a projector without a vision encoder")
     name = projector_type(fields)
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise UnsupportedError(f"{file.path}: projectors of the type {printable(name)} are not supported, but {known}")
+        raise UnsupportedError(
+            f"{file.path}: projectors of the type {printable(name)} are not supported; supported: {known}"
+        )
     module = import_module(f"localllm.arch.vision.{FAMILIES[name]}")
     return module, module.read(fields)

@@ -102,7 +102,7 @@ def bench(
       localllm bench model.gguf -pg 512,64 -d 0,4096 --json
     """
     if as_markdown and as_json:
-        raise UsageError("--md and --json exclude each other")
+        raise UsageError("give either --md or --json, not both")
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import bench as service
     from localllm.services.bench_texts import makes_no_text

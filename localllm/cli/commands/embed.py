@@ -117,9 +117,9 @@ def embed(
     from localllm.services.embed import EmbedJob, is_image
 
     if near is not None and (output is not None or format is not None):
-        raise UsageError("--near prints texts, not vectors: -o and --format do not go with it")
+        raise UsageError("--near prints texts, not vectors: leave out -o and --format")
     if files is not None and input is not None:
-        raise UsageError("INPUT and --files are one too many")
+        raise UsageError("give either INPUT or --files, not both")
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     records = records_of(input, files, images)
@@ -133,7 +133,7 @@ def embed(
     if stats:
         tell(embedder, perf_counter() - start)
     if failed:
-        raise RecordsError(f"{failed} records failed; their lines tell why")
+        raise RecordsError(f"{failed} records failed; see the error field of their output lines")
 
 
 def kind_of(format: str | None, output: str | None) -> str:
@@ -230,7 +230,7 @@ def show_nearest(
     from localllm.services.embed import VectorCache, embedder, key_of, nearest
 
     if not job.options.normalize:
-        raise UsageError("--near compares vectors of length 1: --no-normalize does not go with it")
+        raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
     start = perf_counter()
     with opened(embedder(job), line) as made:
         of_query = replace(job.options, role="query" if job.options.role else None)
@@ -248,7 +248,7 @@ def show_nearest(
         for number, cosine in nearest(wanted, rows, top):
             write(f"{cosine:.4f}\t{' '.join(given[number][0].split())}\n")
         if stats:
-            say(f"{cache.found} of {len(given)} vectors were kept")
+            say(f"{cache.found} of {len(given)} vectors were in the cache")
             tell(made, perf_counter() - start)
 
 

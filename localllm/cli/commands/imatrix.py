@@ -60,9 +60,11 @@ def imatrix(
       localllm imatrix --in-file one.imatrix --in-file two.imatrix -o both.imatrix
     """
     if model is None and not in_files:
-        raise UsageError("there is no model: name one, and texts, or files to merge with --in-file")
+        raise UsageError(
+            "MODEL is missing: give a model and text files, or importance matrices to merge with --in-file"
+        )
     if model is not None and not texts:
-        raise UsageError("there is no text: name a file")
+        raise UsageError("TEXT is missing: give a text file")
     from localllm.files.imatrix_file import write_imatrix
     from localllm.files.safe_file import resolve_target
     from localllm.kernels.build.faults import end_on_bus_error
@@ -99,7 +101,7 @@ def read(collector: "Collector", line: ProgressLine) -> None:
             line.show(f"reading: {remaining.after(done)}")
     except KeyboardInterrupt:
         line.clear()
-        dim(f"{collector.done} of {collector.total} chunks are done; the same command goes on from there")
+        dim(f"{collector.done} of {collector.total} chunks are done; run the same command again to resume")
         raise
     finally:
         line.clear()

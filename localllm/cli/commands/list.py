@@ -41,7 +41,7 @@ def list(
     tables = [text for text in (on_disk(here), known_ones(known)) if text]
     write("\n".join(tables))
     if not here and not all:
-        dim("no model was pulled yet; `localllm list --all` shows those that are known")
+        dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
 
 
 def on_disk(models: "Sequence[OnDisk]") -> str:

@@ -122,9 +122,9 @@ def map(
     from localllm.services.records import Prompts, read_records
 
     if raw and chat_template is not None:
-        raise UsageError("--raw switches off what --chat-template chooses")
+        raise UsageError("--raw turns off the chat template: leave out --chat-template")
     if raw and not choices.thoughts.are_usual:
-        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+        raise UsageError("--raw turns off the chat template: leave out the options for thinking and template variables")
     system = asking.system_message(system, system_file)
     prompts = Prompts(prompt, None if file is None else decode_text(content(file), file), system, raw)
     chosen = asking.generation_options(None, choices)
@@ -241,7 +241,7 @@ def read(path: str | None) -> tuple[bytes, str]:
         assert path is not None
         return content(path), path
     if sys.stdin is None or (path is None and is_terminal(sys.stdin)):
-        raise UsageError("there is no input: name a file, or pipe one to stdin")
+        raise UsageError("INPUT is missing: give a file, or pipe records to stdin")
     return stdin().read(), ""
 
 
@@ -321,4 +321,6 @@ class Progress:
         if self._written < self._total:
             raise KeyboardInterrupt
         if self._failed:
-            raise RecordsError(f"{self._failed} of {self._total} records failed; their lines tell why")
+            raise RecordsError(
+                f"{self._failed} of {self._total} records failed; see the error field of their output lines"
+            )

@@ -123,11 +123,11 @@ def check(
 ) -> None:
     """Refuse options that make no sense together. Raises UsageError."""
     if kl_divergence != (base is not None):
-        raise UsageError("--kl-divergence and --base FILE go together; --save-logits FILE writes the file")
+        raise UsageError("give --kl-divergence and --base FILE together; --save-logits FILE writes that file")
     if base is None and text is None:
-        raise UsageError("there is no text: name a file")
+        raise UsageError("TEXT is missing: give a text file")
     if base is not None and (text is not None or context is not None or save_logits is not None):
-        raise UsageError("--base brings its text and its chunks: TEXT, -c and --save-logits do not go with it")
+        raise UsageError("--base FILE fixes the text and the chunks: leave out TEXT, -c and --save-logits")
 
 
 def report(known: "Prediction", size: int) -> list[str]:

@@ -46,9 +46,9 @@ def brought(name: str) -> str:
     reference = parse_reference(meant)
     if reference is None:
         if os.path.isfile(meant):
-            dim(f"{meant} is a file on this computer already")
+            dim(f"{meant} is already a file on this computer")
             return meant
         if meant.lower() in known_models():
-            raise UsageError(f"{name} comes with localllm: there is nothing to pull")
+            raise UsageError(f"{name} is the built-in model; there is nothing to download")
         raise unknown_name(meant)
     return pull_shown(reference)

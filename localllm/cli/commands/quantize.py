@@ -219,7 +219,7 @@ def require_consent(
         service.require_absent(plan.paths(target))
     if before is not None and nbytes > ADDED * before and not force:
         sizes = f"{size(nbytes)}, from {size(before)}"
-        raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it all the same")
+        raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it anyway")
 
 
 def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
@@ -227,9 +227,9 @@ def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callab
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:
-        raise UsageError("--size and --bpw go with --calibrate, which measures what matrices need")
+        raise UsageError("--size and --bpw need --calibrate, which measures how sensitive each matrix is")
     if size is not None and bits is not None:
-        raise UsageError("--size and --bpw say the same: give one")
+        raise UsageError("give either --size or --bpw, not both")
     if size is not None:
         return parse_size(size)
     assert bits is not None
@@ -254,7 +254,7 @@ def needed(
     from localllm.system.cpu import usable_cores
 
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
-        raise UsageError(f"{path}: this file exists; without --size it is the plan, and --force replaces it")
+        raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
     require_possible(source, request, size)
     line, count = ProgressLine(), threads or usable_cores()
 

@@ -54,7 +54,7 @@ def rerank(
     from localllm.services.rerank import reranker
 
     if query is None:
-        raise UsageError("--query TEXT is missing: what the texts should answer")
+        raise UsageError("--query TEXT is missing: give the query to rank the texts by")
     line, start = ProgressLine(), perf_counter()
     records = records_of(input, None)
     texts = [text_of(record, field) for record in records]

@@ -36,7 +36,7 @@ def rm(
     found = find_removable(name)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-            raise UsageError(f"{found.name}: there is no terminal to ask on: --force removes it")
+            raise UsageError(f"{found.name}: cannot ask for confirmation without a terminal; --force removes it")
         if not confirmed(f"Remove {found.name} ({size(found.size)}, {found.path})?"):
             return
     for path in found.files:

@@ -105,7 +105,7 @@ def run(
     path = opening.chosen_model(model)
     most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
-        raise UsageError(f"{one_line(model)!r} names no model: the prompt stands behind it, or behind -p")
+        raise UsageError(f"{one_line(model)!r} is not a model; give MODEL before the prompt, or the prompt with -p")
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
     text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
@@ -184,18 +184,18 @@ def run(
 def require_no_template(system: str | None, chat_template: str | None, choices: options.GenerationGroup) -> None:
     """Raises UsageError for what only a chat template could do."""
     if system is not None:
-        raise UsageError("-sys needs a chat template, which --raw switches off")
+        raise UsageError("--raw turns off the chat template: leave out -sys")
     if chat_template is not None:
-        raise UsageError("--raw switches off what --chat-template chooses")
+        raise UsageError("--raw turns off the chat template: leave out --chat-template")
     if not choices.thoughts.are_usual:
-        raise UsageError("--raw switches off the chat template, which thoughts and variables are for")
+        raise UsageError("--raw turns off the chat template: leave out the options for thinking and template variables")
 
 
 def require_plain_tools(**given: bool) -> None:
     """Raises UsageError for options that do not go with tools."""
     for name, is_given in given.items():
         if is_given:
-            raise UsageError(f"tools do not go together with --{name}")
+            raise UsageError(f"tools cannot be combined with --{name}")
 
 
 def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
@@ -204,10 +204,10 @@ def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
 
     require_counts(n, beams)
     if opening.is_draft_model(choices.speculate):
-        raise UsageError("a draft model guesses for one answer only: leave out --n, --beams or --speculate")
+        raise UsageError("a draft model works for a single answer: leave out --n, --beams or --speculate")
     drawing = choices.drawing()
     if beams and drawing:
-        raise UsageError(f"{next(iter(drawing))} makes no sense with --beams, which draws nothing")
+        raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
 
 
 def several(

@@ -30,7 +30,7 @@ def amount(text: str) -> int:
     """Bytes: a number, with K, M or G behind it. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not found:
-        raise ValueError(f"{text!r} is no size, as 500M or 8G")
+        raise ValueError(f"{text!r} is not a size, as 500M or 8G")
     return int(float(found[1]) * UNITS[found[2]])
 
 
@@ -199,17 +199,19 @@ def serve(
     paths = named(models or [])
     keys = keys_of(place.api_key_file)
     if place.host is not None and not keys:
-        raise UsageError("--host lets other computers in: it needs --api-key-file FILE, with a key that they know")
+        raise UsageError(
+            "--host lets other computers connect: give --api-key-file FILE with the keys that they may use"
+        )
     if place.socket is not None and place.host is not None:
-        raise UsageError("--socket and --host exclude each other")
+        raise UsageError("give either --socket or --host, not both")
     if place.ssl_keyfile is not None and place.ssl_certfile is None:
         raise UsageError("--ssl-keyfile needs --ssl-certfile FILE")
     if share.idle is not None and share.idle < 0:
         raise UsageError(f"--idle should be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
-        raise UsageError("--mmproj is for one model; each of several uses the projector beside it")
+        raise UsageError("--mmproj works with one model only; several use the mmproj-*.gguf beside each")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
-        raise UsageError(f"--media-path: {missing[0]} is no folder")
+        raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
     def opened(path: str) -> "Model":
         return opening.open_model(path, engine, chat_template, no_cache, mmproj)
@@ -235,7 +237,7 @@ def require_extra() -> None:
 
 def tell(setup: "Setup", address: str) -> None:
     """That it is ready, on stderr."""
-    say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C ends it")
+    say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
 
 def named(models: list[str]) -> dict[str, str]:
@@ -248,7 +250,7 @@ def named(models: list[str]) -> dict[str, str]:
         path = located(model)
         name = name or (file_stem(path) if model == path else model)
         if name in found:
-            raise UsageError(f"two models are called {name}: give one another name, as in NAME={model}")
+            raise UsageError(f"two models have the name {name}: rename one with NAME={model}")
         found[name] = path
     return found or on_disk()
 
@@ -270,7 +272,7 @@ def keys_of(file: str | None) -> tuple[str, ...]:
 
     keys = tuple(read_keys(file))
     if short := [key for key in keys if len(key) < 8 or not key.isascii()]:
-        raise UsageError(f"{file}: a key should have 8 characters of ASCII at least, not {len(short[0])}")
+        raise UsageError(f"{file}: a key should have at least 8 ASCII characters, not {len(short[0])}")
     if Path(file).stat().st_mode & 0o077:
-        say(f"localllm: warning: others on this computer can read {file}: chmod 600 {file}")
+        say(f"localllm: warning: other users of this computer can read {file}; run chmod 600 {file}")
     return keys

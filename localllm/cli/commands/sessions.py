@@ -33,10 +33,10 @@ def sessions(
     if action in (None, "list"):
         lines = session_lines()
         if not lines:
-            return dim("there are no sessions: `localllm chat --session NAME` begins one")
+            return dim("there are no sessions: `localllm chat --session NAME` starts one")
         return write("\n".join(lines) + "\n")
     if name is None:
-        raise UsageError(f"sessions {action} needs the NAME of a session")
+        raise UsageError(f"NAME is missing: give the session to {action}")
     if action == "rm":
         kept.remove(name)
         return dim(f"the session {name} is removed")

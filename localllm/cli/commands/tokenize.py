@@ -41,13 +41,13 @@ def tokenize(
     tokenizer = open_tokenizer(located(model))
     opening.warn(tokenizer.warnings)
     if text is not None and file is not None:
-        raise UsageError("TEXT and -f FILE are one too many")
+        raise UsageError("give either TEXT or -f FILE, not both")
     given = None if text is None else typed(text, "TEXT")
     if file is not None:
         given = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
     if given is None:
         if sys.stdin is None or is_terminal(sys.stdin):
-            raise UsageError("there is no text: give one, or pipe it to stdin")
+            raise UsageError("TEXT is missing: give a text, or pipe one to stdin")
         given = text_of(stdin().read(), "stdin", encoding)
     found = tokenizer.encode(given, special=True, bos=True)
     if ids:

@@ -87,7 +87,7 @@ class TerminalConversation:
         count, room = length(text), model.context - model.context // 8 - taken
         if count > room:
             raise UsageError(
-                f"{name} has {tokens(count)}: of the context of {model.context}, {max(0, room)} are free for it"
+                f"{name} has {tokens(count)}; only {max(0, room)} of the context of {model.context} are free"
             )
         self.texts.append(text)
 
@@ -165,7 +165,7 @@ class TerminalConversation:
         return answer, before
 
     def _show(self, answer: "Generation") -> None:
-        """The answer as it comes; Ctrl-C ends it."""
+        """The answer as it comes; Ctrl-C stops the server."""
         from localllm.generation.reasoning import ANSWER, THOUGHT
 
         shown, interrupted = page(self.markdown), False
@@ -191,9 +191,9 @@ class TerminalConversation:
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
-            say(f"localllm: the answer was cut after {answer.completion_tokens} tokens, as -n says; /continue goes on")
+            say(f"localllm: the answer reached {answer.completion_tokens} tokens, the limit of -n; /continue goes on")
         if answer.finish_reason == "interrupted" and answer.text:
-            dim("interrupted; /continue goes on")
+            dim("interrupted; /continue continues the answer")
         if self.stats:
             dim(statistics(answer, self.model.context))
         dim("")
@@ -291,7 +291,7 @@ class TerminalConversation:
         file = SessionFile(name)
         if not file.is_new:
             file.close()
-            raise UsageError(f"there is a session {name!r} already: /load goes on with it")
+            raise UsageError(f"the session {name!r} already exists; /load resumes it")
         self.leave()
         self.file, self.name = file, name
         file.chat.model, file.chat.settings, file.chat.trunk = about(self.model), settings(self.options), trunk

@@ -12,12 +12,12 @@ from localllm.services import sessions
 def session_name(session: str | None, latest: bool) -> str | None:
     """What --session or --continue mean, None if there is neither. Raises UsageError."""
     if session is not None and latest:
-        raise UsageError("--session names a session and --continue means another one: leave one out")
+        raise UsageError("give either --session or --continue, not both")
     name = sessions.latest_name() if latest else session
     if name is not None:
         sessions.path_of(name)
         if not is_terminal(sys.stdin):
-            raise UsageError("a session needs a terminal: what is piped in is answered as by `run`")
+            raise UsageError("sessions need a terminal; leave out --session and --continue for piped input")
     return name
 
 
@@ -27,9 +27,9 @@ def model_of(session: str) -> str | None:
         return None
     about = sessions.read(session).model
     if about.fingerprint.startswith(AT_ENDPOINT):
-        raise UsageError(f"the session {session!r} was held with a server: --endpoint {about.path} goes on with it")
+        raise UsageError(f"the session {session!r} was held with a server; resume it with --endpoint {about.path}")
     if about.path and not os.path.exists(about.path):
-        raise UsageError(f"the model of the session {session!r} is not there any more: {about.path}; name another one")
+        raise UsageError(f"the model of the session {session!r} is gone: {about.path}; give another MODEL")
     return about.path or None
 
 

@@ -107,7 +107,7 @@ def system(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
-        raise UsageError("/undo N takes back the last N questions: a whole number from 1 up")
+        raise UsageError("/undo N removes the last N questions; N should be a whole number from 1")
     for number in range(int(argument or 1)):
         if conversation.images:
             dim(f"taken back: the image {os.path.basename(conversation.images.pop())}")
@@ -118,7 +118,7 @@ def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         question = conversation.undo()
         if question is None:
             if not number:
-                dim("there is nothing to take back")
+                dim("there is nothing to undo")
             break
         dim(f"taken back: {shortened(question)}")
     conversation.keep()
@@ -155,18 +155,18 @@ def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
     text, name = strip_line_break(decode_text(data, path)), os.path.basename(path)
     conversation.read(text, name)
-    dim(f"{len(text)} characters of {name} go with the next question; /undo takes them back")
+    dim(f"{len(text)} characters of {name} will be sent with the next question; /undo removes them")
 
 
 def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     path = os.path.abspath(os.path.expanduser(required(argument, "/image FILE")))
     conversation.look(path)
-    dim(f"{os.path.basename(path)} goes with the next question; /undo takes it back")
+    dim(f"{os.path.basename(path)} will be sent with the next question; /undo removes it")
 
 
 def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.save(required(argument, "/save NAME"))
-    dim(f"this is the session {argument} now, which is written after every answer")
+    dim(f"saved as the session {argument}; it is updated after every answer")
 
 
 def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -195,7 +195,7 @@ def branches(conversation: "TerminalConversation") -> list[str]:
 def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     name, _, value = required(argument, "/set OPTION VALUE").partition(" ")
     if not value.strip():
-        raise UsageError(f"/set {name} VALUE; `default` is what it usually is, /show tells what it is")
+        raise UsageError(f"/set {name} VALUE; `default` resets it, and /show shows its value")
     conversation.set(changed(conversation.options, name, value.strip()))
     show_options(conversation)
 
@@ -211,9 +211,9 @@ def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
     if model.session.system is not None:
         tell("system", shortened(model.session.system))
     if conversation.images:
-        tell("images", f"{len(conversation.images)} go with the next question")
+        tell("images", f"{len(conversation.images)} for the next question")
     if conversation.texts:
-        tell("files", f"{sum(map(len, conversation.texts))} characters go with the next question")
+        tell("files", f"{sum(map(len, conversation.texts))} characters for the next question")
     show_options(conversation)
 
 

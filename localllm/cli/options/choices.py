@@ -35,7 +35,7 @@ def require_plain(**given: bool) -> None:
     """Raises UsageError for options that do not go with --choices."""
     for name, is_given in given.items():
         if is_given:
-            raise UsageError(f"--choices does not go together with {name.replace('_', ' ')}")
+            raise UsageError(f"--choices cannot be combined with {name.replace('_', ' ')}")
 
 
 def choose(model: "Model", asked: "str | list[Message]", texts: list[str], as_json: bool) -> None:

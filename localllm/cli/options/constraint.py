@@ -66,7 +66,7 @@ class Shape:
 
         if len(given) > 1:
             names = (f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{' and '.join(names)} do not go together")
+            raise UsageError(f"{' and '.join(names)} cannot be combined")
         schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
         return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
@@ -87,7 +87,7 @@ def text_of(name: str, given: str | None, sign: str) -> str | None:
     if given is None or sign in given:
         return given
     if not given.strip():
-        raise UsageError(f"{name} is empty: give a text, or the name of a file with one")
+        raise UsageError(f"{name} is empty: give a text or a file name")
     try:
         return Path(given).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -158,7 +158,7 @@ def variables_of(text: str) -> dict[str, Any]:
 def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Raises CutError if an answer is not what was asked for, because it could not be finished."""
     if chosen.constraint and "length" in finish_reasons:
-        raise CutError(f"the answer was cut, so it is not {chosen.constraint.promise}")
+        raise CutError(f"the answer was cut off before it was {chosen.constraint.promise}; raise -n or the context")
 
 
 def tell_cut(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:

@@ -100,7 +100,7 @@ def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffusio
         given.setdefault("epsilon", EPSILON)
     usual, known = SamplingOptions(**choices.drawing()).complete, ("temperature", "top_k", "top_p", "seed")
     if others := choices.drawing().keys() - set(known):
-        raise UsageError(f"models that fill masked places know no {min(others).replace('_', '-')}")
+        raise UsageError(f"diffusion models do not support {min(others).replace('_', '-')}")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
     options = DiffusionOptions(length=length, **given, **{name: getattr(usual, name) for name in known})
     options.require_valid()
@@ -123,4 +123,4 @@ def settled(opened: "Model", tokens: list[int], mask: int) -> str:
 def require_plain(**chosen: bool) -> None:
     """Raises UsageError for options that are for models that write on; chosen: which of them the user has given."""
     if found := [name for name, is_given in chosen.items() if is_given]:
-        raise UsageError(f"models that fill masked places give one answer as it is: leave out --{found[0]}")
+        raise UsageError(f"diffusion models give a single answer as plain text: leave out --{found[0]}")

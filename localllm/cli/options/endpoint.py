@@ -37,7 +37,7 @@ class EndpointGroup:
         """Where it is, None if there is none. Raises UsageError."""
         if self.endpoint is None:
             if self.api_key_file is not None:
-                raise UsageError("api_key_file is for --endpoint, which is missing")
+                raise UsageError("api_key_file needs --endpoint URL")
             return None
         from localllm.services.remote.http import Endpoint
 
@@ -66,9 +66,9 @@ def opened(
 
     for name, value in refused.items():
         if value:
-            raise UsageError(f"{name} is not for an endpoint: the server has its own")
+            raise UsageError(f"{name} is not for an endpoint: the server sets it")
     if engine is not None and (given := about_weights(engine)):
-        say(f"localllm: left out, because a server decides that itself: {', '.join(given)}")
+        say(f"localllm: with --endpoint these options have no effect: {', '.join(given)}")
     return RemoteModel(place, model, Form(**choices.shape.given()))
 
 

@@ -27,7 +27,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **more)
     keep = choices.keep
     if keep is not None and choices.on_overflow != "shift":
-        say("localllm: --keep is left out: it counts with --on-overflow shift only")
+        say("localllm: --keep has no effect without --on-overflow shift")
         keep = None
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
     return GenerationOptions(limit, stop, sampling, on_progress, kind, choices.on_overflow, keep, **more)
@@ -38,7 +38,7 @@ def system_message(text: str | None, file: str | None) -> str | None:
     if file is None:
         return text
     if text is not None:
-        raise UsageError("-sys and -sysf exclude each other")
+        raise UsageError("give either -sys or -sysf, not both")
     from localllm.files.text_file import read_text
 
     return read_text(file)

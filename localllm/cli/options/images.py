@@ -49,23 +49,23 @@ class ImageGroup:
         if not self.image_files:
             return asked
         if isinstance(asked, str):
-            raise UsageError("images need a chat template: leave out --raw, or take a model that holds conversations")
+            raise UsageError("images need a chat template: leave out --raw, or use a chat model")
         return [*asked[:-1], {**asked[-1], "images": self.sources()}]
 
     def sources(self) -> list[Any]:
         """Paths, and the bytes of stdin. Raises UsageError."""
         given = self.image_files or []
         if given.count("-") > 1 or ("-" in given and sys.stdin is None):
-            raise UsageError("--image -: stdin has one image, or is closed")
+            raise UsageError("--image -: stdin can hold only one image, and should be open")
         return [stdin().read() if name == "-" else name for name in given]
 
     def require_files(self) -> None:
         """Raises UsageError for an image from stdin, which has the conversation."""
         if self.takes_stdin:
-            raise UsageError("--image -: what is piped to chat is the question; `run` takes an image from there")
+            raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
 
     def require_plain(self, **given: bool) -> None:
         """Raises UsageError for options that do not go with images."""
         for name, is_given in given.items():
             if self.image_files and is_given:
-                raise UsageError(f"images do not go together with --{name}")
+                raise UsageError(f"images cannot be combined with --{name}")

@@ -21,7 +21,7 @@ def token_bias(text: str) -> tuple[int, float]:
         if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r} is not a token's number with what to add, as 15043+1.5 or 15043-inf") from None
+        raise ValueError(f"{text!r} is not a token id and a bias, as 15043+1.5 or 15043-inf") from None
     return int(token), -amount if sign == "-" else amount
 
 
@@ -150,7 +150,7 @@ class ExactSampling:
             given["logit_bias"] = dict(given["logit_bias"])
         if self.letters is not None:
             if self.samplers is not None:
-                raise UsageError("--samplers and --sampling-seq say the same: leave one out")
+                raise UsageError("give either --samplers or --sampling-seq, not both")
             from localllm.generation.sampling.options import steps_lettered
 
             given["samplers"] = steps_lettered(given.pop("letters"))

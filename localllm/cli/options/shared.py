@@ -161,7 +161,7 @@ class Cache:
         if self.keys is None and self.values is None:
             return self.kv_type
         if "=" in self.kv_type:
-            raise UsageError("--kv-type has types for keys and values already: leave out -ctk and -ctv")
+            raise UsageError("--kv-type already sets both types: leave out -ctk and -ctv")
         return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
 
 

@@ -78,7 +78,7 @@ class ToolGroup:
         if not self.given:
             for name in ("allow", "yes", "transcript"):
                 if getattr(self, name) is not None:
-                    raise UsageError(f"{name} is for tools: name some with --tools or --mcp")
+                    raise UsageError(f"{name} needs tools: give --tools or --mcp")
             return None
         if self.max_steps < 1:
             raise UsageError(f"max_steps should be 1 or above, not {self.max_steps}")
@@ -99,7 +99,7 @@ def tell_of_commands() -> None:
     from localllm.services.tools.confined import version
 
     if not version():
-        say("localllm: this system cannot keep commands within folders: look at each one before you allow it")
+        say("localllm: this system cannot confine commands to folders; check each command before you allow it")
 
 
 def names_in(text: str | None) -> list[str]:

@@ -49,7 +49,7 @@ def write(text: str) -> None:
 def stdin() -> Any:
     """The bytes of stdin, which is there. Who waits in vain, as where ssh or a build left it open, is told so."""
     if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
-        say("localllm: waiting for stdin, which is open and says nothing; </dev/null gives it an end, Ctrl-C leaves")
+        say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
 
 

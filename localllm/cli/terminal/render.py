@@ -56,9 +56,9 @@ def counted(count: int, what: str) -> str:
 def tell_overflow(answer: "Generation") -> None:
     """What a full context has cost."""
     if answer.dropped:
-        say(f"localllm: the context is full: {answer.dropped} tokens behind the first {answer.kept} were dropped")
+        say(f"localllm: the context is full: {answer.dropped} tokens after the first {answer.kept} were dropped")
     elif answer.is_full:
-        say("localllm: the answer ends here, because the context is full; --on-overflow shift goes on")
+        say("localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift")
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -46,14 +46,14 @@ class ToolCalls:
     def of(cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack) -> Self:
         """Without a terminal to ask on, tools that need it are not offered. Raises UsageError."""
         if unknown := [name for name in yes if name not in box.names]:
-            raise UsageError(f"yes names {unknown[0]!r}, which is none of the tools: {', '.join(box.names)}")
+            raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
         keyboard = None
         if silent := [name for name in box.names if name not in yes]:
             keyboard = Keyboard.opened()
             if keyboard is None and len(silent) == len(box.names):
-                raise UsageError(f"there is no terminal to ask on: --yes {','.join(silent)} allows all calls of these")
+                raise UsageError(f"no terminal to ask for consent; allow the calls with --yes {','.join(silent)}")
             if keyboard is None:
-                say(f"localllm: there is no terminal to ask on, so these are not offered: {', '.join(silent)}")
+                say(f"localllm: no terminal to ask for consent, so these tools are not offered: {', '.join(silent)}")
                 box = box.without(silent)
             else:
                 stack.callback(keyboard.close)
@@ -81,7 +81,7 @@ class ToolCalls:
         """What comes of an answer's calls. Raises LocalllmError if there were too many steps."""
         self._steps += 1
         if self._steps > self._most:
-            raise LocalllmError(f"the model has called tools {self._most} times without an answer; see --max-steps")
+            raise LocalllmError(f"the model called tools {self._most} times without answering; raise --max-steps")
         return [self._result(call) for call in calls]
 
     def _result(self, call: "ToolCall") -> "Message":

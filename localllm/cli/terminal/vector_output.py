@@ -42,7 +42,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
 
         def belongs(result: dict[str, Any]) -> bool:
             if result["id"] not in known:
-                raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another name")
+                raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another output file")
             return "error" not in result
 
         with JsonlFile(path, (model,), keep=belongs) as file:
@@ -84,7 +84,7 @@ class Lines:
         import json
 
         if self._plain:
-            raise UsageError(f"{error}; plain numbers have no place for that")
+            raise UsageError(f"{error}; the plain format cannot record errors, use --format jsonl")
         self._write(json.dumps({"id": record.id, "error": str(error)}, ensure_ascii=False) + "\n")
 
     def _write(self, text: str) -> None:
@@ -107,7 +107,7 @@ class AllRows:
         self.all.append(rows)
 
     def fail(self, record: "Record", error: Exception) -> None:
-        raise UsageError(f"{error}; an array of vectors has no place for that")
+        raise UsageError(f"{error}; an .npy file cannot record errors, use --format jsonl")
 
 
 def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
@@ -119,7 +119,7 @@ def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
     from localllm.files.safe_file import SafeFile, resolve_target
 
     if path is None and is_terminal(sys.stdout):
-        raise UsageError("a NumPy file is nothing for a terminal: -o FILE.npy, or a pipe")
+        raise UsageError("a NumPy file cannot be printed to a terminal: give -o FILE.npy, or pipe the output")
     rows = AllRows()
     yield rows
     data = BytesIO()

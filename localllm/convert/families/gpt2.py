@@ -29,7 +29,7 @@ def gpt2(config: Config) -> CheckpointFacts:
     config.only("add_cross_attention", False)
     width, heads, context = config.count("n_embd"), config.count("n_head"), config.count("n_positions")
     if width % heads:
-        raise config.refusal(f"{heads} heads of {width} numbers make no sense")
+        raise config.refusal(f"{heads} heads of {width} numbers are inconsistent")
     sizes = {
         "vocab": config.count("vocab_size"),
         "layers": config.count("n_layer", most=MOST_LAYERS),

@@ -22,7 +22,7 @@ def hrm_text(config: Config) -> CheckpointFacts:
     in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), most=MOST_LAYERS)
     h = decoder(config.plus(num_hidden_layers=in_stack))
     if config.flag("prefix_lm", True):
-        config.warnings.append("prompts are read from left to right, where the model can read them both ways")
+        config.warnings.append("prompts are read causally, although the model can read them bidirectionally")
     return h.plus(
         {"layers": 2 * in_stack, "all_queries": 4 * h.sizes["queries"], "both_hidden": 2 * h.sizes["hidden"]},
         block_count=in_stack * high * (low + 1),

@@ -68,7 +68,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     rows = sum(primes_from(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
     rows = -(-rows // multiple) * multiple
     if not hashes or width % hashes or rows % parts:
-        raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: makes no sense")
+        raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: inconsistent")
     sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
     sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
     return h.plus(

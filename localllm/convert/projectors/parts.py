@@ -114,7 +114,7 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **known: int) -> En
     read = {size: c.vision.count(name, most=MOST_SIDE * 4) for size, name in usual.items() if size not in known}
     found = EncoderSizes(**read, **known, out=c.out)
     if found.width % found.heads or not found.patch <= found.side <= MOST_SIDE:
-        raise c.vision.refusal("vision_config: sizes that make no sense")
+        raise c.vision.refusal("vision_config: sizes that are inconsistent")
     return found
 
 

@@ -56,7 +56,7 @@ class CpuBackend:
         if is_whole not in self._row_programs:
             said = self._rows(is_whole) if self._rows else None
             if said is None:
-                raise UnsupportedError("images cannot be read by a model of this kind")
+                raise UnsupportedError("this kind of model does not accept images")
             self._row_programs[is_whole] = RowProgram(said, self._places, self._options)
         return self._row_programs[is_whole]
 

@@ -51,7 +51,7 @@ def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
     """Append attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
     if attention.arguments.pop("crosses") + attention.arguments.pop("reach"):
-        raise UnsupportedError("what an encoder has read is computed by the CPU only: use --device cpu")
+        raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
     attention.arguments.pop("biases")
     attention.arguments["sequences"] = steps.header.sequences
     needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1

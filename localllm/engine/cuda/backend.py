@@ -47,7 +47,9 @@ class CudaBackend:
         taken: Crossing = {}
         if on_cpu:
             if recurrent:
-                raise UnsupportedError("a model with recurrent layers has to be on the card whole, or not at all")
+                raise UnsupportedError(
+                    "a model with recurrent layers cannot be split between GPU and CPU: use -ngl all or -ngl 0"
+                )
             halves = split(operations, on_cpu)
             taken = {x: pinned_rows(card, row_bytes(x.columns)) for x in halves.crossing}
             first = KVCache([state for state in kept if state.layer < on_cpu], context, kv_type, cache.sequences)
@@ -80,7 +82,7 @@ class CudaBackend:
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
         """Raise UnsupportedError."""
-        raise UnsupportedError("tokens in the middle cannot be forgotten on a card yet: use --on-overflow drop-turns")
+        raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
 
     def turn(self, store: Any, first: int, end: int, distance: int) -> None:
         raise AssertionError

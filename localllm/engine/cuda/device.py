@@ -29,7 +29,7 @@ class NoCardError(LocalllmError):
 def open_card(number: int) -> "CudaCard":
     """Open a GPU by its number. Raises NoCardError, which says in one line what is missing."""
     if not has_driver():
-        raise NoCardError("there is no NVIDIA driver")
+        raise NoCardError("no NVIDIA driver found")
     try:
         from cuda.bindings import driver
         from cuda.core import Device
@@ -40,26 +40,28 @@ def open_card(number: int) -> "CudaCard":
         checked(driver, driver.cuInit(0))
         count = checked(driver, driver.cuDeviceGetCount())
         if number >= count:
-            raise NoCardError(f"there is no card {number}: there are {count}")
+            raise NoCardError(f"GPU {number} does not exist; found {count}")
         device = Device(number)
         capability = tuple(device.compute_capability)
         if capability < OLDEST:
-            raise NoCardError(f"{device.name} is of compute capability {capability[0]}.{capability[1]}, 7.5 is needed")
+            raise NoCardError(
+                f"{device.name} is of compute capability {capability[0]}.{capability[1]}; 7.5 or above is needed"
+            )
         device.set_current()
         return CudaCard(device, driver, cublas)
     except NoCardError:
         raise
     except Exception as error:  # from the driver or cuda.core: too old, busy, broken
-        raise NoCardError(f"card {number} cannot be used: {one_line(error)}") from None
+        raise NoCardError(f"GPU {number} cannot be used: {one_line(error)}") from None
 
 
 def checked(driver: Any, result: tuple) -> Any:
     """Return a driver call's results without its status. Raises LocalllmError, or MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise MemoryLimitError("the graphics card has not enough memory")
+        raise MemoryLimitError("not enough GPU memory")
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise LocalllmError(f"the graphics card failed: {status.name}")
+        raise LocalllmError(f"the GPU failed: {status.name}")
     return values[0] if values else None
 
 
@@ -71,7 +73,7 @@ def report_failures() -> Iterator[None]:
     except (LocalllmError, MemoryError):
         raise
     except Exception as error:
-        raise LocalllmError(f"the graphics card failed: {one_line(error)}") from error
+        raise LocalllmError(f"the GPU failed: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:

@@ -61,5 +61,5 @@ def layers_on(card: str, needed: Sizes, wanted: int | str, free: int) -> int:
         require_room(needed, min(count, len(needed.layers)), free)
         return min(count, len(needed.layers))
     if not (count := layers_that_fit(needed, free)):
-        raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too few for a layer of this model")
+        raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too little for one layer of this model")
     return count

@@ -68,7 +68,7 @@ def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
     """Append routing, unless there are too many experts. Raises UnsupportedError."""
     experts = operation.routing.experts
     if experts > MOST_EXPERTS:
-        raise UnsupportedError(f"{experts} experts are too many for a card: {MOST_EXPERTS} at most")
+        raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MOST_EXPERTS}")
     operation.lower(steps, target)
 
 

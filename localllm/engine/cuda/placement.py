@@ -75,6 +75,6 @@ def require_room(needed: Sizes, count: int, free: int) -> None:
     if count and layers_that_fit(needed, free) < min(count, len(needed.layers)):
         size = needed.rest + sum(needed.layers[len(needed.layers) - count :])
         raise MemoryLimitError(
-            f"{count} layers take {size / 1e9:.1f} GB of the card, which has {free / 1e9:.1f} GB free: use -ngl auto,"
-            " a shorter context, or a smaller type of cache"
+            f"{count} layers need {size / 1e9:.1f} GB of GPU memory; {free / 1e9:.1f} GB are free: use -ngl auto, a"
+            " shorter context, or a smaller --kv-type"
         )

@@ -45,7 +45,7 @@ class Pages:
         largest = int(np.argmax(ends - starts))
         start, end = int(starts[largest]), int(ends[largest])
         if start == end:
-            raise MemoryLimitError(f"the cache is full: all of its {len(self) * PAGE} places are in use")
+            raise MemoryLimitError(f"the KV cache is full: all of its {len(self) * PAGE} positions are in use")
         return start + (end - start) // 2 if start else 0
 
     def share(self, table: Iterable[int]) -> None:

@@ -28,7 +28,7 @@ class Reserved:
         try:
             self._region.use(start, end)
         except OSError:
-            raise MemoryLimitError("the system has no memory left for the cache; use a smaller context") from None
+            raise MemoryLimitError("not enough memory for the KV cache; use a smaller context") from None
 
     def give_back(self, start: int, end: int) -> None:
         """Return the whole system pages within bytes `start` to `end`, which read as zero then.

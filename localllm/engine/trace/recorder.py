@@ -55,7 +55,9 @@ class Recorder(
         unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
         if unused := unused if oddities is None else without_other_parts(unused, oddities):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise ModelError(f"tensor {printable(unused[0])}{more}: not part of this architecture as it is supported")
+            raise ModelError(
+                f"tensor {printable(unused[0])}{more}: not part of this architecture as localllm supports it"
+            )
 
 
 def trace_model(

@@ -48,9 +48,9 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
     Raises UsageError for a model whose tokens cannot be moved.
     """
     if any(isinstance(state, Recurrent) for state in states):
-        raise UsageError("what is dropped would stay in this model's recurrent layers: shift is not possible")
+        raise UsageError("context shift is not supported for models with recurrent layers")
     if any(isinstance(operation, EmbedPositions) for operation in operations):
-        raise UsageError("this model adds positions to its embeddings, they cannot be moved: shift is not possible")
+        raise UsageError("context shift is not supported for models with absolute position embeddings")
     made, found = {operation.output: operation for operation in operations}, dict[State, RopeShift]()
     for operation in operations:
         if not (isinstance(operation, SelectKeys) or (isinstance(operation, Attend) and operation.has_keys)):
@@ -76,7 +76,7 @@ def rotation_of(made: Mapping[Activation, Operation], x: Activation, head_dim: i
         return rotation_of(made, operation.inputs[0], head_dim, first)
     elif not is_rotated(made, x):
         return None
-    raise UsageError(f"keys are changed by {operation.verb!r} after they were rotated: shift is not possible")
+    raise UsageError(f"context shift is not supported: {operation.verb!r} changes keys after RoPE")
 
 
 def is_plain(norm: RMSNorm, head_dim: int) -> bool:

@@ -39,7 +39,7 @@ class ArrayLog:
             self._file: BinaryIO = open(open_file(self.path, FLAGS), "r+b")
             head = self._file.read(len(self._head))
             if not head.startswith(MAGIC[: len(head)]):
-                raise UsageError(f"{self.path}: not a file of localllm's; move or rename it")
+                raise UsageError(f"{self.path}: not a file of localllm; move or rename it")
             if head != self._head:
                 self._begin()
             while self._next():

@@ -77,7 +77,7 @@ def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int
                 if header_complete(data, path, available):
                     return available
     except (OSError, ValueError) as error:
-        raise LocalllmError(f"{path}: no room for its header: {error}") from None
+        raise LocalllmError(f"{path}: no disk space for its header: {error}") from None
     raise ModelError(f"{path}: a header of more than {available} bytes is too large")
 
 

@@ -22,9 +22,13 @@ def find_projector(path: str) -> str:
         names = own or names
     if not names:
         name = os.path.basename(path)
-        raise UsageError(f"{name} sees no images: no projector (mmproj-*.gguf) beside it; give one with --mmproj")
+        raise UsageError(
+            f"{name} cannot read images: there is no projector (mmproj-*.gguf) in its folder; give one with --mmproj"
+        )
     if len(names) > 1:
-        raise UsageError(f"there are {len(names)} projectors beside {path}: choose one, as --mmproj {names[0]}")
+        raise UsageError(
+            f"there are {len(names)} projectors in the folder of {path}; choose one, as --mmproj {names[0]}"
+        )
     return os.path.join(folder, names[0])
 
 

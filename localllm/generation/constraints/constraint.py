@@ -152,7 +152,7 @@ def constraint_of(
     given = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise UsageError(f"{names[0]} and {names[1]} do not go together")
+        raise UsageError(f"{names[0]} and {names[1]} cannot be combined")
     if schema is not None:
         return Constraint.of_schema(schema, json_whitespace, additional_properties)
     if grammar is not None:
@@ -200,7 +200,7 @@ def _schema_of(schema: Any) -> dict[str, Any]:
         try:
             schema = json.loads(schema)
         except ValueError as error:
-            raise UsageError(f"the schema is no JSON: {error}") from None
+            raise UsageError(f"the schema is not valid JSON: {error}") from None
     if schema is True:
         return {}
     if schema is False:
@@ -214,7 +214,7 @@ def _reason(message: str) -> str:
     """An error's message in one line."""
     message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
-        return "there is no text that it allows"
+        return "it matches no text"
     if outside := re.match(r"Resource '([^']*)'", message):
         return f"{outside[1][:_SHOWN]} is another document, which cannot be looked at: put what it says into the schema"
     if number := re.match(r"Value is not JSON serializable: (-?\d+)", message):

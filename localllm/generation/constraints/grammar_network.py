@@ -110,7 +110,7 @@ class Network:
 
     def _add_state(self) -> int:
         if len(self._arcs) >= MOST_STATES:
-            raise UsageError("the grammar is too large: let it have smaller numbers of repetitions")
+            raise UsageError("the grammar is too large: use smaller repetition counts")
         self._arcs.append([])
         self._rule_of.append(self._rule)
         return len(self._arcs) - 1
@@ -175,7 +175,7 @@ class Network:
             rule, lambda arc: arc.what in known if arc.kind is Kind.ENTER else arc.kind is Kind.SKIP or arc.what != DEAD
             or arc.kind is Kind.TOKEN))  # fmt: skip
         if self.root not in finite:
-            raise UsageError("the grammar cannot be used: there is no text that it allows")
+            raise UsageError("the grammar cannot be used: it matches no text")
         self._drop(lambda arc: arc.kind is Kind.ENTER and arc.what not in finite)
         self._drop(lambda arc: arc.kind is Kind.READ and arc.what == DEAD)
         ending = self._find_ending()

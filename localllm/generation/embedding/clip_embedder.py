@@ -47,9 +47,9 @@ class PairEmbedder:
         chosen = options or EmbedOptions()
         chosen.require_valid()
         if chosen.dims is not None and chosen.dims > self.width:
-            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: the vectors are no longer")
+            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: that is the vectors' width")
         if chosen.role is not None:
-            raise UsageError("a model of pictures and texts puts nothing in front of either: there are no roles")
+            raise UsageError("a model of pictures and texts has no prompts for roles: leave out role")
         rows = []
         for number, one in enumerate(given):
             rows.append(
@@ -80,7 +80,9 @@ class PairEmbedder:
         room = self.context - 2
         if len(ids) > room and overflow == "refuse":
             advice = "shorten it or set overflow to cut or split"
-            raise ContextError(f"text {number} has {len(ids) + 2} tokens, the model reads {self.context}: {advice}")
+            raise ContextError(
+                f"text {number} has {len(ids) + 2} tokens, the model's context is {self.context}: {advice}"
+            )
         starts: Sequence[int] = range(0, max(len(ids), 1), room) if overflow == "split" else (0,)
         return [[start, *ids[first : first + room], end] for first in starts]
 

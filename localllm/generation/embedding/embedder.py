@@ -95,7 +95,7 @@ class Embedder:
         chosen = options or EmbedOptions()
         chosen.require_valid()
         if chosen.dims is not None and chosen.dims > self.width:
-            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: the vectors are no longer")
+            raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: that is the vectors' width")
         before = prompt_of(self._metadata, chosen.role, self.path) if chosen.role else ""
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
@@ -133,12 +133,14 @@ class Embedder:
         if len(ids) > room:
             if overflow == "refuse":
                 length, advice = len(ids) + self.context - room, "shorten it or set overflow to cut or split"
-                raise ContextError(f"text {number} has {length} tokens, the model reads {self.context}: {advice}")
+                raise ContextError(
+                    f"text {number} has {length} tokens, the model's context is {self.context}: {advice}"
+                )
             starts = range(0, len(ids), room) if overflow == "split" else (0,)
             return [[*self._before, *ids[start : start + room], *self._behind] for start in starts]
         whole = [*self._before, *ids, *self._behind]
         if not whole:
-            raise UsageError(f"text {number} is empty, and the model puts no tokens around texts")
+            raise UsageError(f"text {number} is empty, and the model adds no tokens to it")
         return [whole]
 
     def close(self) -> None:
@@ -154,10 +156,10 @@ def pooling_of(file: GGUFFile, wanted: str | None = None) -> str:
     said = read_pooling(Fields.of(file))
     is_ranker = said == RANK or (said is None and has_head(file))
     if is_ranker and wanted is None:
-        raise ModelError(f"{file.path}: a reranker, which scores pairs of texts: use localllm rerank")
+        raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")
     known = wanted or (hyperparameters.pooling if hyperparameters.looks_ahead else said)
     if known in (None, NONE):
-        problem = "does not say how the rows of tokens become a vector: it was not made for that"
+        problem = "does not define how to pool token vectors: it is not an embedding model"
         raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")
     return str(known)
 

@@ -37,4 +37,4 @@ def prompt_of(metadata: Mapping[str, Any], role: str, path: str) -> str:
     for pattern, prompts in KNOWN.items():
         if re.search(pattern, name):
             return prompts[role == "document"]
-    raise UsageError(f"{path}: the model does not say what stands in front of a {role}; put it there yourself")
+    raise UsageError(f"{path}: the model has no prompt for a {role}; add one to the texts yourself")

@@ -103,12 +103,12 @@ class Reranker:
         room = self.context - others
         if room < min(LEAST_ROOM, self.context // 2):
             raise UsageError(
-                f"the query has {others} tokens with what stands around it, the model reads {self.context}"
+                f"the query has {others} tokens with its special tokens; the model's context is {self.context}"
             )
         if len(ids) > room and not cut:
             length, advice = others + len(ids), "shorten it or set cut"
             raise ContextError(
-                f"text {number} has {length} tokens with its query, the model reads {self.context}: {advice}"
+                f"text {number} has {length} tokens with its query, the model's context is {self.context}: {advice}"
             )
         return ids[:room]
 

@@ -159,7 +159,7 @@ def steps_named(value: Any) -> tuple[str, ...]:
     steps = tuple(OTHER_NAMES.get(name, name) for name in (name.strip().replace("-", "_") for name in names))
     for step, name in zip(steps, names, strict=True):
         if step not in LETTERS:
-            raise UsageError(f"samplers: there is no {show(name)!r}; there are {';'.join(LETTERS)}")
+            raise UsageError(f"samplers: unknown sampler {show(name)!r}; available: {';'.join(LETTERS)}")
     return steps
 
 
@@ -169,7 +169,7 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
     for letter in letters:
         if letter not in steps:
             known = ", ".join(f"{letter} ({step})" for letter, step in steps.items())
-            raise UsageError(f"letters: there is no {letter!r}; there are {known}")
+            raise UsageError(f"letters: unknown letter {letter!r}; available: {known}")
     return tuple(steps[letter] for letter in letters)
 
 

@@ -42,11 +42,9 @@ class Drafter:
         if ours[:common] != theirs[:common]:
             token = next(i for i in range(common) if ours[i] != theirs[i])
             what = f"token {token} is {ours[token]!r} in the one and {theirs[token]!r} in the other"
-            raise UsageError(f"the draft model has another vocabulary than the model: {what}")
+            raise UsageError(f"the draft model has a different vocabulary: {what}")
         if abs(len(ours) - len(theirs)) > PADDING:
-            raise UsageError(
-                f"the draft model has another vocabulary than the model: {len(ours)} tokens instead of {len(theirs)}"
-            )
+            raise UsageError(f"the draft model has a different vocabulary: {len(ours)} tokens instead of {len(theirs)}")
 
     @contextmanager
     def proposer(

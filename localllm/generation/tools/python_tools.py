@@ -25,7 +25,7 @@ def tool_of(given: Any) -> Tool:
         about, parameters = function.get("description") or "", function.get("parameters") or {"type": "object"}
         return Tool(function["name"], about, parameters, bool(function.get("strict")))
     if not callable(given):
-        raise UsageError(f"tools: {given!r:.60} is no function")
+        raise UsageError(f"tools: {given!r:.60} is not a function")
     text = inspect.getdoc(given) or ""
     return Tool(name_of(given), _SECTION.split(text)[0].strip(), parameters_of(given, text))
 

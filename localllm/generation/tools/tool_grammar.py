@@ -47,9 +47,7 @@ class Tool:
     def __post_init__(self) -> None:
         """Raises UsageError."""
         if not _NAME.fullmatch(self.name):
-            raise UsageError(
-                f"tools: {self.name[:60]!r} is no name: letters, digits and any of _-.:/@+~#$ can be in it"
-            )
+            raise UsageError(f"tools: {self.name[:60]!r} is not a valid name; use letters, digits and _-.:/@+~#$")
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
 
     def told(self) -> dict[str, Any]:
@@ -86,7 +84,7 @@ class ToolUse:
             raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
         chosen = [] if self.choice in CHOICES else [self.choice]
         if unknown := next((name for name in (*chosen, *(self.allowed or ())) if name not in names), None):
-            raise UsageError(f"tool_choice names {unknown[:60]!r}, which is none of the tools")
+            raise UsageError(f"tool_choice names {unknown[:60]!r}, which is not one of the tools")
         if self.choice == "required" and not self.callable:
             raise UsageError("tool_choice requires a call, but allows no tool")
 

@@ -44,7 +44,7 @@ class ToolRun(TextIterator):
         Raises UsageError for tools that are no functions.
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
-            raise UsageError(f"run_tools calls functions, and {no_function!r:.60} is none")
+            raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
         self._functions = {name_of(function): function for function in tools}
         self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
         self._loop, self._is_stopped = loop, False
@@ -75,7 +75,7 @@ class ToolRun(TextIterator):
                 return
             turns += 1
             if turns > self._most:
-                raise LocalllmError(f"the model has called tools {self._most} times without an answer: see max_turns")
+                raise LocalllmError(f"the model called tools {self._most} times without answering; raise max_turns")
             for call in self.answer.calls:
                 self.messages.append(self._result(call))
                 if self._is_stopped:

@@ -62,7 +62,7 @@ class ImageEncoder:
             raise ModelError(f"{path}: the projector of another model: {problem}")
         missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
         if missing:
-            raise ModelError(f"{path}: the projector of another model, which has the token {missing[0]}")
+            raise ModelError(f"{path}: the projector of another model: this model lacks the token {missing[0]}")
         if pan_and_scan and not hasattr(family, "panned"):
             raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
         self._prepared = family.panned if pan_and_scan else family.prepared

@@ -132,7 +132,7 @@ class Image:
         try:
             protect(base, min(written.values(), default=size))
         except OSError as error:
-            raise LocalllmError(f"the system does not let machine code be run: {error.strerror}") from None
+            raise LocalllmError(f"the system does not allow running generated machine code: {error.strerror}") from None
         self.addresses = {symbols[index].name: at for index, at in found.items() if symbols[index].is_global}
 
 

@@ -39,7 +39,7 @@ def parse_size(text: str) -> Callable[[QuantizePlan], int]:
 def parse_bits(bits: float) -> Callable[[QuantizePlan], int]:
     """Parse --bpw, bits per weight, into bytes for a plan. Raises UsageError."""
     if not 1 <= bits <= 32:
-        raise UsageError(f"--bpw should be from 1 to 32 bits, not {bits}")
+        raise UsageError(f"--bpw should be from 1 to 32, not {bits}")
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 
@@ -54,7 +54,7 @@ def require_possible(source: Source, request: QuantizeRequest, size: Callable[[Q
     smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
     least = make_plan(source, with_formats(request, smallest)).nbytes
     if size(plan) < least:
-        raise UsageError(f"no formats are so small: the file has {least} bytes at least, not {size(plan)}")
+        raise UsageError(f"the smallest possible file has {least} bytes, more than {size(plan)}")
 
 
 class MixedPrecision(NamedTuple):
@@ -139,7 +139,7 @@ def read_formats(path: str, source: Source) -> dict[str, str]:
         if tensor not in tensors:
             raise UsageError(f"{name}: the model has no tensor {printable(tensor)}")
         if not isinstance(format, str) or format.upper() not in BY_NAME:
-            raise UsageError(f"{name}: {printable(str(format))}, for {printable(tensor)}, is no format of a tensor")
+            raise UsageError(f"{name}: {printable(str(format))}, for {printable(tensor)}, is not a tensor format")
     return {tensor: format.upper() for tensor, format in said.items()}
 
 

@@ -75,7 +75,7 @@ def cheapest_within(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]
     """
     least = sum(min(map(need.bytes, need.errors)) for need in needs)
     if budget < least:
-        raise UsageError(f"no formats are so small: the matrices take {least} bytes at least, and {budget} are left")
+        raise UsageError(f"the smallest formats take {least} bytes for the matrices, more than the {budget} left")
     low, high = 0.0, 1.0
     while total(needs, cheapest(needs, high)) > budget:
         high *= 4

@@ -53,7 +53,7 @@ class RemoteMapping:
             answers = self._model.session.candidates(asked, self._options, self._n)
             constraint = self._options.constraint
             if constraint and any(answer.finish_reason == "length" for answer in answers):
-                raise CutError(f"the response was truncated, so it is not {constraint.promise}")
+                raise CutError(f"the answer was cut off before it was {constraint.promise}; raise max_tokens")
         except LocalllmError as error:
             return failure(record, error)
         return success(record, answers)

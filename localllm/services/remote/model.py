@@ -58,7 +58,7 @@ class RemoteModel:
     def fields(self, options: GenerationOptions) -> dict[str, Any]:
         """Of a request. Raises UsageError for what cannot be done there."""
         if options.on_overflow == "shift":
-            raise UsageError("on_overflow=shift is not for an endpoint: what a server holds is its own business")
+            raise UsageError("on_overflow=shift is not for an endpoint: the server manages its own context")
         return {"model": self.name, **request_of(options, self.form, self.dialect)}
 
     def close(self) -> None:
@@ -106,19 +106,17 @@ class RemoteSession(Conversation):
             return {}
         if self._model.dialect.name in ("localllm", "llama-server"):
             return {"max_tokens": UNLIMITED if self._model.dialect.name == "localllm" else -1}
-        raise UsageError("max_tokens is missing: this endpoint would end a raw text after 16 tokens")
+        raise UsageError("max_tokens is missing: without it this endpoint ends plain text after 16 tokens")
 
     def resume(self, options: GenerationOptions | None = None) -> "RemoteGeneration":
-        raise UsageError(
-            "an answer of an endpoint cannot go on where it was cut: its interface has no way to ask for it"
-        )
+        raise UsageError("an answer of an endpoint cannot be continued: its API has no way to ask for it")
 
     def candidates(
         self, asked: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
     ) -> list[RemoteAnswer]:
         """Several answers, best first as far as the server tells probabilities. Raises EndpointError, UsageError."""
         if beams:
-            raise UsageError("beams is not for an endpoint: its interface has no beam search")
+            raise UsageError("beams is not for an endpoint: its API has no beam search")
         if not 1 <= n <= MOST:
             raise UsageError(f"n should be from 1 to {MOST} for an endpoint, not {n}")
         path, what = (TEXT, {"prompt": asked, **self._length(options)}) if isinstance(asked, str) else (
@@ -130,7 +128,7 @@ class RemoteSession(Conversation):
         reply = self._model.endpoint.post(path, fields)
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices:
-            raise EndpointError(f"{self._model.endpoint.url} has sent no answer")
+            raise EndpointError(f"{self._model.endpoint.url} sent no answer")
         is_compact = options is not None and options.is_compact
         found = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
         return sorted(found, key=lambda answer: -answer.logprob) if all(one.tells_logprobs for one in found) else found

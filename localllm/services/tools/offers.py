@@ -22,14 +22,14 @@ def toolbox(
     if unknown := [name for name in names if name not in BUILT_IN]:
         raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")
     if names and not allowed:
-        raise UsageError("allow is missing: name the folders that the tools may see, as --allow .")
+        raise UsageError("allow is missing: give the folders that the tools may access, as --allow .")
     if allowed and not names:
-        raise UsageError("allow is for the built-in tools: name some with --tools")
+        raise UsageError("allow applies to built-in tools only: give --tools")
     offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
     if mcp is not None:
         from localllm.services.tools.mcp import McpServers
 
         offered += stack.enter_context(McpServers(mcp)).offered
     if not offered:
-        raise UsageError("there are no tools: --tools names none, and --mcp has no server with one")
+        raise UsageError("no tools: --tools is empty, and the servers of --mcp offer none")
     return Toolbox(offered, json_calls=json_calls)

@@ -40,7 +40,7 @@ def multiply_heads(a, part, parts, thread):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is not a number."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
         number = load_f32(x + j * 4)

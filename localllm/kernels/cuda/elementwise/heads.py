@@ -18,7 +18,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def softmax_of_line(x, y, size, epsilon):
-    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is no number."""
+    """Compute y = e^x / the sum of them, and epsilon; what is not finite makes a sum that is not a number."""
     top, total = LEAST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
