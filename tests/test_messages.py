@@ -374,6 +374,14 @@ def test_turns():
     assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
 
 
+def test_tools_by_another_name():
+    """Firefunction's template has them as a text, and fails where there is none."""
+    template = ChatTemplate("{{ 'F: ' + functions + ' on ' + datetime }}" + LOOP + SAY + END)
+    told, _ = json.JSONDecoder().raw_decode(template.render([user("User1")], tools=[TOOL.told()]).removeprefix("F: "))
+    assert [function["name"] for function in told] == ["look"]
+    assert re.fullmatch(r"F: \[\] on \w+ \d+ \d+<user>User1<assistant>", template.render([user("User1")]))
+
+
 def test_calls_one_by_one():
     """Each is in front of its own result; results of no call stay behind."""
     other = {"role": "tool", "tool_call_id": "x", "content": "Result3"}

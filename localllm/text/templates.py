@@ -4,8 +4,11 @@ The Jinja templates in files are written for Hugging Face's `apply_chat_template
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
+import json
+import re
 import traceback
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -128,6 +131,18 @@ class ChatTemplate:
 
         return not shows("xyzzy") and shows([{"type": "text", "text": "xyzzy"}])
 
+    @cached_property
+    def _knows_functions(self) -> bool:
+        """Whether tools are a text named `functions`, as in Firefunction."""
+        return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
+
+    def _own_variables(self, tools: Sequence[Any]) -> dict[str, str]:
+        """Return what templates have that know tools by another name; a day, as a time would change each prompt."""
+        if not self._knows_functions:
+            return {}
+        functions = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
+        return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
+
     def _render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """Render once. Raises ModelError and, for the caller to decide, RefusalError."""
         return self._render_messages(
@@ -138,6 +153,7 @@ class ChatTemplate:
         """Render once, with contents as the template wants them."""
         rendered_messages = {
             **self._tokens,
+            **self._own_variables(variables.get("tools") or ()),
             **variables,
             "messages": [_to_hugging_face(message) for message in messages],
         }
