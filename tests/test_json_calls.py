@@ -33,6 +33,7 @@ SCRIPT = {
     "fenced": f"I look it up:\n\n```json\n{INDENTED}\n```\nThen I tell you.",
     "two": f"```json\n{BARE}\n{BARE}\n```",
     "list": f"[{BARE}, {BARE}]",
+    "again": f"{BARE}\n" * 20,
     "turned": '{"name": "get_weather", "arguments": {"days": 2, "city": "Rome"}}',
     "unknown": '{"name": "get_tides", "arguments": {"city": "Rome"}}',
     "unfit": '{"name": "get_weather", "arguments": {"city": 7}}',
@@ -152,6 +153,16 @@ def test_json_that_is_no_call_is_text(told: Served, question: str):
     assert (message["message"]["content"], message["finish_reason"]) == (SCRIPT[question], "stop")
 
 
+def test_a_call_that_is_written_again_and_again_ends_the_answer(told: Served):
+    """As small models do after a result, until they are cut."""
+    reply = told.chat("again", tools=TOOLS, max_tokens=900).json
+    (choice,) = reply["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"].get("content") in (None, "")
+    assert [arguments for _, arguments in calls_in(choice["message"])] == [ROME]
+    bare = told.chat("bare", tools=TOOLS).json["usage"]["completion_tokens"]
+    assert reply["usage"]["completion_tokens"] < 3 * bare
+
+
 def test_json_is_text_without_tools(told: Served):
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         assert told.chat("bare", **fields).json["choices"][0]["message"]["content"] == BARE
@@ -191,6 +202,7 @@ TAKEN_F, TAKEN_FF = [(CALL, "f"), (ARGUMENTS, '{"a": {"b": "}"}}')], [(CALL, "ff
         (f"```json\n{F}", TAKEN_F), (f"```json\n[{F},\n{FF}]\n```\n", TAKEN_F + TAKEN_FF),
         (f"```json\n{F}\n{FF}\n```\nSo.", [*TAKEN_F, *TAKEN_FF, (ANSWER, "So.")]),
         (f"a\n{F}\nb", [(ANSWER, "a"), *TAKEN_F, (ANSWER, "\nb")]),
+        (f"{F}\n{FF}\n{F}\n{FF}\n", TAKEN_F + TAKEN_FF), (f"a\n{F}\n{F}\nb", [(ANSWER, "a"), *TAKEN_F]),
         (f"a {F}", [(ANSWER, f"a {F}")]), (f"{F} b", [(ANSWER, f"{F} b")]), ("", []), ("\n", [(ANSWER, "\n")]),
         ("`f` is\n[a](b) ``x`` and {", [(ANSWER, "`f` is\n[a](b) ``x`` and {")]),
         (F.replace('"b"', '"no"'), [(ANSWER, F.replace('"b"', '"no"'))]),

@@ -90,7 +90,8 @@ class Transcript:
 
     @property
     def has_stopped(self) -> bool:
-        return self._stops.found
+        """Whether a stop string was found, or a call that the model writes again and again."""
+        return self._stops.found or (self._json_reader is not None and self._json_reader.repeats)
 
     @property
     def stopped_by(self) -> str:
@@ -154,7 +155,7 @@ class Transcript:
         """Without marks."""
         said = list[TextPart]()
         for kind, text in parts:
-            if self.has_stopped:
+            if self._stops.found:
                 break
             if SIGN in text:
                 for mark, plain in self._plain.items():

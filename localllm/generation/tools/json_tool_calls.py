@@ -5,7 +5,8 @@
     ```
 
 Qwen2.5-Coder does so. A call stands in lines of its own, names a tool that there is, and has arguments that the tool
-takes; all else is text. Several may follow each other, in a fence or a list.
+takes; all else is text. Several may follow each other, in a fence or a list; small models write the same one until they
+are cut, so one that is repeated to the letter, outside of a fence or a list, ends the answer.
 """
 
 import re
@@ -33,18 +34,25 @@ class WrittenCall(NamedTuple):
 
 
 class JsonToolCallParser:
-    """Finds them in what is said, as it comes."""
+    """Finds them in what is said, as it comes.
+
+    Attributes:
+        repeats: whether a call was written a second time, with which the answer ends.
+    """
 
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
         """names: of the tools.  fits: whether a tool takes arguments, JSON.  is_single: only the first call counts."""
         self._names, self._fits, self._is_single = names, fits, is_single
         self._held, self._is_line = "", True  # whether what is held begins a line
-        self._has_said = self._has_called = False
+        self._has_said = self._has_called = self.repeats = False
+        self._seen = frozenset[tuple[str, str]]()
 
     def push(self, part: TextPart) -> list[TextPart]:
         """What is known to be what with this part."""
         if part.kind != ANSWER:
             return [*self.flush(), part]
+        if self.repeats:
+            return []
         self._held += part.text
         return self._parts(is_end=False)
 
@@ -56,7 +64,7 @@ class JsonToolCallParser:
 
     def _parts(self, is_end: bool) -> list[TextPart]:
         parts, place = list[TextPart](), 0
-        while begin := self._begin(place):
+        while not self.repeats and (begin := self._begin(place)):
             try:
                 calls, end = self._calls(begin.start(), is_end)
             except _UnknownYetError:
@@ -66,11 +74,13 @@ class JsonToolCallParser:
                 place = end
                 continue
             self._say(parts, self._held[: begin.start()].rstrip())
+            self.repeats = all(call[:2] in self._seen for call in calls)
             for call in calls:
-                if not (self._is_single and self._has_called):
+                if not self.repeats and not (self._is_single and self._has_called):
                     parts += [TextPart(CALL, call.name), TextPart(ARGUMENTS, call.arguments)]
                 self._has_called = True
-            rest = self._held[end:]
+            self._seen |= {call[:2] for call in calls}
+            rest = "" if self.repeats else self._held[end:]
             self._held, self._is_line, place = rest if self._has_said else rest.lstrip(), not self._has_said, 0
         else:
             place = len(self._held)
