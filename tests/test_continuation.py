@@ -11,7 +11,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.errors import UsageError
-from localllm.generation.continuation import begun_answer
+from localllm.generation.chat_format import begun_answer
 from localllm.generation.conversation import PartialAnswer
 from localllm.generation.reasoning import FORMATS, Tags
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
@@ -24,6 +25,7 @@ from localllm.cli.options.endpoint import EndpointGroup
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import HEARD
 from localllm.generation.constraints.constraint import Constraint
+from localllm.generation.request import Output
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Scheduler
@@ -149,15 +151,14 @@ def test_logprobs(guide: Served):
 
 def test_logprobs_with_guesses_are_the_models(guide: Served, monkeypatch):
     """Several tokens come of a step then, each with what the model says behind the one before."""
-    leaps, leap = list[int](), Scheduler._speculative_step
+    leaps, step = list[int](), Scheduler.step
 
-    def counted(batch: Scheduler) -> bool:
-        before = batch.written
-        done = leap(batch)
-        leaps.append(batch.written - before)
-        return done
+    def counted(batch: Scheduler) -> Iterator[Output]:
+        outputs = [*step(batch)]
+        leaps.append(len(outputs))
+        yield from outputs
 
-    monkeypatch.setattr(Scheduler, "_speculative_step", counted)
+    monkeypatch.setattr(Scheduler, "step", counted)
     prompt = "one two three four five six seven eight " * 6
     asked = {"prompt": prompt, "max_tokens": 32, "temperature": 0, "logprobs": 1, "ignore_eos": True}
     reply = guide.post("/v1/completions", asked).json["choices"][0]

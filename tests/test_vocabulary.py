@@ -10,9 +10,8 @@ from test_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED,
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.metadata_reader import Checked
 from localllm.files.oddities import Oddities
-from localllm.text.merges import note_odd_merges
 from localllm.text.tokenizer import _chat_template
-from localllm.text.vocabulary import Vocabulary, read_vocabulary
+from localllm.text.vocabulary import Vocabulary, note_odd_merges, read_vocabulary
 
 
 def scored(**changes: Any) -> Vocabulary:

@@ -1,15 +1,28 @@
-"""A chat template, and what is read off it when needed: how its model marks thoughts and writes calls of tools."""
+"""A chat template, what is read off it when needed, and conversations whose last message is an answer that has begun.
 
+Where such an answer goes on in the template's text: the template writes all of the conversation with a mark behind the
+answer's content; what it writes from the mark on is left out, as in transformers (continue_final_message of
+https://huggingface.co/docs/transformers/chat_templating).
+"""
+
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from localllm.generation.reasoning import format_of
+from localllm.errors import ModelError, UsageError
+from localllm.generation.conversation import PartialAnswer
+from localllm.generation.reasoning import Tags, format_of
+from localllm.text.marker_escaping import BREAK, Message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.tools.tool_call_format import ToolCallFormat
     from localllm.text.templates import ChatTemplate
     from localllm.text.tokenizer import Tokenizer
+
+MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, behind the content and in front of the thought
 
 
 class ChatFormat:
@@ -40,3 +53,48 @@ class ChatFormat:
         from localllm.generation.tools.tool_messages import marks_of_results
 
         return marks_of_results(self.template, self._tokenizer)
+
+
+def begun_answer(
+    messages: Sequence[Message], choice: bool | None, format: "ThinkingFormat | None"
+) -> PartialAnswer | None:
+    """Return what a conversation's last message has said and thought, if the answer is to go on with it.
+
+    choice: of who asks; None for whenever that message is an answer without calls. A thought may stand in the content,
+    as the model marks it. Raises UsageError.
+    """
+    final = messages[-1] if messages else {"role": ""}
+    if choice and (final["role"] != "assistant" or final.get("tool_calls")):
+        said = "has calls" if final.get("tool_calls") else f"is of the role {final['role'][:40]!r}"
+        raise UsageError(
+            f"continue_final: the last message {said}; only an assistant message with text can be continued"
+        )
+    if choice is False or final["role"] != "assistant" or final.get("tool_calls"):
+        return None
+    thought = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")
+    text = final["content"] or ""
+    if isinstance(format, Tags) and text.lstrip().startswith(format.opens):
+        inner, closing, behind = text.lstrip()[len(format.opens) :].partition(format.closes)
+        thought, text = inner.strip() if closing else inner.lstrip(), behind.lstrip()
+    return PartialAnswer(text if text.strip() else "", thought if format else "")
+
+
+def render_up_to(
+    render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], begun: PartialAnswer
+) -> tuple[str, bool] | None:
+    """Return a conversation's text up to the end of the answer that its last message has begun.
+
+    And whether it has all that was thought before that. None if the template does not write the answer. Where it strips
+    contents, white space at the end is left out.
+    """
+    thoughts = {"reasoning_content": THOUGHT_MARK + begun.thinking} if begun.thinking else {}
+    final = {"role": "assistant", "content": begun.text + MARK + " ", **thoughts}
+    try:
+        text, mark, behind = render([*messages[:-1], final]).rpartition(MARK)
+    except ModelError:
+        return None
+    if not mark:
+        return None
+    is_whole, is_stripped = not thoughts or THOUGHT_MARK in text, not behind.lstrip(BREAK).startswith(" ")
+    text = text.replace(THOUGHT_MARK, "")
+    return (text.rstrip() if is_stripped else text), is_whole

@@ -8,24 +8,25 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from localllm.engine.run import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
-from localllm.generation.chunked_prefill import read_prompt
 from localllm.generation.logprobs import TokenLogprob
 from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import log_total
+from localllm.generation.scheduler import Scheduler
 from localllm.generation.sequence_pool import SequencePool
+from localllm.generation.sequence_sources import PoolSource
+from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.sequence import Sequence as Tokens
     from localllm.generation.reasoning import TextPart
-    from localllm.generation.scheduler import Scheduler
 
 GREEDY = SamplingOptions(temperature=0)
 PARALLEL = 64  # prompts that are read at once
@@ -172,23 +173,6 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
             waiting += branches(prompt, sequence, (*begin, *ids), paths)
 
 
-def text_logprobs(sequences: SequencePool, request: Request, tree: TextTree) -> list[list[TokenLogprob]]:
-    """Return the log probability of each token of each text behind a prompt.
-
-    Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
-    """
-    tree.require_fit(request, sequences.engine)
-    prompt = request.prompt
-    with sequences.beginning_with(prompt) as begun, ExitStack() as stack:
-        cached, logits = len(begun.sequence.tokens), begun.logits
-        if logits is None:
-            logits = read_prompt(begun.sequence, prompt, None)
-            sequences.was_read(begun.sequence, cached, logits)
-        scored = stack.enter_context(closing(ScoredPrompt(tree, cast("Tokens", begun.sequence), logits[-1])))
-        read_texts(sequences.engine, [scored], True)
-        return scored.result()
-
-
 class ManyScores:
     """Scores texts behind many prompts, which a scheduler reads in the same runs as those that `map` answers.
 
@@ -220,7 +204,7 @@ class ManyScores:
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
 
-    def results(self, scheduler: "Scheduler") -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
+    def results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
         """Yield the results, or errors; scheduler: of the requests."""
         wanted = 0
         for finished in scheduler:
@@ -244,6 +228,23 @@ class ManyScores:
                 self._results |= {number: each.result() for number, each in read.items()}
             except LocalllmError as error:
                 self._results |= dict.fromkeys(read, error)
+
+
+def text_logprobs(
+    sequences: SequencePool, tokenizer: Tokenizer, request: Request, tree: TextTree
+) -> list[list[TokenLogprob]]:
+    """Return the log probability of each token of each text behind a prompt.
+
+    Raises ContextError for a text that does not fit, UsageError, MemoryLimitError.
+    """
+    scores = ManyScores(sequences.engine, lambda asked: (asked, tree), precise=True)
+    source, requests = PoolSource(sequences), scores.requests([request])
+    with closing(Scheduler(sequences.engine, tokenizer, requests, source=source)) as scheduler:
+        (result,) = scores.results(scheduler)
+    sequences.collect()
+    if isinstance(result, LocalllmError):
+        raise result
+    return result
 
 
 def wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:

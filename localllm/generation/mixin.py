@@ -267,7 +267,7 @@ class GenerationMixin:
         from localllm.generation.choices import choices_of, require_texts, text_logprobs
 
         request, tree = self._to_choose(require_texts(choices), options)(prompt)
-        return choices_of(choices, text_logprobs(self.session.sequences, request, tree))
+        return choices_of(choices, text_logprobs(self.session.sequences, self.session.tokenizer, request, tree))
 
     def choose_many(
         self,
@@ -311,7 +311,7 @@ class GenerationMixin:
         given: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), given))
         tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
-        (tokens,) = text_logprobs(self.session.sequences, request, tree)
+        (tokens,) = text_logprobs(self.session.sequences, self.session.tokenizer, request, tree)
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:

@@ -7,9 +7,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm.errors import UsageError
-from localllm.generation.chat_format import ChatFormat
+from localllm.generation.chat_format import ChatFormat, begun_answer, render_up_to
 from localllm.generation.context_overflow import SINKS
-from localllm.generation.continuation import begun_answer, render_up_to
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.generate import Generation, GenerationOptions, Task
 from localllm.generation.prefix_match import common

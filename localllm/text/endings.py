@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.duplicates import Twins, all_tokens
-from localllm.text.token_types import CONTROL, NORMAL, PREFIX, UNKNOWN, USER_DEFINED, special_id, tokens_of_types
+from localllm.text.token_types import (
+    CONTROL,
+    NORMAL,
+    PREFIX,
+    UNKNOWN,
+    USER_DEFINED,
+    Twins,
+    all_tokens,
+    special_id,
+    tokens_of_types,
+)
 
 # Texts that end an answer whatever the metadata says. </s> only as a special token: it is HTML too, and Qwen has it so.
 END_TEXTS = [

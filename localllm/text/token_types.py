@@ -1,12 +1,18 @@
-"""Token types of GGUF files (tokenizer.ggml.token_type), and the ids of named tokens."""
+"""Token types of GGUF files (tokenizer.ggml.token_type), the ids of named tokens, and tokens with the same text."""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from localllm.files.gguf.metadata_reader import Checked, is_whole
+from localllm.files.oddities import Oddities
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 PREFIX, ID = "tokenizer.ggml.", "_token_id"
 NO_ID = -1, 0xFFFFFFFF  # as some files write that there is none
+Twins = Mapping[str, Sequence[int]]  # the tokens of a text that more than one have
+# The first kind that one of them has: text is written by what was trained for text.
+ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 
 
 def tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
@@ -32,3 +38,21 @@ def has_invalid_id(keys: Checked, name: str, count: int) -> bool:
     """Return whether the file gives an id that no token has, which is ignored."""
     token = keys.raw(name + ID)
     return is_whole(token) and token >= count and token not in NO_ID
+
+
+def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities) -> tuple[dict[str, int], Twins]:
+    """Map each text to its first token of the plainest type; list all tokens of shared texts."""
+    all_tokens: dict[str, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        all_tokens.setdefault(piece, []).append(token)
+    ids = {piece: min(tokens, key=lambda token: ORDER[types[token]]) for piece, tokens in all_tokens.items()}
+    twins = {piece: tokens for piece, tokens in all_tokens.items() if len(tokens) > 1}
+    piece, tokens = next(iter(twins.items()))
+    more = f", and {len(twins) - 1} more texts have several tokens" if len(twins) > 1 else ""
+    oddities.note(f"tokens {tokens[0]} and {tokens[1]} are both {piece[:40]!r}, written as {ids[piece]}{more}")
+    return ids, twins
+
+
+def all_tokens(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
+    """List all tokens of a text; mostly one or none."""
+    return twins.get(text) or ([ids[text]] if text in ids else [])

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.gguf.short_strings import CHUNK, short_strings
-from localllm.files.gguf.strings import MappedStrings, load_strings, save_strings
+from localllm.files.gguf.strings import CHUNK, MappedStrings, load_strings, save_strings, short_strings
 from localllm.files.oddities import Oddities
 from localllm.quant.formats import FORMATS, Format
 
