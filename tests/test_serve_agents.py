@@ -306,15 +306,30 @@ def test_only_allowed_tools_are_called(told: Served):
     none = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
     assert told.chat("Hi", tools=tools, tool_choice=none).json["choices"][0]["message"]["content"] == "HI"
     other = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]}
-    assert "none of the tools" in told.chat("Hi", tools=tools, tool_choice=other).json["error"]["message"]
+    assert "not one of the tools" in told.chat("Hi", tools=tools, tool_choice=other).json["error"]["message"]
 
 
 def test_tools_that_others_run_are_told(told: Served):
-    tools = [{"type": "bash_20250124", "name": "bash"}]
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
     reply = told.post(MESSAGE, {**REQUESTS[MESSAGE], "tools": tools, "tool_choice": {"type": "any"}})
-    assert (reply.status, reply.headers["x-localllm-ignored"]) == (200, "tools[0]:bash_20250124")
+    assert (reply.status, reply.headers["x-localllm-ignored"]) == (200, "tools[0]:web_search_20250305")
     reply = told.chat("Hi", tools=[{"type": "custom", "custom": {"name": "x"}}], tool_choice="required")
     assert (reply.status, reply.headers["x-localllm-ignored"]) == (200, "tools[0]:custom")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"),
+    [
+        ("bash_20250124", "bash", {"command": "ls"}), ("bash_20241022", "bash", {"restart": True}),
+        ("text_editor_20250728", "str_replace_based_edit_tool", {"command": "view", "path": "a", "view_range": [1, 9]}),
+        ("memory_20250818", "memory", {"command": "rename", "old_path": "a", "new_path": "b"}),
+    ],
+)  # fmt: skip
+def test_tools_that_anthropics_clients_run_are_called(path: str, kind: str, name: str, arguments: dict):
+    with serving({"scripted": lambda: scripted(path, {"Hi": call(name, arguments)})}) as served:
+        reply = served.post(MESSAGE, {"messages": HI, "max_tokens": 200, "tools": [{"type": kind, "name": name}]})
+    (block,) = reply.json["content"]
+    assert (block["name"], block["input"]) == (name, arguments) and "x-localllm-ignored" not in reply.headers
 
 
 # ---- models that nobody uses

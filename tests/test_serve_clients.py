@@ -12,10 +12,12 @@ from tiny_model import write_tiny_model
 openai = pytest.importorskip("openai", reason="needs the package openai, of the extra dev")
 anthropic = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
 
+PATCH = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 SCRIPT = {
     "hello": "Hello there.",
     "think": "<think>Hm, well.</think>It is four.",
     "call": f"Let me see.\n{CALLED}{OTHER}",
+    "grouped": PATCH + OTHER.replace('"now"', '"mcp__files__now"'),
     "sun": "It is sunny.",
     "stop": "one END two",
 }
@@ -134,6 +136,22 @@ def test_openai_responses_streamed(gpt):
     ]  # fmt: skip
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == answer.output[1].arguments + answer.output[2].arguments
+
+
+def test_openai_responses_of_custom_and_grouped_tools(gpt):
+    """Streamed; what came goes back, and nothing of it is lost."""
+    tools = [{"type": "custom", "name": "apply_patch"},
+             {"type": "namespace", "name": "mcp__files", "description": "Files", "tools": [FLAT_TOOLS[1]]}]  # fmt: skip
+    with gpt.responses.stream(model="scripted", input=asking("grouped"), tools=tools) as stream:
+        kinds = {event.type for event in stream}
+        patch, now = stream.get_final_response().output
+    assert {"response.custom_tool_call_input.done", "response.function_call_arguments.done"} <= kinds
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "apply_patch", "a\nb")
+    assert (now.type, now.name, now.namespace, now.arguments) == ("function_call", "now", "mcp__files", "{}")
+    items = [*asking("grouped"), patch, {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "done"},
+             now, {"type": "function_call_output", "call_id": now.call_id, "output": "9:00"}]  # fmt: skip
+    answer = gpt.responses.create(model="scripted", input=[*items, *asking("sun")], tools=tools)
+    assert answer.output_text == "It is sunny."
 
 
 def test_probes_and_what_is_not_kept(gpt, served: Served):

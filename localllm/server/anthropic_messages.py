@@ -15,6 +15,7 @@ from localllm.generation.generate import GenerationOptions
 from localllm.generation.reasoning import THOUGHT
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server.anthropic_blocks import parse_messages
+from localllm.server.anthropic_tools import find_client_tool
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Block, Blocks, Change, collect_blocks
 from localllm.server.fields import Body
 from localllm.server.http import EventStream, anthropic_error, format_event, json_response, read_json, respond_when_done
@@ -110,7 +111,7 @@ def parse_system(value: Any) -> list[Message]:
 
 
 def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse tools and tool_choice; only custom tools are used. Raises UsageError."""
+    """Parse tools and tool_choice; those that Anthropic's servers run are ignored. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
@@ -118,7 +119,9 @@ def parse_tools(body: Body) -> "ToolUse | None":
     for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
         if (kind := tool.get_text("type")) in (None, "custom"):
             tools.append(parse_tool(tool))
-        else:  # Anthropic's servers run it, or its client knows how it is called
+        elif known := find_client_tool(kind, tool.require_text("name")):
+            tools.append(known)
+        else:  # Anthropic's servers run it
             body.ignore(f"tools[{number}]:{kind}")
     if not tools:
         return None
