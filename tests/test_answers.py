@@ -301,7 +301,7 @@ def test_what_is_dropped_is_closed_at_once():
 
     for seed in range(10):
         ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4, beams=4)
-        assert seen and all(held == used + 1 for held, used in seen)
+        assert seen[1:] and all(held == used + 1 for held, used in seen[1:])
         seen.clear()
         ask(Watched(VOCAB, table(seed, 100), 40), Letters(), [2], n=4)
         assert all(used <= held <= used + 1 for held, used in seen), "and one that has ended, for others"

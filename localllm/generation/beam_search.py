@@ -1,33 +1,28 @@
 """Several answers to one prompt: n that are sampled, or the likeliest that beam search finds.
 
 The prompt is read once, as for an only answer. Every answer in the making goes on in a fork of the sequence that holds
-it, and one step of the engine takes all of them one token further.
+it, and one step of the scheduler takes all of them one token further. A beam search is a policy that says how.
 """
 
 import math
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, cast
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.chunked_prefill import read_prompt
-from localllm.generation.constraints.token_mask import AnswerState
 from localllm.generation.request import Completion, Request, Task
 from localllm.generation.sampling.candidates import Candidates
 from localllm.generation.sampling.sampler import log_total
 from localllm.generation.sampling.steps import only, top_k
 from localllm.generation.scheduler import Scheduler
+from localllm.generation.sequence_pool import SequencePool
 from localllm.generation.sequence_sources import PoolSource
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import whole_number
-
-if TYPE_CHECKING:
-    from localllm.engine.sequence import Sequence
-    from localllm.generation.sequence_pool import SequencePool
 
 
 @frozen
@@ -50,6 +45,9 @@ class Answer:
     thinking: str = ""
 
 
+Found = TypeVar("Found", bound=Answer | Completion)
+
+
 def require_counts(n: int, beams: int) -> None:
     """Raises UsageError for numbers of answers and beams that make no sense."""
     whole_number("n", n, 1)
@@ -58,7 +56,7 @@ def require_counts(n: int, beams: int) -> None:
         raise UsageError(f"{n} answers need at least as many beams, not {beams}")
 
 
-def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
+def answers(sequences: SequencePool, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
     """Return the n best of several answers, best first: n sampled ones, or with `beams` what beam search finds.
 
     Of sampled ones, the best has the highest log probability per token; of beams, the highest log probability. Raises
@@ -68,160 +66,98 @@ def answers(sequences: "SequencePool", tokenizer: Tokenizer, task: Task, n: int 
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
-    request = Request(task, 1 if beams else n, is_scored=True)
-    first = request.begin(sequences.engine, tokenizer)[0]
     if beams:
-        with sequences.beginning_with(task.prompt) as begun, BeamSearch(first, tokenizer) as search, search:
-            sequence, logits = begun
-            if logits is None:
-                cached = len(sequence.tokens)
-                logits = read_prompt(sequence, task.prompt, task.options.on_progress)
-                sequences.was_read(sequence, cached, logits)
-            return search.run(cast("Sequence", sequence), logits, beams)[:n]
+        task = replace(task, options=replace(task.options, speculate="off"))
+    request = Request(task, 1 if beams else n, is_scored=True, search=BeamSearch(beams, tokenizer) if beams else None)
+    request.begin(sequences.engine, tokenizer)
     with closing(Scheduler(sequences.engine, tokenizer, [request], n, source=PoolSource(sequences))) as scheduler:
         for _ in scheduler:
             pass
     if request.error:
         raise request.error
     return [
-        Answer(one.text, one.tokens, one.logprob, one.finish_reason, one.seed, one.thinking) for one in request.answers
+        Answer(one.text, one.tokens, one.logprob, one.finish_reason, None if beams else one.seed, one.thinking)
+        for one in request.answers[:n]
     ]
 
 
-@dataclass
-class Hypothesis:
-    """An answer in the making, or made. `tokens` does not have the one that ended it."""
-
-    sequence: "Sequence"  # holds the prompt and all tokens but the last, until BeamSearch.advance
-    logits: np.ndarray  # float32 [vocab], after what the sequence holds; good until the engine runs again
-    guide: AnswerState
-    tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-    finished: bool = False
-
-    def then(self, token: int, logprob: float, end_ids: frozenset[int]) -> "Hypothesis":
-        """Return this one with a token more, which may finish it."""
-        twin = replace(self, guide=self.guide.copy())
-        twin.logprob = self.logprob + logprob
-        if token in end_ids:
-            twin.finished = True
-            return twin
-        twin.tokens = [*self.tokens, token]
-        twin.guide.accept(token)
-        twin.finished = twin.guide.has_ended
-        return twin
-
-    def answer(self) -> Answer:
-        """Return what has become of it, with the text that was held back."""
-        said = self.guide.transcript
-        said.flush(self.finished)
-        return Answer(said.text, self.tokens, self.logprob, "stop" if self.finished else "length", None, said.thinking)
-
-
 class BeamSearch:
-    """The forks of one prompt. Use it as `with BeamSearch(...) as search, search:`; at its end they are all closed.
+    """A search for the likeliest answers: at most `beams` with different texts. Nothing is drawn.
 
-    Twice, because Ctrl-C may strike just before or in the middle of the first `__exit__`: then the second has the rest.
+    From token to token the likeliest continuations stay, of those that say the same the best. The search ends when
+    `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; and with
+    max_tokens or the context, where open ones are answers too.
+
+    Attributes:
+        results: answers that have finished, the likeliest first.
     """
 
-    def __init__(self, completion: Completion, tokenizer: Tokenizer):
-        """completion: begins like all answers, and says how long they may be."""
-        self._guide, self._limit, self._vocab = completion.guide, completion.left, completion.sampler.vocab
-        self._end_ids, self._tokenizer = completion.end_ids, tokenizer
-        self._held: list[Sequence] = []
+    def __init__(self, beams: int, tokenizer: Tokenizer):
+        self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
 
-    def __enter__(self) -> Self:
-        return self
+    def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
+        """Return the likeliest that go on, each with the answer that it is a token longer than; nothing at the end."""
+        going, ended = self._grow(answers, rows)
+        self._add(ended)
+        first = going[0][0] if going else None
+        is_full = len(self.results) == self._beams
+        if first and first.left and not (is_full and self.results[-1].logprob >= first.logprob):
+            return going
+        self._add([child for child, _ in going])
+        return []
 
-    def __exit__(self, *error: object) -> None:
-        self._close(self._held)
+    def _add(self, answers: list[Completion]) -> None:
+        """Have what has become of some answers among the results, with the text that was held back."""
+        for one in answers:
+            one.finish()
+        self.results = best([*self.results, *answers], self._beams)
 
-    def run(self, sequence: "Sequence", logits: np.ndarray, beams: int) -> list[Answer]:
-        """Return at most `beams` answers with different texts, the likeliest first. Nothing is drawn.
-
-        From token to token the likeliest continuations stay, of those that say the same the best. The search ends when
-        `beams` have finished and no open one is likelier than the worst of them, since none gets likelier; and with
-        max_tokens or the context, where open ones are answers too.
-
-        sequence: has read the prompt; logits: behind it, float32 [1, vocab].
-        """
-        self._held.append(sequence.fork())
-        going, finished = [Hypothesis(self._held[0], logits[-1, : self._vocab], self._guide)], list[Answer]()
-        for length in range(self._limit):
-            if length:
-                self._advance(going)
-            going, ended = self._grow(going, beams)
-            finished = best([*finished, *(one.answer() for one in ended)], beams)
-            if not going or (len(finished) == beams and finished[-1].logprob >= going[0].logprob):
-                break
-        return best([*finished, *(one.answer() for one in going)], beams)
-
-    def _advance(self, hypotheses: list[Hypothesis]) -> None:
-        """Run the last token of each in a sequence of its own, and close the sequences that none of them needs.
-
-        Of several that share a sequence, the last goes on in it and the others in forks.
-        """
-        users = Counter(id(hypothesis.sequence) for hypothesis in hypotheses)
-        self._close([sequence for sequence in self._held if id(sequence) not in users])
-        for hypothesis in hypotheses:
-            shared = id(hypothesis.sequence)
-            users[shared] -= 1
-            if users[shared]:
-                self._held.append(hypothesis.sequence.fork())
-                hypothesis.sequence = self._held[-1]
-        work = [(hypothesis.sequence, hypothesis.tokens[-1:]) for hypothesis in hypotheses]
-        rows = hypotheses[0].sequence.engine.run(work, "last", True)
-        for hypothesis, row in zip(hypotheses, rows, strict=True):
-            hypothesis.logits = row[-1, : self._vocab]
-
-    def _grow(self, hypotheses: list[Hypothesis], beams: int) -> tuple[list[Hypothesis], list[Hypothesis]]:
+    def _grow(
+        self, answers: list[Completion], rows: list[np.ndarray]
+    ) -> tuple[list[tuple[Completion, Completion]], list[Completion]]:
         """Return the at most `beams` likeliest that go on with a token more, likeliest first, and the finished ones.
 
         To finish, a continuation must be among the `beams` likeliest of all, or bad endings would crowd out what is
         still being said. So many are looked at that, whatever end tokens there are, enough others are among them,
         even if many say the same.
         """
-        going, finished = dict[bytes, Hypothesis](), list[Hypothesis]()
-        for rank, (logprob, token, parent) in enumerate(continuations(hypotheses, beams * (2 + len(self._end_ids)))):
-            child = parent.then(token, logprob, self._end_ids)
-            if not child.finished:
-                going.setdefault(self._text_bytes(child), child)
-            elif rank < beams:
+        going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
+        count = self._beams * (2 + len(answers[0].end_ids))
+        for rank, (logprob, token, parent) in enumerate(continuations(answers, rows, count)):
+            child = parent.extended(token, logprob)
+            if not child.has_ended:
+                going.setdefault(self._text_bytes(child), (child, parent))
+            elif rank < self._beams:
                 finished.append(child)
-            if len(going) == beams:
+            if len(going) == self._beams:
                 break
         return [*going.values()], finished
 
-    def _text_bytes(self, hypothesis: Hypothesis) -> bytes:
-        return b"".join(self._tokenizer.token_bytes(token, True) for token in hypothesis.tokens)
-
-    def _close(self, sequences: list["Sequence"]) -> None:
-        for sequence in list(sequences):
-            sequence.close()
-            self._held.remove(sequence)
+    def _text_bytes(self, answer: Completion) -> bytes:
+        return b"".join(self._tokenizer.token_bytes(token, True) for token in answer.tokens)
 
 
-def best(answers: list[Answer], count: int) -> list[Answer]:
+def best(answers: Sequence[Found], count: int) -> list[Found]:
     """Return the `count` likeliest, likeliest first, without those whose text a better one has."""
-    found: dict[str, Answer] = {}
+    found: dict[str, Found] = {}
     for answer in sorted(answers, key=lambda answer: -answer.logprob):
         found.setdefault(answer.text, answer)
     return [*found.values()][:count]
 
 
-def continuations(hypotheses: list[Hypothesis], count: int) -> list[tuple[float, int, Hypothesis]]:
-    """The `count` likeliest ways to go on, likeliest first: the token's log probability, the token, after which one.
+def continuations(answers: list[Completion], rows: list[np.ndarray], count: int) -> list[tuple[float, int, Completion]]:
+    """Return the `count` likeliest ways to go on, likeliest first: a token's log probability, it, and which answer's.
 
-    Of equals the lower token comes first, and then the better hypothesis. Raises LocalllmError for logits that are not
+    Of equals the lower token comes first, and then the better answer. Raises LocalllmError for logits that are not
     numbers.
     """
     found = list[tuple[float, int, int, float]]()
-    ids = np.arange(len(hypotheses[0].logits))
-    for number, hypothesis in enumerate(hypotheses):
-        candidates, allowed = Candidates(ids, hypothesis.logits), hypothesis.guide.allowed(len(ids))
+    ids = np.arange(len(rows[0]))
+    for number, (answer, row) in enumerate(zip(answers, rows, strict=True)):
+        candidates, allowed = Candidates(ids, row), answer.guide.allowed(len(ids))
         candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
-        total = log_total(hypothesis.logits)
+        total = log_total(row)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:
-                found.append((-(hypothesis.logprob + (logit - total)), token, number, logit - total))
-    return [(logprob, token, hypotheses[number]) for _, token, number, logprob in sorted(found)[:count]]
+                found.append((-(answer.logprob + (logit - total)), token, number, logit - total))
+    return [(logprob, token, answers[number]) for _, token, number, logprob in sorted(found)[:count]]

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
+from copy import copy
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,6 +104,23 @@ class Task:
         return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
 
 
+class Search(Protocol):
+    """How the answers to a request go on together, instead of each by its sampler.
+
+    Attributes:
+        results: what has been found so far, best first.
+    """
+
+    results: "list[Completion]"
+
+    def expand(self, answers: "list[Completion]", rows: list[np.ndarray]) -> "list[tuple[Completion, Completion]]":
+        """Return what goes on, each with the answer that it is a token longer than; nothing: the search is over.
+
+        rows: logits behind each of the answers, float32 [vocab].
+        """
+        ...
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt that is to be answered n times.
@@ -113,6 +131,7 @@ class Request:
         begun: whether the prompt has been read.  error: why there are no answers.
         listener: hears of every token.  cached: how many tokens of the prompt did not have to be read.
         is_scored: whether the answers' log probabilities are wanted; several have them anyway, to be compared.
+        search: by which answers are found, if they are not drawn.
     """
 
     task: Task
@@ -124,6 +143,7 @@ class Request:
     listener: Listener | None = None
     cached: int = 0
     is_scored: bool = False
+    search: Search | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -324,6 +344,18 @@ class Completion:
         parts = self.guide.accept(token)
         self.has_ended = self.guide.has_ended
         return Output(self, token, parts, row)
+
+    def extended(self, token: int, logprob: float) -> "Completion":
+        """Return another answer that is a token longer, which may end it, and has no sequence; logprob: the token's."""
+        twin = copy(self)
+        twin.ids, twin.guide, twin.logprob, twin.sequence = [*self.ids], self.guide.copy(), self.logprob + logprob, None
+        if token in self.end_ids:
+            twin.has_ended = True
+            return twin
+        twin.ids.append(token)
+        twin.guide.accept(token)
+        twin.has_ended = twin.guide.has_ended
+        return twin
 
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
         """Go on with the tokens that are drawn, as far as a draft is right and one beyond; forget what was wrong.

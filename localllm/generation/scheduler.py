@@ -6,10 +6,11 @@ Kwon et al. 2023). Everything that is answered is answered here: a Generation is
 """
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack
+from copy import copy
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -294,24 +295,63 @@ class Scheduler:
 
     def _outputs(self, read: "list[tuple[AnswerSpan, np.ndarray]]") -> Iterator[Output]:
         """Draw what comes behind all that answers have read."""
+        searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (answering, _, draft, _), rows in read:
-            if answering.has_begun:
+            if answering.request.search and answering.has_begun:
+                searched.setdefault(answering.request, []).append((answering, rows[-1]))
+            elif answering.has_begun:
                 answering.steps += 1
                 yield from self._accept(answering, draft, rows[-1 - len(draft) :])
             elif answering.sequence:
                 self._source.was_read(answering.sequence, answering.cached_tokens, rows)
                 yield from self._begin(answering, rows[-1:])
+        for request, group in searched.items():
+            self._expand(request, group)
 
     def _begin(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
         """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
         request.begun, first.prefill_s = True, perf_counter() - first.started
+        if request.search and not first.is_complete:
+            self._begin_search(first, row)
+            return
         for answering in request.answers:
             if answering is not first:
                 self.running.insert(place, answering)
                 answering.sequence = first.sequence.fork() if first.sequence else None
         for answering in [*request.answers]:
             yield from self._accept(answering, [], row)
+
+    def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
+        """Search behind a prompt in forks of the sequence that holds it, which is given back."""
+        root = copy(first)
+        root.number, root.sequence = 1, None
+        self.running.append(root)
+        root.sequence = first.sequence.fork() if first.sequence else None
+        self._source.give_back(first)
+        self.running.remove(first)
+        self._expand(first.request, [(root, row[-1])])
+
+    def _expand(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
+        """Let a search go on: of several that go on from one answer, the last has its sequence and the others forks."""
+        assert request.search
+        parents = [answering for answering, _ in group]
+        children = request.search.expand(parents, [row[: self._vocab] for _, row in group])
+        users = Counter(id(parent) for _, parent in children)
+        for parent in parents:
+            if not users[id(parent)]:
+                parent.close()
+        self.running += [child for child, _ in children]
+        for child, parent in children:
+            users[id(parent)] -= 1
+            if users[id(parent)]:
+                child.sequence = parent.sequence.fork() if parent.sequence else None
+            else:
+                child.sequence, parent.sequence = parent.sequence, None
+        self.running = [one for one in self.running if one not in parents]
+        request.answers = [child for child, _ in children] or request.search.results
+        if not children:
+            self._finished.append(request)
 
     def _accept(self, answering: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
         """Take one token further, or several if a draft is right; it may leave then. rows: as of accept_draft."""
@@ -358,7 +398,7 @@ class Scheduler:
         """Take back what is kept, or the youngest's memory; it reads again later. Who is alone fails."""
         if self._source.forget():
             return
-        if len(self.running) > 1:
+        if len(self.running) > 1 and not self.running[-1].request.search:
             youngest = self.running.pop()
             youngest.close()
             self.waiting.appendleft(youngest)
