@@ -19,8 +19,7 @@ from localllm.generation.context_overflow import SINKS, require_shift
 from localllm.generation.logprobs import LikelyToken, token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import TextPart, Thinking
-from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.sampling.sampler import Sampler, log_total
+from localllm.generation.sampling.sampler import Sampler, log_total, seeded_samplers
 from localllm.generation.transcript import Transcript
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -164,7 +163,7 @@ class Request:
         kept = task.kept_tokens(engine.context)
         if kept is not None:
             engine.require_shift()
-        samplers = seeded(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
+        samplers = seeded_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs or engine.runs)
         self.answers = [
             Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
@@ -218,7 +217,7 @@ class Completion:
         number: int = 0,
     ):
         self.request, self.prompt, self.ids = request, request.prompt, list(request.prompt)
-        self.seed, self.number = sampler.seed, number
+        self.seed, self.number, self.options, self.seen = sampler.seed, number, request.task.options, request.task.seen
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
         self.guesses: Guesses | None = None
@@ -232,14 +231,6 @@ class Completion:
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
         self._chosen = 0
         self.logprobs = list[LikelyToken]()
-
-    @property
-    def seen(self) -> "Ids[ImageEmbedding]":
-        return self.request.task.seen
-
-    @property
-    def options(self) -> GenerationOptions:
-        return self.request.task.options
 
     @property
     def text(self) -> str:
@@ -403,14 +394,3 @@ class Completion:
         """Say why it ends, and what was held back."""
         self.finish_reason = "stop" if self.has_ended else "length"
         return self.guide.transcript.flush(is_end=self.has_ended)
-
-
-def seeded(
-    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: Tokenizer | None = None
-) -> list[Sampler]:
-    """Return n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
-    first = Sampler(options, vocab, tokenizer)
-    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
-    for sampler in (first, *others):
-        sampler.read(prompt)
-    return [first, *others]

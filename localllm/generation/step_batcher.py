@@ -130,10 +130,12 @@ class StepBatcher:
         self._changed = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._queue, self._running = list[Step](), list[Step]()
         self._due = set[BatchMember]()  # have their logits, and come back soon
-        self._latest = list[BatchMember]()
+        self._latest, self._waiting = list[BatchMember](), 0
 
     def count_others(self, member: BatchMember) -> int:
         """Return how many others have been part of the latest run, or wait for the next."""
+        if not self._queue and self._latest == [member]:
+            return 0
         found = {*self._latest, *(step.member for step in [*self._queue])}
         return sum(one is not member and not one.has_left for one in found)
 
@@ -142,21 +144,21 @@ class StepBatcher:
         with self.lock:
             self._due.discard(step.member)
             self._queue.append(step)
-            self._changed.notify_all()
+            self._notify()
 
     def settle(self, member: BatchMember) -> None:
         """Wait for this one no longer."""
         if member in self._due:
             with self.lock:
                 self._due.discard(member)
-                self._changed.notify_all()
+                self._notify()
 
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Forget what a sequence was to read; wait if it is being read."""
         with self.lock:
             self._queue = [step for step in self._queue if all(one is not sequence for one, _ in step.spans)]
             while any(one is sequence for step in self._running for one, _ in step.spans):
-                self._changed.wait(PATIENCE)
+                self._wait()
 
     def complete(self, step: Step) -> None:
         """Wait until others have made a step, or make it together with what they have handed in."""
@@ -166,7 +168,7 @@ class StepBatcher:
                 with self.lock:
                     step.is_awaited = True
                     while not step.is_done and (self._running or self._due):
-                        if not self._changed.wait(PATIENCE) and not self._running:
+                        if not self._wait() and not self._running:
                             self._due.clear()
                     if not step.is_done:
                         batch = self._running = self._take()
@@ -190,14 +192,29 @@ class StepBatcher:
 
     def _end(self, batch: list[Step]) -> None:
         """Wake who waits for these steps; those that were interrupted are to be made again."""
+        is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
             if step.is_done and step.is_awaited:
-                self._due.add(step.member)
+                if is_shared:  # else nobody waits, and whoever comes next need not
+                    self._due.add(step.member)
             elif not step.is_done:
                 step.go_back()
         self._queue[:0] = [step for step in batch if not step.is_done]
         self._latest, self._running = [step.member for step in batch], []
-        self._changed.notify_all()
+        self._notify()
+
+    def _wait(self) -> bool:
+        """Wait for a change; False if none came for a while. The caller holds the lock."""
+        self._waiting += 1
+        try:
+            return self._changed.wait(PATIENCE)
+        finally:
+            self._waiting -= 1
+
+    def _notify(self) -> None:
+        """Wake who waits, which takes 1 microsecond also where nobody does. The caller holds the lock."""
+        if self._waiting:
+            self._changed.notify_all()
 
 
 def run(batch: list[Step]) -> None:

@@ -11,6 +11,7 @@ import copy
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -123,3 +124,14 @@ def log_total(logits: np.ndarray) -> float:
     """What to subtract from logits float32 [vocab] for log probabilities: the logarithm of the sum of exp(logits)."""
     largest = float(logits.max())
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
+
+
+def seeded_samplers(
+    options: SamplingOptions, prompt: list[int], vocab: int, n: int, tokenizer: "Tokenizer | None" = None
+) -> list[Sampler]:
+    """Return n samplers that know the prompt, with seeds that count up from the options' one or a random one."""
+    first = Sampler(options, vocab, tokenizer)
+    others = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
+    for sampler in (first, *others):
+        sampler.read(prompt)
+    return [first, *others]
