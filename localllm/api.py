@@ -114,11 +114,11 @@ class Model(GenerationMixin):
         return self.tokenizer.encode(text, special, bos)
 
     def detokenize(self, ids: Iterable[int], special: bool = False) -> str:
-        """The text of token ids; see Tokenizer.decode."""
+        """Decode token ids to text; see Tokenizer.decode."""
         return self.tokenizer.decode(ids, special)
 
     def sequence(self) -> "Sequence":
-        """A new sequence of tokens that the model reads: append, fork, truncate, close."""
+        """Make a new sequence of tokens: append, fork, truncate, close."""
         return self.engine.sequence()
 
     def step(self, requests: Ids[tuple["Sequence", Ids[int]]], precise: bool = True) -> list[np.ndarray]:
@@ -130,7 +130,7 @@ class Model(GenerationMixin):
         return self.engine.step(requests, precise)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
-        """What the model expects after each of the tokens: float32 [len(ids), vocab], unnormalized, by one prefill.
+        """Compute the logits after each token in one prefill: float32 [len(ids), vocab], unnormalized.
 
         Raises as Sequence.append.
         """
@@ -176,7 +176,7 @@ class Model(GenerationMixin):
         return made.rerank(query, require_several("texts", texts), cut)
 
     def _opened(self, kind: str, pooling: str | None, make: Callable[["EngineOptions"], Any]) -> Any:
-        """What reads whole texts, made when it is asked for the first time, and closed with the model."""
+        """Return an encoder of whole texts; it is made at the first call and closed with the model."""
         from localllm.engine.options import EngineOptions
 
         with self._opening:
@@ -185,11 +185,11 @@ class Model(GenerationMixin):
             return self._readers[kind, pooling]
 
     def drafter(self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None) -> "str | Drafter":
-        """What GenerationOptions have for it: a smaller model as one that guesses, "ngram" and others as they are.
+        """Return what GenerationOptions.speculate takes: an opened draft model, or "ngram" and the like unchanged.
 
         The model of "draft:PATH" is opened with as many threads as this one, the first time, and closed with it (to
-        choose how, open it yourself); a head for this model (EAGLE-3) is "mtp" from then on. progress: as of
-        open_model, which says what is raised; UsageError also if its vocabulary is another one.
+        choose how, open it yourself); a draft head for this model (EAGLE-3) is "mtp" from then on. progress: as in
+        open_model, which documents the errors; also UsageError if its vocabulary is a different one.
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
@@ -219,9 +219,9 @@ class Model(GenerationMixin):
         live: bool = False,
         memory: int | None = None,
     ) -> "Scheduler":
-        """What answers many requests (see Session.request), within the memory that there is now, or one by one.
+        """Make a scheduler that answers many requests (see Session.request) within the memory that is free now.
 
-        live: as of Batch.  memory: the most bytes for what is read, None for all that there is.
+        live: as in Batch.  memory: the most bytes for the KV cache, None for all that is free.
         """
         from localllm.generation.chunked_prefill import most_between_steps
         from localllm.generation.scheduler import PARALLEL, Scheduler
@@ -342,7 +342,7 @@ def open_with_options(
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer:
-    """The file's tokenizer. Raises ModelError, which names the file."""
+    """Return the file's tokenizer. Raises ModelError, which names the file."""
     try:
         return Tokenizer.from_metadata(file.metadata, file.oddities)
     except ModelError as error:
@@ -350,7 +350,7 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer:
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
+    """Open the tokenizer of a GGUF file, which may hold a vocabulary only. Raises ModelError."""
     from localllm.engine.trace.recorder import trace_model
 
     with GGUFFile.open(path) as file:

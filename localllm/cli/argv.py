@@ -1,5 +1,7 @@
-"""What the user typed, made into what Typer parses: llama.cpp's spellings replaced, options that mean nothing here left
-out, letters behind one dash separated; and answers to what does not exist.
+"""Translate what the user typed into what Typer parses.
+
+Replaces llama.cpp's spellings, leaves out options that have no effect here, separates short options behind one dash,
+and explains unknown options.
 """
 
 import re
@@ -172,11 +174,13 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Any]) -> str:
-    """A message with the options in it as the user has typed them, where it has their names in Python: the word that it
-    begins with, and others with a "_" that stand alone. An option that was not typed gets its longest name, and the
-    source of its value. What stands in the message because it is a value, a file called "keys" say, stays.
+    """Return a message with Python names of options replaced by the options as the user typed them.
 
-    elsewhere: as Chosen, what was not typed.
+    Replaced are the first word of the message and other words with a "_" that stand alone. An option that was not typed
+    gets its longest name and the source of its value. A name that is part of a value, such as a file called "keys",
+    stays.
+
+    elsewhere: as Chosen, the values that were not typed.
     """
     names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
     values = places_of(message, [*words.texts.values(), *(chosen.value for chosen in elsewhere.values())])

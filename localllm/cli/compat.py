@@ -1,8 +1,7 @@
-"""Options and commands of llama.cpp and Ollama that have other names here, or mean nothing: so that a command line that
-was copied from anywhere runs. docs/coming-from.md is written from these tables.
+"""Translate or explain options and commands of llama.cpp and Ollama, so that copied command lines run.
 
-Options that localllm has under llama.cpp's own names stand where the options are. Names: llama.cpp, tools/cli/README.md
-(2026); Ollama, docs/cli.mdx (2026).
+docs/coming-from.md is generated from these tables. Options that localllm has under llama.cpp's own names are declared
+with the other options. Names: llama.cpp, tools/cli/README.md (2026); Ollama, docs/cli.mdx (2026).
 """
 
 from collections.abc import Mapping, Sequence
@@ -168,18 +167,18 @@ _REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.
 
 
 def left_out(name: str, command: str) -> IgnoredOption | None:
-    """What is known of an option that means nothing in this command; None if it is no such option."""
+    """Return the entry of an option that has no effect in this command, None if it is not one."""
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
 def refusal(name: str, command: str = "") -> str:
-    """What to do instead of llama.cpp's option, "" if it has none of this name."""
+    """Return what to do instead of llama.cpp's option, "" if it has no such option."""
     own = next((reason for reason, names in REFUSED_IN.get(command, {}).items() if name in names.split()), "")
     return own or _REFUSED.get(name, "")
 
 
 def value_here(param: str, value: str) -> str:
-    """What a value of llama.cpp's or Ollama's option is here."""
+    """Translate a value of llama.cpp's or Ollama's option."""
     return SAME_VALUES.get(param, {}).get(value, value)
 
 
@@ -264,7 +263,7 @@ NO_COMMAND = {
 
 
 def meant_command(word: str) -> str:
-    """The command that somebody means by another word for it, "" if there is none."""
+    """Return the command that another word for it means, "" if there is none."""
     return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
 
 
@@ -274,7 +273,7 @@ def no_command(word: str) -> str:
 
 
 def left_out_line(found: Sequence[tuple[str, str]]) -> str:
-    """What is told of options that were left out: name and reason of each."""
+    """Format the line about options without effect, with the reason for each."""
     if len(found) == 1:
         return f"{found[0][0]} is left out: {found[0][1]}"
     return f"left out, because they mean nothing here: {', '.join(name for name, _ in found)}"

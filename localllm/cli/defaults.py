@@ -69,7 +69,7 @@ class Entry(NamedTuple):
         return f"{held.path.name}, line {held.line(*self.tables, self.written)}"
 
     def converted(self, param: Parameter, held: Settings) -> Any:
-        """Raises UsageError."""
+        """Convert the entry's value. Raises UsageError."""
         try:
             return param.converted(texts_of(self.value, param))
         except ValueError as error:
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
 
 
 def entries(held: Settings, command: str, model: str | None) -> Iterator[Entry]:
-    """What the file says about a command and a model, the most special last."""
+    """Yield the file's entries for a command and a model, the most specific last."""
     yield from (Entry(("defaults",), key, value) for key, value in held.defaults.items())
     yield from (Entry(("command", command), key, value) for key, value in held.command.get(command, {}).items())
     for name in tables_of(held, model) if model else ():
@@ -85,7 +85,7 @@ def entries(held: Settings, command: str, model: str | None) -> Iterator[Entry]:
 
 
 def tables_of(held: Settings, model: str) -> list[str]:
-    """The names under which the file speaks of a model: as it was typed, last; what that stands for; its aliases."""
+    """List the names by which the file can mean a model: its aliases, what the name stands for, the typed name last."""
     same = {model, held.aliases.get(model, model)}
     found = [name for name in held.model if os.path.expanduser(held.aliases.get(name, name)) in same or name == model]
     return sorted(found, key=lambda name: name == model)
@@ -111,7 +111,7 @@ def is_known(entry: Entry, known: Mapping[str, Parameter], held: Settings) -> bo
 
 
 def texts_of(value: Any, param: Parameter) -> Any:
-    """A value of TOML as the text that would have been typed, or texts; a flag's is a bool. Raises ValueError."""
+    """Convert a TOML value to the text or texts that would have been typed; a switch's is a bool. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
@@ -128,7 +128,7 @@ def as_text(value: Any) -> str:
 
 
 def from_environment(variable: str, param: Parameter) -> Any:
-    """Raises UsageError."""
+    """Convert an environment variable's value. Raises UsageError."""
     text = os.environ[variable]
     try:
         return param.converted([text] if param.many else text)
@@ -137,8 +137,9 @@ def from_environment(variable: str, param: Parameter) -> Any:
 
 
 def strange(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
-    """What the file and the environment say, that no command understands, a line each. What this command understands is
-    not looked at: it was converted already. To ask all commands takes 30 ms.
+    """Yield a warning for each unknown config key or LOCALLLM_ variable.
+
+    What this command understands is not checked: it was converted already. To ask all commands takes 30 ms.
     """
     known = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
     for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
@@ -164,7 +165,7 @@ def all_entries(held: Settings) -> Iterator[Entry]:
 
 
 def check(entry: Entry, held: Settings, command: str) -> None:
-    """Raises UsageError for one that `command` does not know, or none if that is "", or does not understand."""
+    """Raise UsageError for an entry that `command` (every command if that is "") does not know or cannot convert."""
     if command and command not in COMMANDS:
         raise held.error(f"there is no command {command}", "command", command)
     given = params_of(command) if command else all_params()

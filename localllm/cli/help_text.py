@@ -22,7 +22,7 @@ def columns() -> int:
 
 
 def finished(text: str) -> str:
-    """The text, with colours if stdout is a terminal that shows them."""
+    """Add colours to the text if stdout is a terminal that shows them."""
     return coloured(text) if is_terminal(sys.stdout) else text
 
 
@@ -82,7 +82,7 @@ def with_names(help: str, also: Iterable[str]) -> str:
 
 
 def paragraphs(text: str, width: int) -> Iterator[str]:
-    """A docstring's lines anew; those of a paragraph that begins with a backspace stay, if there is room."""
+    """Wrap a docstring's paragraphs; one that begins with a backspace keeps its lines where they fit."""
     for place, paragraph in enumerate(text.split("\n\n")):
         if place:
             yield ""
@@ -114,7 +114,7 @@ def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str
 
 
 def command_line(text: str, width: int) -> list[str]:
-    """An example; what does not fit goes on behind a backslash, as the shell has it, and not inside of quotes."""
+    """Wrap an example; its lines break outside of quotes and end with a backslash, as the shell needs."""
     lines = [" "]
     for word in re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", text):
         if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():

@@ -54,11 +54,11 @@ def main() -> NoReturn:
 
 
 def require_surroundings() -> None:
-    """Standard streams that are open, and memory for more than imports. Raises LocalllmError.
+    """Make sure that the standard streams are open and that there is memory for more than imports.
 
-    A file that is opened gets the lowest free number: it must not become the stdout or stderr of some library. And
-    OpenBLAS, which NumPy loads, ends the process by itself where it gets no memory; a run of the smallest model takes
-    more than LEAST_MEMORY.
+    Raises LocalllmError. An opened file gets the lowest free descriptor: it must not become the stdout or stderr of
+    some library. And OpenBLAS, which NumPy loads, ends the process where it gets no memory; a run of the smallest model
+    takes more than LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
     from localllm.system.memory import address_limit
@@ -124,7 +124,7 @@ def report(error: BaseException) -> int:
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """The message for the user and the exit code."""
+    """Return the message for the user and the exit code."""
     from localllm.errors import LocalllmError, MemoryLimitError
 
     if isinstance(error, LocalllmError):

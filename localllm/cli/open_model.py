@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def chosen_model(model: str | None) -> str:
-    """What was named, or the built-in model."""
+    """Return the given model, or the path of the built-in one."""
     return str(localllm.builtin_model()) if model is None else model
 
 
@@ -65,7 +65,7 @@ def open_model(
 
 
 def with_draft_model(model: "Model", chosen: "GenerationOptions", speculate: str) -> "GenerationOptions":
-    """The same with the draft model that --speculate names, if it does, opened. Raises as Model.drafter."""
+    """Open the draft model that --speculate names, if any, and return the options with it. Raises as Model.drafter."""
     if not is_draft_model(speculate):
         return chosen
     if model.file is None:
@@ -85,7 +85,7 @@ def is_draft_model(speculate: str) -> bool:
 
 
 def settle(model: "Model") -> None:
-    """The answer is said: who reads it can go on, while what was read of the prompt is written. Ctrl-C ends that."""
+    """Finish writing the prefix cache after the answer was printed; Ctrl-C skips that."""
     if model.prefixes is None:
         return
     try:
@@ -106,8 +106,9 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def compiling(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for api.open_model that shows its progress on the line, and clears it when all are there. If stderr is
-    no terminal, a line says at first what takes so long.
+    """Make a callback for api.open_model that shows the progress of compiling on the line.
+
+    If stderr is not a terminal, it prints one line at first that says what takes so long.
     """
     has_said = False
 
@@ -126,7 +127,7 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
 
 
 def uploading(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for api.open_model that shows how much of the weights the card has."""
+    """Make a callback for api.open_model that shows how much of the weights is on the GPU."""
 
     def show(done: int, total: int) -> None:
         line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
@@ -135,7 +136,7 @@ def uploading(line: ProgressLine) -> Callable[[int, int], None]:
 
 
 def reading(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for the prefill that shows its progress on the line; a short prompt needs none."""
+    """Make a callback that shows the progress of the prefill on the line; a short prompt needs none."""
 
     def show(done: int, total: int) -> None:
         if done:

@@ -1,6 +1,4 @@
-"""Options and arguments as Typer has made them, with what this program wants besides: how values are converted, where
-they may come from, and what an error calls them.
-"""
+"""Options and arguments as Typer makes them, extended by conversion, defaults from elsewhere and error names."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -154,7 +152,7 @@ def own_name(param: Converting) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Raises ValueError."""
+    """Parse a whole number. Raises ValueError."""
     try:
         return int(text)
     except ValueError:
@@ -162,7 +160,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Raises ValueError."""
+    """Parse a number. Raises ValueError."""
     try:
         return float(text)
     except ValueError:

@@ -35,11 +35,11 @@ def whole_prompt(
     exact: str | None = None,
     ways: str = "-p TEXT, -f FILE or through a pipe",
 ) -> str:
-    """The texts of -p, the files of -f and what is piped to stdin, with blank lines between; "-" is stdin's name.
+    """Join the texts of -p, the files of -f and stdin with blank lines; "-" names stdin.
 
-    encoding: of the file and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
-    only asked for more than ALWAYS. Raises UsageError, and ContextError for more than could fit, as soon as so much has
-    been read.  exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
+    encoding: of the files and of stdin, see files.text_file. most_bytes: how many bytes of UTF-8 could fit the context;
+    only called for more than ALWAYS. Raises UsageError, and ContextError as soon as more was read than could fit.
+    exact: a file that keeps the line break at its end.  ways: how the command is given a prompt.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
@@ -60,7 +60,7 @@ def whole_prompt(
 
 
 def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
-    """A file's bytes. Raises as read_bounded, and UsageError if it cannot be read."""
+    """Read a file's bytes. Raises as read_bounded, and UsageError if it cannot be read."""
     try:
         with open(file, "rb") as source:
             return read_bounded(source, most_bytes, encoding)
@@ -85,9 +85,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
 
 
 def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
-    """A text file's text, less the line break at its end unless the whole is wanted. Raises UsageError if it is not in
-    the encoding.
-    """
+    """Decode a text file, without the line break at its end unless whole. Raises UsageError for wrong bytes."""
     from localllm.files.text_file import decode_text, strip_line_break
 
     try:
@@ -98,7 +96,7 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
 
 
 def typed(text: str, name: str) -> str:
-    """A text from the command line. Raises UsageError if it is not in the terminal's encoding."""
+    """Return a text from the command line. Raises UsageError if it is not in the terminal's encoding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -108,8 +106,10 @@ def typed(text: str, name: str) -> str:
 
 
 def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | list[Message]":
-    """The prompt as messages; as it is with `raw`, and for models that hold no conversation. A template that the file
-    does not have is worth a warning. Raises UsageError for an instruction that such a model cannot have."""
+    """Return the prompt as messages, or unchanged with `raw` and for models that do not chat.
+
+    Warns if the file has no chat template. Raises UsageError for a system message that such a model cannot have.
+    """
     if raw:
         return text
     if model.session.answers_one_text:
@@ -127,5 +127,5 @@ def warn_of_template(model: "Model") -> None:
 
 
 def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":
-    """The answer in the making."""
+    """Start generating the answer."""
     return model.session.complete(asked, chosen) if isinstance(asked, str) else model.session.chat(asked, chosen)

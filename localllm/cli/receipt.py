@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def prepared(
     path: str, chosen: "GenerationOptions", model: "Model", inputs: Iterable[str | None], force: bool
 ) -> "GenerationOptions":
-    """The options with which the answer can be had again. Raises UsageError for a receipt that cannot be written.
+    """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.
 
-    inputs: files with the prompt; the receipt must not replace them, nor a file of a model, nor anything else
-    than a receipt, unless it is forced.
+    inputs: files with the prompt; the receipt must not replace them, nor a model's file, nor, unless forced, any file
+    that is not a receipt.
     """
     from localllm.files.safe_file import resolve_target
     from localllm.services.outputs import is_receipt, require_kind
@@ -56,5 +56,5 @@ def keep(
 
 
 def hashing(line: ProgressLine) -> Callable[[int, int], None]:
-    """A callback for what hashes the model's files, which shows its progress on the line."""
+    """Make a callback that shows the progress of hashing the model's files on the line."""
     return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")

@@ -29,7 +29,7 @@ def function(name: str) -> Callable[..., None]:
 
 
 def summary(name: str) -> str:
-    """The first line of a command's docstring."""
+    """Return the first line of a command's docstring."""
     return (function(name).__doc__ or "").partition("\n")[0]
 
 

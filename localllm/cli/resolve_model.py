@@ -15,9 +15,9 @@ LEAST = 0.1  # seconds between two states of the progress line
 
 
 def located(model: str) -> str:
-    """The file of a MODEL: a path that is there, or what a name stands for.
+    """Return the file of a MODEL: an existing path, or the file that a name stands for.
 
-    On a terminal a model that is missing can be pulled. Raises as services.catalogue.resolve and services.pull.pull.
+    On a terminal, offers to pull a missing model. Raises as services.catalogue.resolve and services.pull.pull.
     """
     if os.path.lexists(model):
         return model
@@ -32,7 +32,7 @@ def located(model: str) -> str:
 
 
 def offered(missing: "MissingError") -> str:
-    """The file of a model that the user wants to have pulled. Raises MissingError if not."""
+    """Offer to pull a missing model and return its file. Raises MissingError if the user declines."""
     reference = missing.reference
     what = f" ({reference.size})" if reference.size else ""
     if not confirmed(f"{reference.text} is not on this computer. Pull it{what}?"):
@@ -41,7 +41,7 @@ def offered(missing: "MissingError") -> str:
 
 
 def confirmed(question: str) -> bool:
-    """What the user answers, on the terminal; the end of input is a no."""
+    """Ask a yes-or-no question on the terminal; the end of input is a no."""
     print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

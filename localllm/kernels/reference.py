@@ -6,7 +6,7 @@ from localllm.errors import ModelError
 
 
 def dequantize(tensor) -> np.ndarray:
-    """A tensor's weights as float32, in its shape. Raises ModelError for a format of which they are not known."""
+    """Dequantize a tensor to float32 in its shape. Raises ModelError for an unsupported format."""
     import gguf
 
     data = np.asarray(tensor.data)

@@ -1,4 +1,4 @@
-"""What the reference keeps of a sequence: keys and values, rounded as a cache of their type keeps them."""
+"""The reference backend's KV cache of a sequence, rounded as the KV type rounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,11 @@ import numpy as np
 
 
 class Remembered:
-    """What the reference keeps of a sequence: by state, keys and values float32 [2][tokens, heads, head dimension], and
-    the states of recurrent layers after `length` tokens."""
+    """KV cache and recurrent states of a sequence in the reference backend.
+
+    By state: keys and values float32 [2][tokens, heads, head dimension], and the states of recurrent layers after
+    `length` tokens.
+    """
 
     def __init__(
         self, kv_type: tuple[str, str], layers: dict | None = None, states: dict | None = None, length: int = 0
@@ -37,7 +40,7 @@ class Remembered:
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """What it is after the run."""
+        """Store a recurrent layer's state after the run."""
         self._states = {**(self._states or {}), (layer, number): state}
 
     def prepare(self, length: int, count: int) -> None:
@@ -93,7 +96,7 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
-    """What a cache of that type keeps of heads [..., head dimension], multiplied with Hadamard matrices and back."""
+    """Round heads [..., head dimension] as a cache of that type does, with Hadamard rotation and back."""
     if rotation > 1:
         return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
     with np.errstate(over="ignore"):
@@ -116,7 +119,7 @@ SMALLEST = np.float32(2**-24)  # above zero, of a float16
 
 
 def half(x: np.ndarray) -> np.ndarray:
-    """Rounded to float16, which may be infinite."""
+    """Round to float16, which may give infinity."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 

@@ -29,7 +29,7 @@ class Numbers:
         self._least, self._length = least, length
 
     def __call__(self, text: str) -> tuple[int, ...]:
-        """Raises ValueError."""
+        """Parse the numbers. Raises ValueError."""
         whole = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
         numbers = tuple(map(int, text.split(","))) if whole else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
@@ -39,7 +39,7 @@ class Numbers:
 
 
 def numbers(*names: str, least: int = 0, help: str) -> Any:
-    """An option with a list of numbers."""
+    """Declare an option with a list of numbers."""
     return typer.Option(*names, parser=Numbers(least), metavar="N[,N...]", help=help)
 
 
@@ -129,7 +129,7 @@ def bench(
 def show_texts(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
 ) -> None:
-    """The same of a model that makes vectors, with texts of so many tokens; 512 stands for several lengths."""
+    """Measure an embedding model on texts of these lengths in tokens; 512 stands for the default lengths."""
     from localllm.services.bench_texts import measure
 
     line = ProgressLine()
@@ -151,7 +151,7 @@ def show_texts(
 
 
 def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: bool) -> None:
-    """A table for people's eyes, or one in Markdown. It names the lane in which prompts are multiplied."""
+    """Print the results as a table for a terminal or in Markdown; it names the lane that multiplies prompts."""
     columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
     rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
     if not pretty:

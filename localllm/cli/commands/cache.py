@@ -41,7 +41,7 @@ def cache(
 
 
 def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
-    """A row for each prompt, the latest first; what several begin with is part of the latest one's size."""
+    """Build a row for each prompt, the latest first; a prefix that several share counts for the latest one."""
     by_key, begun = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
     rows, counted = [], set[str]()
     for last in sorted(entries, key=lambda entry: -entry.used):
@@ -57,7 +57,7 @@ def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as the clock on the wall says it."""
+    """Format a time in seconds since 1970 as local time."""
     from datetime import datetime
 
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

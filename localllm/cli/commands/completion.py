@@ -131,9 +131,9 @@ def answer(words: Sequence[str]) -> None:
 
 
 def possible(before: Sequence[str], begun: str) -> tuple[str, list[Word]]:
-    """What could be instead of a word that is begun: the kind of files, and words with their meanings.
+    """Return the completions of a partial word: the kind of files, and words with their meanings.
 
-    Raises LocalllmError if what stands before makes no sense.
+    Raises LocalllmError if the words before it are invalid.
     """
     if not before:
         return "nothing", [

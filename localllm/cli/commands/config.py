@@ -66,7 +66,7 @@ def config(
 
 
 def general(held: Settings) -> Iterator[Row]:
-    """The files, the cache and the aliases."""
+    """Yield rows for the files, the cache and the aliases."""
     from localllm.files.cache import prefix_files
     from localllm.files.models_folder import find_models_folder
 
@@ -101,7 +101,7 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
 
 
 def of_all(held: Settings) -> Iterator[Row]:
-    """What is set, for any command and any model."""
+    """Yield rows for everything that is set, for any command and any model."""
     from localllm.cli.registry import COMMANDS, params_of
 
     for command in held.command:

@@ -142,7 +142,7 @@ def kind_of(format: str | None, output: str | None) -> str:
 
 
 def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
-    """What to read. Raises UsageError."""
+    """Read the records to embed. Raises UsageError."""
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.embed import file_text, files_below
     from localllm.services.records import Record, read_records
@@ -164,7 +164,7 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
 
 
 def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
-    """What is shown of each text or image, and that itself. Raises UsageError for what is none."""
+    """Return each text or image with the label to show for it. Raises UsageError for records without a text."""
     from localllm.services.embed import text_of
 
     found = [text_of(record, field) for record in records]
@@ -213,7 +213,7 @@ def vectors(
 
 @contextmanager
 def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
-    """A model, its warnings told."""
+    """Open an embedder and print its warnings."""
     with manager as made:
         line.clear()
         opening.warn(made.warnings)
@@ -224,7 +224,7 @@ def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
 def show_nearest(
     job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | ShownImage]]", stats: bool, line: ProgressLine
 ) -> None:
-    """The texts nearest to a query, each behind its cosine."""
+    """Print the texts nearest to a query, each after its cosine similarity."""
     from dataclasses import replace
 
     from localllm.services.embed import VectorCache, embedder, key_of, nearest
@@ -253,5 +253,5 @@ def show_nearest(
 
 
 def tell(made: Any, seconds: float) -> None:
-    """What --stats says."""
+    """Print the lines of --stats."""
     say(f"{made.tokens} tokens in {seconds:.2f} s, {made.tokens / max(seconds, 1e-9):.0f} tokens/s")

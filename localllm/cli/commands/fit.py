@@ -47,7 +47,7 @@ def fit(
 
 
 def summary(facts: dict[str, Any]) -> "Sequence[str]":
-    """What the table below is made from."""
+    """Describe the model and the memory, one fact per line."""
     each = size(facts["weight_bytes_per_token"])
     share = f", of which each token reads {each}" if makes_text(facts) else ""
     lines = [
@@ -62,7 +62,7 @@ def summary(facts: dict[str, Any]) -> "Sequence[str]":
 
 
 def needs(facts: dict[str, Any]) -> "Sequence[str]":
-    """A table: a row for each length of context, for each type of cache what is needed, and the speed."""
+    """Build the table: a row per context length, memory and speed per type of KV cache."""
     kinds, rows = [*facts["longest"]], facts["rows"]
     if not makes_text(facts):
         return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
@@ -78,7 +78,7 @@ def makes_text(facts: dict[str, Any]) -> bool:
 
 
 def cell(row: dict[str, Any]) -> str:
-    """What it needs and how fast it is; what does not fit has no speed."""
+    """Format the memory needed and the speed; if it does not fit, "too much" replaces the speed."""
     speed = f"{row['tokens_per_s']:.1f}" if row["fits"] else "too much"
     return f"{size(row['needed_bytes'])}  {speed:>8}"
 

@@ -88,7 +88,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 
 def guessing(facts: dict[str, Any]) -> str:
-    """The layers that guess further tokens, "" if there are none."""
+    """Describe the MTP layers, "" if there are none."""
     layers, taken = facts["layers"], size(facts["bytes"])
     if not layers:
         return ""
@@ -107,7 +107,7 @@ def sees(facts: dict[str, Any]) -> str:
 
 
 def advice(value: Any) -> str:
-    """A value that the author recommends for an option of sampling."""
+    """Format a value that the author recommends for a sampling option."""
     return ";".join(value) if isinstance(value, tuple) else str(value)
 
 
@@ -115,7 +115,7 @@ SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads
 
 
 def formats(facts: dict[str, Any]) -> list[str]:
-    """A table of the formats, the largest share first."""
+    """Build a table of the formats, the largest share first."""
     rows = [
         (name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"]))
         for name, row in facts["formats"].items()
@@ -124,7 +124,7 @@ def formats(facts: dict[str, Any]) -> list[str]:
 
 
 def memory(facts: dict[str, Any]) -> list[str]:
-    """A table of the memory that conversations of different lengths need."""
+    """Build a table of the memory that conversations of different lengths need."""
     if not facts["memory"]:
         return []
     rows = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in facts["memory"]]

@@ -45,7 +45,7 @@ def list(
 
 
 def on_disk(models: "Sequence[OnDisk]") -> str:
-    """A table of the models in the folder, "" if there are none."""
+    """Build a table of the models in the folder, "" if there are none."""
     rows = [
         (
             one_line(model.name),
@@ -59,7 +59,7 @@ def on_disk(models: "Sequence[OnDisk]") -> str:
 
 
 def known_ones(models: "Sequence[Known]") -> str:
-    """A table of what can be pulled."""
+    """Build a table of the models that can be pulled."""
     rows = [
         (
             model.name,

@@ -165,7 +165,7 @@ def map(
 
 @contextmanager
 def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[], None]]:
-    """Gives what makes the output remember which input it is of. Raises UsageError if it is of another one."""
+    """Yield a function that records in the output which input it is for. Raises UsageError for a different input."""
     from localllm.files import provenance as origin
 
     now = origin.Provenance.of(data, name)
@@ -189,7 +189,7 @@ def begun(
     raw: bool,
     there: "RemoteModel | None" = None,
 ) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
-    """The job on this computer, on a Ray cluster or by a server."""
+    """Start the job on this computer, on a Ray cluster or with a server."""
     if there is not None:
         from localllm.services.remote.mapping import RemoteMapping
 
@@ -228,7 +228,7 @@ def answer(
 
 
 def content(path: str) -> bytes:
-    """A file's bytes. Raises UsageError."""
+    """Read a file's bytes. Raises UsageError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -236,7 +236,7 @@ def content(path: str) -> bytes:
 
 
 def read(path: str | None) -> tuple[bytes, str]:
-    """The input and its name, "" for stdin. Raises UsageError if there is none."""
+    """Read the input and return it with its name, "" for stdin. Raises UsageError if there is none."""
     if path not in (None, "-"):
         assert path is not None
         return content(path), path
@@ -291,7 +291,7 @@ class Progress:
         self._line.clear()
 
     def count(self, result: "Result") -> None:
-        """A result is written."""
+        """Count a written result."""
         self._line.clear()
         self._written += 1
         self._failed += "error" in result

@@ -113,7 +113,7 @@ def perplexity(
 
 
 def facts_of(reader: "ChunkReader", size: int) -> dict[str, Any]:
-    """What is measured, and how."""
+    """Describe the measurement for --json."""
     made = {"made_with": reader.made_with} if reader.made_with else {}
     return {"model": reader.path, "context": size} | made
 
@@ -140,7 +140,7 @@ def report(known: "Prediction", size: int) -> list[str]:
 
 
 def comparison(facts: dict[str, Any]) -> list[str]:
-    """What is known in relation to a base."""
+    """Format the comparison with the base's logits."""
     base, ratio, kld, change, top = (facts[name] for name in ("base", "ratio", "kld", "change", "same_top"))
     shares = [("same top token", top["mean"], top["error"]), ("change of p, rms", change["rms"], change["rms_error"])]
     names = {"mean": "mean", "maximum": "maximum", **{name: f"{name}%" for name in PERCENTILES}, "minimum": "minimum"}

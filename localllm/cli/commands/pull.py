@@ -39,7 +39,7 @@ def pull(
 
 
 def brought(name: str) -> str:
-    """The file of a model, which is here now."""
+    """Pull a model and return the path of its file."""
     from localllm.services.catalogue import known_models, parse_reference, resolve_alias, unknown_name
 
     meant = resolve_alias(name)

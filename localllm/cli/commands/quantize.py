@@ -209,9 +209,10 @@ def quantize(
 def require_consent(
     plan: "QuantizePlan", target: str, nbytes: int, before: int | None, is_named: bool, force: bool
 ) -> None:
-    """Raises UsageError if files are there that nobody named, or would become larger than those they are made of.
+    """Raise UsageError if unnamed files would be overwritten, or the output would be larger than the input.
 
-    nbytes, before: of the new files and of the old tensors, None for any.  is_named: whether files may be replaced.
+    nbytes, before: of the new files and of the old tensors, None to skip the check.  is_named: whether files may be
+    replaced.
     """
     from localllm.quantizing import quantize as service
 
@@ -244,9 +245,9 @@ def needed(
     threads: int | None,
     force: bool,
 ) -> tuple["Source", "QuantizeRequest"]:
-    """The request with formats by measured need, which go to the file `path`, too, with progress on stderr.
+    """Choose formats by measured sensitivity and return source and request with them; progress on stderr.
 
-    They are for the model as it is scaled inside, which is the source then.
+    The formats also go to the file `path`. They are for the model with scales folded, which is the returned source.
     """
     from localllm.files.safe_file import resolve_target
     from localllm.quantizing.mixed_precision.plan import choose_formats, require_possible, with_formats, write_formats
@@ -291,7 +292,7 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
 
 
 def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What stands before the texts, and they: what follows TYPE, which is the third or the second word."""
+    """Split the arguments into those up to TYPE, which is the second or third word, and the texts after it."""
     from localllm.quantizing.quantize import find_type
 
     ends = [place + 1 for place in (1, 2) if place < len(arguments) and find_type(arguments[place])]
@@ -300,7 +301,7 @@ def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def meant_type(text: str) -> str:
-    """A question with the type that may be meant, "" if none is like it."""
+    """Ask "did you mean ...?" with the most similar type, "" if none is similar."""
     from localllm.quant.recipes import RECIPES
 
     squeezed = {name.replace("_", ""): name for name in RECIPES}
@@ -309,7 +310,7 @@ def meant_type(text: str) -> str:
 
 
 def format_named(text: str | None) -> str:
-    """A format's name in its own case, "" for none."""
+    """Return the canonical name of a format, "" for None."""
     from localllm.quantizing.quantize import parse_format
 
     return parse_format(text) if text else ""
@@ -352,7 +353,7 @@ def execute(plan: "QuantizePlan", target: str, request: "QuantizeRequest", threa
 
 
 def progress_bar(plan: "QuantizePlan", line: ProgressLine) -> AbstractContextManager["OnProgress"]:
-    """What shows how far it is, on stderr, if that is a terminal; line: where compilers have shown theirs."""
+    """Make a progress bar on stderr, if that is a terminal; line: where compiling shows its progress."""
     return _Bar(plan, line) if is_terminal(sys.stderr) and not is_dumb() else nullcontext(lambda done, name: None)
 
 
@@ -381,13 +382,13 @@ class _Bar:
 
 
 def summary(plan: "QuantizePlan") -> str:
-    """The size before and after."""
+    """Format the size before and after."""
     before = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
     return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({before})"
 
 
 def described(plan: "QuantizePlan", target: str) -> str:
-    """The plan by tensor, the sum, and the room on the disk."""
+    """Format the plan by tensor, the total, and the free disk space."""
     import shutil
 
     rows = [

@@ -66,7 +66,7 @@ def replay(
 
 
 def again_there(kept: "Receipt", chosen: "GenerationOptions", model: str | None) -> "Receipt":
-    """What the server says now. Raises EndpointError."""
+    """Ask the receipt's server again and return a new receipt. Raises EndpointError."""
     from localllm.services.remote import receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel

@@ -182,7 +182,7 @@ def run(
 
 
 def require_no_template(system: str | None, chat_template: str | None, choices: options.GenerationGroup) -> None:
-    """Raises UsageError for what only a chat template could do."""
+    """Raise UsageError for options that need a chat template."""
     if system is not None:
         raise UsageError("--raw turns off the chat template: leave out -sys")
     if chat_template is not None:
@@ -192,14 +192,14 @@ def require_no_template(system: str | None, chat_template: str | None, choices: 
 
 
 def require_plain_tools(**given: bool) -> None:
-    """Raises UsageError for options that do not go with tools."""
+    """Raise UsageError for options that cannot be combined with tools."""
     for name, is_given in given.items():
         if is_given:
             raise UsageError(f"tools cannot be combined with --{name}")
 
 
 def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
-    """Raises UsageError for numbers of answers that make no sense, and for beams with options for drawing."""
+    """Raise UsageError for invalid numbers of answers, and for beams with sampling options."""
     from localllm.generation.beam_search import require_counts
 
     require_counts(n, beams)
@@ -213,7 +213,7 @@ def require_sense(n: int, beams: int, choices: options.GenerationGroup) -> None:
 def several(
     model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions", n: int, beams: int, line: ProgressLine
 ) -> "list[Answer]":
-    """The answers, best first, when all are finished."""
+    """Return the answers, most likely first, when all are finished."""
     try:
         return model.session.candidates(asked, chosen, n, beams)
     finally:

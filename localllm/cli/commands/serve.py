@@ -228,7 +228,7 @@ def serve(
 
 
 def require_extra() -> None:
-    """Raises UsageError, with what to install."""
+    """Raise LocalllmError that says what to install, if a package is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
@@ -236,12 +236,12 @@ def require_extra() -> None:
 
 
 def tell(setup: "Setup", address: str) -> None:
-    """That it is ready, on stderr."""
+    """Print on stderr that the server is ready."""
     say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
 
 def named(models: list[str]) -> dict[str, str]:
-    """The files of models, by the names that they are asked for. Raises UsageError, and as `located`."""
+    """Map the names that clients use to the models' files. Raises UsageError, and as `located`."""
     found = dict[str, str]()
     for text in models:
         name, equals, model = text.partition("=")
@@ -265,7 +265,7 @@ def on_disk() -> dict[str, str]:
 
 
 def keys_of(file: str | None) -> tuple[str, ...]:
-    """The keys in a file. Raises UsageError if there are none."""
+    """Read the API keys in a file. Raises UsageError if there are none."""
     if file is None:
         return ()
     from localllm.files.text_file import read_keys

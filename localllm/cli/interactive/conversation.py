@@ -56,7 +56,7 @@ class TerminalConversation:
     # ---- asking ----
 
     def ask(self, question: str) -> None:
-        """A question, with the texts and the images that were read for it, and the answer."""
+        """Ask a question, with the texts and images that were read for it, and show the answer."""
         text, images = "\n\n".join(part for part in (question, *self.texts) if part), self.images
         if self._answer(lambda options: self._asked(text, images, options), self.options, question=(text, images)):
             self.texts, self.images = [], []
@@ -117,8 +117,10 @@ class TerminalConversation:
         options: "GenerationOptions",
         question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Show an answer and keep it; question: its text and images, without one it goes on with the last answer. False
-        if there came none."""
+        """Show an answer and keep it; return False if there was none.
+
+        question: its text and images; without one, the last answer is continued.
+        """
         session, answer = self.model.session, None
         before: list[Line] = []
         try:
@@ -149,7 +151,7 @@ class TerminalConversation:
     def _with_tools(
         self, tools: "ToolCalls", answer: "Generation", options: "GenerationOptions", question: str | None
     ) -> "tuple[Generation, list[Line]]":
-        """The answer behind all calls, and what was said before it."""
+        """Run all tool calls; return the final answer and the messages before it."""
         tools.asked([{"role": "user", "content": question}] if question is not None else [])
         tools.note(answer.message(), finish=answer.finish_reason)
         before: list[Line] = []
@@ -165,7 +167,7 @@ class TerminalConversation:
         return answer, before
 
     def _show(self, answer: "Generation") -> None:
-        """The answer as it comes; Ctrl-C stops the server."""
+        """Show the answer as it streams; Ctrl-C also stops the server's generation."""
         from localllm.generation.reasoning import ANSWER, THOUGHT
 
         shown, interrupted = page(self.markdown), False
@@ -187,7 +189,7 @@ class TerminalConversation:
         self._tell(answer)
 
     def _tell(self, answer: "Generation") -> None:
-        """What is to be known of an answer, and an empty line."""
+        """Print the notes about an answer, and an empty line."""
         tell_overflow(answer)
         tell_cut(self.options, [answer.finish_reason])
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
@@ -220,7 +222,7 @@ class TerminalConversation:
         return bool(self.lines) and self.lines[0]["role"] == "system"
 
     def set_system(self, text: str | None) -> None:
-        """The instruction in front, or none."""
+        """Set the system message, or remove it."""
         self.model.session.system = text
         front = [] if text is None else [{"role": "system", "content": text}]
         self.lines = [*front, *self.lines[self._has_system :]]
@@ -339,7 +341,7 @@ def turns(count: int) -> str:
 
 
 def about(model: "Model") -> SessionModel:
-    """What a session tells of its model."""
+    """Describe the model for a session file."""
     if model.file is None:  # a server's
         return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
     return SessionModel(
@@ -348,7 +350,7 @@ def about(model: "Model") -> SessionModel:
 
 
 def settings(options: "GenerationOptions") -> dict[str, object]:
-    """What a session tells of its options: those that are not the usual ones."""
+    """Return the options that differ from their defaults, for a session file."""
     return {name: value for name, value, is_usual in told(options) if not is_usual}
 
 

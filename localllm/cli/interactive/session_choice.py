@@ -10,7 +10,7 @@ from localllm.services import sessions
 
 
 def session_name(session: str | None, latest: bool) -> str | None:
-    """What --session or --continue mean, None if there is neither. Raises UsageError."""
+    """Return the session that --session or --continue names, None if neither is given. Raises UsageError."""
     if session is not None and latest:
         raise UsageError("give either --session or --continue, not both")
     name = sessions.latest_name() if latest else session
@@ -22,7 +22,7 @@ def session_name(session: str | None, latest: bool) -> str | None:
 
 
 def model_of(session: str) -> str | None:
-    """The file that a session was last held with, None for a new one. Raises UsageError if it is not there."""
+    """Return the path of a session's model, None for a new session. Raises UsageError if the file is gone."""
     if not sessions.exists(session):
         return None
     about = sessions.read(session).model

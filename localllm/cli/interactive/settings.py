@@ -29,7 +29,7 @@ def names(options: "GenerationOptions") -> list[str]:
 
 
 def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
-    """The name and the value of each option, and whether it is the usual one."""
+    """Yield the name and the value of each option, and whether it is the default."""
     usual = type(options)()
     for name in names(options):
         holder, model = (options, usual) if name in OF_ANSWERS else (options.sampling, usual.sampling)
@@ -38,7 +38,7 @@ def told(options: "GenerationOptions") -> Iterator[tuple[str, Any, bool]]:
 
 
 def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
-    """The same with another value of one. Raises UsageError for a name or a value that makes no sense."""
+    """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
     name = name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
@@ -52,7 +52,7 @@ def changed(options: "GenerationOptions", name: str, text: str) -> "GenerationOp
 
 
 def kind_of(options: "GenerationOptions", name: str) -> type:
-    """What values an option has."""
+    """Return the type of an option's values."""
     if name in OF_ANSWERS:
         return OF_ANSWERS[name]
     default = next(field.metadata["default"] for field in fields(options.sampling) if field.name == name)
@@ -60,7 +60,7 @@ def kind_of(options: "GenerationOptions", name: str) -> type:
 
 
 def replaced(options: "GenerationOptions", name: str, value: Any) -> "GenerationOptions":
-    """The same with another value of one. Raises UsageError."""
+    """Return the options with one replaced. Raises UsageError."""
     change: dict[str, Any] = {name: value}
     return (
         replace(options, **change)
@@ -70,7 +70,7 @@ def replaced(options: "GenerationOptions", name: str, value: Any) -> "Generation
 
 
 def parsed(name: str, text: str, kind: type) -> Any:
-    """The value that a text stands for. Raises UsageError."""
+    """Parse a text as a value of this type. Raises UsageError."""
     if kind is bool:
         if text not in ("on", "off"):
             raise UsageError(f"{name} should be on or off, not {text!r}")
@@ -87,9 +87,7 @@ def parsed(name: str, text: str, kind: type) -> Any:
 
 
 def with_settings(options: "GenerationOptions", settings: dict[str, Any]) -> "GenerationOptions":
-    """The same with a session's options, where its own are the usual ones. What is unknown or makes no sense is
-    left out.
-    """
+    """Return the options with a session's where they are still the defaults; invalid ones are ignored."""
     is_usual = {name: usual for name, _, usual in told(options)}
     for name, value in settings.items():
         if is_usual.get(name):

@@ -129,7 +129,7 @@ def retry(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def edit(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    """The question stays as it is until another one is sent."""
+    """Edit the last question; it stays as it is until the edited one is sent."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
         return dim("there is no question yet")
@@ -291,7 +291,7 @@ COMMANDS = {
 
 
 def offered(conversation: "TerminalConversation", line: str) -> Iterator[tuple[str, int]]:
-    """What Tab offers for a line up to the cursor: texts, and where in the line each begins."""
+    """Yield the completions of a line up to the cursor: texts, and where in the line each begins."""
     if not line.startswith("/") or "\n" in line:
         return
     name, space, argument = line.partition(" ")

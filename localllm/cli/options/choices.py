@@ -32,7 +32,7 @@ def texts_of(given: str) -> list[str]:
 
 
 def require_plain(**given: bool) -> None:
-    """Raises UsageError for options that do not go with --choices."""
+    """Raise UsageError for options that cannot be combined with --choices."""
     for name, is_given in given.items():
         if is_given:
             raise UsageError(f"--choices cannot be combined with {name.replace('_', ' ')}")

@@ -58,7 +58,7 @@ class Shape:
     ] = False
 
     def constraint(self) -> "Constraint | None":
-        """What they say, checked. Raises UsageError."""
+        """Build the constraint from the options. Raises UsageError."""
         given = [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
         if not given:
             return None
@@ -71,7 +71,7 @@ class Shape:
         return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
     def given(self) -> dict[str, Any]:
-        """What they say, as the user has: schema, grammar and regex. Raises UsageError."""
+        """Return schema, grammar and regex as the user gave them. Raises UsageError."""
         schema = text_of("json_schema", self.json_schema, "{")
         grammar = text_of("grammar", self.grammar, "::=")
         return {
@@ -83,7 +83,7 @@ class Shape:
 
 
 def text_of(name: str, given: str | None, sign: str) -> str | None:
-    """An option's text that has the sign as it is, or else the text of the file that it names. Raises UsageError."""
+    """Return an option's text if it contains the sign, else the text of the file that it names. Raises UsageError."""
     if given is None or sign in given:
         return given
     if not given.strip():
@@ -156,7 +156,7 @@ def variables_of(text: str) -> dict[str, Any]:
 
 
 def require_whole(chosen: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
-    """Raises CutError if an answer is not what was asked for, because it could not be finished."""
+    """Raise CutError if an answer was cut off before it matched its constraint."""
     if chosen.constraint and "length" in finish_reasons:
         raise CutError(f"the answer was cut off before it was {chosen.constraint.promise}; raise -n or the context")
 

@@ -56,7 +56,7 @@ class Diffusion:
     )
 
     def given(self) -> dict[str, Any]:
-        """What the user has chosen, by field of FillingOptions."""
+        """Return the given options by field of DiffusionOptions."""
         given = {name: value for name, value in vars(self).items() if name != "visual"}
         return {name: value for name, value in given.items() if value is not None and value is not False}
 
@@ -64,8 +64,10 @@ class Diffusion:
 def fill(
     opened: "Model", asked: "str | list[Message]", choices: GenerationGroup, diffusion: Diffusion, line: ProgressLine
 ) -> None:
-    """The answer of such a model, to stdout in the end, and on the line as it settles. Raises UsageError for a model of
-    another kind, ContextError."""
+    """Generate with a diffusion model: progress on the line, the answer on stdout at the end.
+
+    Raises UsageError for a model of another kind, and ContextError.
+    """
     from localllm.engine.run import BATCH
     from localllm.generation.diffusion import filled, filling_model, require_room
 
@@ -91,7 +93,7 @@ def fill(
 
 
 def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
-    """What the options say. Raises UsageError."""
+    """Build DiffusionOptions from the options. Raises UsageError."""
     from localllm.generation.diffusion import DiffusionOptions
     from localllm.generation.sampling.options import SamplingOptions
 
@@ -108,7 +110,7 @@ def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffusio
 
 
 def settled(opened: "Model", tokens: list[int], mask: int) -> str:
-    """The text as far as it is known, up to its end; places that are not filled are low lines."""
+    """Decode the tokens up to the end token; masked positions are shown as underscores."""
     tokenizer, shown, known = opened.tokenizer, "", list[int]()
     for token in tokens:
         if token in tokenizer.end_ids:
@@ -121,6 +123,6 @@ def settled(opened: "Model", tokens: list[int], mask: int) -> str:
 
 
 def require_plain(**chosen: bool) -> None:
-    """Raises UsageError for options that are for models that write on; chosen: which of them the user has given."""
+    """Raise UsageError for options that diffusion models do not have; chosen: which of them were given."""
     if found := [name for name, is_given in chosen.items() if is_given]:
         raise UsageError(f"diffusion models give a single answer as plain text: leave out --{found[0]}")

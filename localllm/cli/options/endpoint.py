@@ -56,10 +56,10 @@ def key_of(file: str | None) -> str | None:
 def opened(
     place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: Any
 ) -> Any:
-    """The model there, a RemoteModel, in place of one that is opened here.
+    """Open a RemoteModel at an endpoint in place of a local model.
 
-    What is about weights is left out, which a line tells; refused: options that would change the answer, if they say
-    anything. Raises UsageError, EndpointError.
+    Options about weights have no effect, which a line says; refused: options that would change the answer, with their
+    values. Raises UsageError, EndpointError.
     """
     from localllm.services.remote.dialect import Form
     from localllm.services.remote.model import RemoteModel

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def generation_options(on_progress: Callable[[int, int], None] | None, choices: Answers) -> "GenerationOptions":
-    """What the options say, checked; `on_progress` hears of the prefill. Raises UsageError.
+    """Build and check GenerationOptions; `on_progress` is called during the prefill. Raises UsageError.
 
-    Of a draft model they know nothing until `with_draft_model`.
+    They have no draft model until `with_draft_model`.
     """
     from localllm.generation.generate import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
@@ -34,7 +34,7 @@ def generation_options(on_progress: Callable[[int, int], None] | None, choices: 
 
 
 def system_message(text: str | None, file: str | None) -> str | None:
-    """The system message of -sys or of -sysf's file. Raises UsageError."""
+    """Return the system message of -sys or of -sysf's file. Raises UsageError."""
     if file is None:
         return text
     if text is not None:

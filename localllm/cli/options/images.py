@@ -45,7 +45,7 @@ class ImageGroup:
         return "-" in (self.image_files or ())
 
     def shown(self, asked: "str | list[Message]") -> "str | list[Message]":
-        """The prompt, with the images in front of its text. Raises UsageError where none can stand."""
+        """Return the prompt with the images before its text. Raises UsageError if the prompt is not a conversation."""
         if not self.image_files:
             return asked
         if isinstance(asked, str):
@@ -60,12 +60,12 @@ class ImageGroup:
         return [stdin().read() if name == "-" else name for name in given]
 
     def require_files(self) -> None:
-        """Raises UsageError for an image from stdin, which has the conversation."""
+        """Raise UsageError for an image from stdin, from which chat reads the conversation."""
         if self.takes_stdin:
             raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
 
     def require_plain(self, **given: bool) -> None:
-        """Raises UsageError for options that do not go with images."""
+        """Raise UsageError for options that cannot be combined with images."""
         for name, is_given in given.items():
             if self.image_files and is_given:
                 raise UsageError(f"images cannot be combined with --{name}")

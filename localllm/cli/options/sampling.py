@@ -10,12 +10,12 @@ from localllm.errors import UsageError
 
 
 def number(*names: str, help: str) -> Any:
-    """An option with a number; None means the default, which `help` names."""
+    """Declare an option with a number; None means the default, which `help` names."""
     return typer.Option(*names, metavar="N", help=help)
 
 
 def token_bias(text: str) -> tuple[int, float]:
-    """A token and its bias, as in 15043+1.5 or 15043-inf. Raises ValueError."""
+    """Parse a token id and its bias, as in 15043+1.5 or 15043-inf. Raises ValueError."""
     token, sign, bias = text.partition("+") if "+" in text else text.partition("-")
     try:
         if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
@@ -141,7 +141,7 @@ class ExactSampling:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """What the user has chosen, by field of SamplingOptions. Raises UsageError."""
+        """Return the given options by field of SamplingOptions. Raises UsageError."""
         chosen = ((name, value) for name, value in vars(self).items() if value is not None and value != ())
         given: dict[str, Any] = {name: value for name, value in chosen if value is not False}
         if self.dry_sequence_breakers:

@@ -38,7 +38,7 @@ SystemFile = Annotated[
 
 
 def template_text(choice: str) -> str:
-    """A chat template's name or text; of a file, whose path has a folder or ends in .jinja, what it says.
+    """Return a chat template's name or text; a path with a folder or ending in .jinja is read.
 
     Raises UsageError if it cannot be read.
     """
@@ -91,7 +91,7 @@ Device = Annotated[
 
 
 def layers(text: str) -> str:
-    """A number, all (or -1) or auto. Raises ValueError."""
+    """Parse a number, all (or -1) or auto. Raises ValueError."""
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
     raise ValueError(f"{text!r} is not a number, all or auto")
@@ -195,14 +195,16 @@ class EngineGroup:
 
 
 def number(*names: str, help: str, **more: Any) -> Any:
-    """An option with a number; None means the default, which `help` names."""
+    """Declare an option with a number; None means the default, which `help` names."""
     return typer.Option(*names, metavar="N", help=help, **more)
 
 
 @group
 class Sampling:
-    """How tokens are drawn. The fields are those of SamplingOptions, whose defaults the help repeats: to ask them would
-    import NumPy. A test compares.
+    """Sampling.
+
+    The fields are those of SamplingOptions, whose defaults the help repeats, because importing them would import NumPy.
+    A test compares.
     """
 
     seed: Annotated[
@@ -258,7 +260,7 @@ class Sampling:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """What the user has chosen, by field."""
+        """Return the given options by field."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -295,7 +297,7 @@ class Answers:
     thoughts: Thoughts
 
     def drawing(self) -> dict[str, Any]:
-        """What the user has chosen of how tokens are drawn, by field of SamplingOptions. Raises UsageError."""
+        """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
         return self.sampling.given() | self.steps.given()
 
 

@@ -71,7 +71,7 @@ class ToolGroup:
         return self.tools is not None or self.mcp is not None
 
     def opened(self, stack: ExitStack) -> "ToolCalls | None":
-        """What they say, with servers that run until the stack is closed; None if there are no tools.
+        """Open the tools, with MCP servers that run until the stack is closed; None if there are no tools.
 
         Raises UsageError, and as McpServers.
         """
@@ -95,7 +95,7 @@ class ToolGroup:
 
 
 def tell_of_commands() -> None:
-    """A line, where nothing keeps them in their folders."""
+    """Print a line if this system cannot confine commands to folders."""
     from localllm.services.tools.confined import version
 
     if not version():

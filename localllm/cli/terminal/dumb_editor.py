@@ -39,7 +39,7 @@ class DumbLines:
                 raise
 
     def _edited(self, typed: list[str], echo: Callable[[str], None]) -> str:
-        """What is typed until a line ends; all of it is in `typed` at any time."""
+        """Return the line that is typed; all of it is in `typed` at any time."""
         while self._more():
             keys, self._waiting = self._waiting, ""
             for place, key in enumerate(keys):

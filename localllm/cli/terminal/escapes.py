@@ -6,7 +6,7 @@ MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def unescaped(text: str) -> str:
-    r"""The text with \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, as what they mean. Others stay as they are."""
+    r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by what they stand for; others stay."""
     whole = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
     return whole.encode(errors="surrogateescape").decode(errors="surrogateescape")
 

@@ -24,7 +24,7 @@ class FileHistory(History):
         self.path = path or state_folder() / "history"
 
     def load_history_strings(self) -> Iterable[str]:
-        """The latest first; lines that are no text are left out."""
+        """Yield the texts, the latest first; invalid lines are skipped."""
         for line in reversed(self._lines()):
             with suppress(ValueError, RecursionError):
                 text = json.loads(line)

@@ -26,8 +26,10 @@ Complete = Callable[[str], Iterable[tuple[str, int]]]  # from the line up to the
 
 
 class LineEditor:
-    """Reads what the user types. Enter ends it; Alt-Enter, or a backslash before Enter, begins a new line, and so does
-    Enter behind three quotes until three more have come.
+    """A line editor for prompts.
+
+    Enter ends the text; Alt-Enter, or a backslash before Enter, begins a new line, and so does Enter after three quotes
+    until three more have come.
     """
 
     def __init__(self, complete: Complete = lambda line: ()) -> None:
@@ -46,8 +48,9 @@ class LineEditor:
         self._is_ended = False
 
     def read(self, text: str = "") -> str:
-        """One text, which begins with what is given. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and
-        SystemExit when asked to end.
+        """Read one text, prefilled with `text`.
+
+        Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and SystemExit when asked to end.
         """
         self._is_ended = False
         try:
@@ -59,8 +62,9 @@ class LineEditor:
         return without_quotes(text)
 
     def _end_on_sigterm(self) -> None:
-        """The event loop hears of the signal between two of its callbacks: inside of one, an exception that ends it
-        leaves the terminal as it is, or is shown as the callback's error.
+        """Let the event loop handle the signal between two of its callbacks.
+
+        Inside of one, an exception that ends it leaves the terminal as it is, or is shown as the callback's error.
         """
         if can_handle_in_loop():
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end)
@@ -106,7 +110,7 @@ class DumbEditor:
 
 
 def editor(complete: Complete) -> LineEditor | DumbEditor:
-    """What suits the terminal."""
+    """Make the editor that suits the terminal."""
     return DumbEditor() if is_dumb() else LineEditor(complete)
 
 
@@ -121,7 +125,7 @@ def is_open(text: str) -> bool:
 
 
 def without_quotes(text: str) -> str:
-    """What is between three quotes, or the text."""
+    """Return the text between triple quotes, or all of it if there are none."""
     if not text.lstrip().startswith(QUOTES) or is_open(text):
         return text
     return text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n")
@@ -147,7 +151,7 @@ def key_bindings() -> KeyBindings:
 
     @bindings.add("tab", filter=~is_searching)
     def complete(event: KeyPressEvent) -> None:
-        """What all offers begin with, at once; a menu if that is nothing new."""
+        """Insert the common prefix of all completions at once; show a menu if it adds nothing."""
         buffer = event.current_buffer
         if buffer.complete_state:
             return buffer.complete_next()

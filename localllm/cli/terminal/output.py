@@ -26,7 +26,7 @@ _JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced, except tab and newline; what is invisible is dropped."""
+    """Replace control characters, except tab and newline, and drop invisible characters."""
     return text if text.isascii() and text.isprintable() else _JOINERS.sub("", text.translate(_HARMLESS))
 
 
@@ -39,7 +39,7 @@ def is_terminal(stream: object) -> bool:
 
 
 def write(text: str) -> None:
-    """A part of the answer to stdout, at once: exact UTF-8, or only printable characters if it is a terminal."""
+    """Write a part of the answer to stdout at once: exact UTF-8, or only printable characters on a terminal."""
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
@@ -47,7 +47,7 @@ def write(text: str) -> None:
 
 
 def stdin() -> Any:
-    """The bytes of stdin, which is there. Who waits in vain, as where ssh or a build left it open, is told so."""
+    """Return stdin as bytes; if no input comes for a while, as where ssh or a build left it open, print a hint."""
     if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
         say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
@@ -60,7 +60,7 @@ def end_output() -> None:
 
 
 def discard_output() -> None:
-    """What is still written to stdout, or could not be, goes nowhere."""
+    """Discard all further output to stdout, including what is still buffered."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -74,7 +74,7 @@ def say(line: str) -> None:
 
 
 def broken(line: str, stream: Any) -> str:
-    """A line with breaks between words where a terminal would break it anywhere; as it is if the stream is none."""
+    """Wrap a line between words at the terminal's width; unchanged if the stream is not a terminal."""
     if not is_terminal(stream) or len(line) <= (width := width_of(stream)):
         return line
     from textwrap import fill
@@ -88,24 +88,22 @@ def is_dumb() -> bool:
 
 
 def has_colour() -> bool:
-    """Whether to use colours on a terminal, by the conventions of TERM and of no-color.org: an empty NO_COLOR means
-    nothing.
-    """
+    """Return whether to use colours on a terminal, by TERM and no-color.org; an empty NO_COLOR has no effect."""
     return not os.environ.get("NO_COLOR") and not is_dumb()
 
 
 def coloured(text: str, code: str) -> str:
-    """The text as it looks with an attribute of a terminal (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
+    """Add a terminal attribute to the text (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
     return f"\x1b[{code}m{text}\x1b[0m" if text and has_colour() else text
 
 
 def dim(line: str) -> None:
-    """A line of decoration, only on a terminal, broken between words."""
+    """Print a dim line, only on a terminal, wrapped between words."""
     dim_text(broken(" ".join(line.split()), sys.stderr))
 
 
 def dim_text(text: str) -> None:
-    """The same as it is, lines and columns."""
+    """Print dim text, only on a terminal, with its lines and columns unchanged."""
     if is_terminal(sys.stderr):
         print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
 
@@ -125,7 +123,7 @@ def width_of(stream: Any) -> int:
 
 
 def beginning(text: str, width: int) -> str:
-    """What of a text fits so many columns; most characters of East Asia and emoji take two."""
+    """Return the start of a text that fits so many columns; most East Asian characters and emoji take two."""
     if text.isascii():
         return text[:width]
     from unicodedata import east_asian_width
@@ -138,7 +136,7 @@ def beginning(text: str, width: int) -> str:
 
 
 def dim_piece(text: str) -> None:
-    """The same with what was dim before it on one line."""
+    """Print a piece of dim text that continues the current line, only on a terminal."""
     if is_terminal(sys.stderr):
         print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
 

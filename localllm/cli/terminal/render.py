@@ -54,7 +54,7 @@ def counted(count: int, what: str) -> str:
 
 
 def tell_overflow(answer: "Generation") -> None:
-    """What a full context has cost."""
+    """Print what was dropped, or that the answer ends, because the context is full."""
     if answer.dropped:
         say(f"localllm: the context is full: {answer.dropped} tokens after the first {answer.kept} were dropped")
     elif answer.is_full:
@@ -67,13 +67,13 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def fact_lines(told: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
-    """A line for each, behind its label; on a terminal it breaks between words."""
+    """Format labelled facts, one per line; on a terminal they are wrapped between words."""
     width = terminal_width()
     return [line for name, text in told for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
 
 
 def hanging(line: str, width: int, indent: int) -> list[str]:
-    """A line broken between words, if it is wider than `width`, which 0 forbids."""
+    """Wrap a line between words if it is wider than `width`; 0 means no limit."""
     if not width or len(line) <= width:
         return [line]
     from textwrap import wrap
@@ -82,8 +82,10 @@ def hanging(line: str, width: int, indent: int) -> list[str]:
 
 
 def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
-    """Lines of columns, each to the left (<) or to the right (>), as wide as `wide` if that is given: then columns at
-    the right for which there is no room are left out, and long cells of those to the left are cut, but for the first.
+    """Format rows as columns, each aligned to the left (<) or to the right (>), at most `wide` wide if given.
+
+    Then right-aligned columns for which there is no room are left out, and long cells of left-aligned columns other
+    than the first are cut.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     if wide:
@@ -98,7 +100,7 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
 
 
 def fitted(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
-    """The widths of as many columns as fit, two places between them."""
+    """Return the widths of as many columns as fit, two spaces between them."""
     least = [min(width, NARROWEST) if cut else width for width, cut in zip(widths, may_be_cut, strict=True)]
     count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)
     found = [*widths[:count]]
@@ -117,7 +119,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """A file's text, harmless and on one line."""
+    """Return a file's text on one line, without control characters."""
     return printable(" ".join(text.split()))
 
 
@@ -138,5 +140,5 @@ def size(number: int) -> str:
 
 
 def file_stem(path: str) -> str:
-    """A name for a model whose file gives none."""
+    """Return a name for a model whose file has none."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")

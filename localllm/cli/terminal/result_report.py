@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def report(model: "Model", answers: list[Any], are_several: bool, load_s: float, total_s: float) -> dict[str, Any]:
-    """What --json prints: of one Generation, or of several Answers."""
+    """Build what --json prints: of one Generation, or of several Answers."""
     if are_several:
         return report_several(model, answers, load_s, total_s)
     return report_one(model, answers[0], load_s, total_s)
@@ -85,7 +85,7 @@ def about(model: "Model") -> dict[str, str]:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """The lines of --stats."""
+    """Print the lines of --stats."""
     (tell_one if "text" in result else tell_several)(result)
 
 

@@ -9,7 +9,7 @@ TITLE = 40  # characters of the first question
 
 
 def session_lines() -> list[str]:
-    """A line for each, the latest first, below a header; nothing if there are none."""
+    """Format the sessions below a header, the latest first; empty if there are none."""
     rows: list[tuple[str, ...]] = []
     for listed in sessions.list_sessions():
         messages = listed.chat.messages

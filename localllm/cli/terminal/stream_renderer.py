@@ -18,21 +18,21 @@ class Page(Protocol):
     """Where an answer is written."""
 
     def push(self, text: str, is_thought: bool = False) -> None:
-        """A piece of it."""
+        """Add a piece of the answer."""
 
     def end(self) -> None:
         """No more comes: the next thing begins a line."""
 
 
 def page(markdown: bool = False) -> Page:
-    """What suits stdout; markdown: if the user wants it rendered, where it can be."""
+    """Make a renderer that suits stdout; markdown: render Markdown if the terminal can."""
     if not is_terminal(sys.stdout):
         return Plain()
     return Markdown() if markdown and not is_dumb() else Wrapped()
 
 
 def columns() -> int:
-    """The width of the terminal now."""
+    """Return the terminal's current width."""
     return width_of(sys.stdout)
 
 
@@ -94,7 +94,7 @@ class Wrapper:
         self.column, self._space, self._has_words, self._is_endless = 0, "", False, False
 
     def push(self, text: str) -> str:
-        """What can be shown now."""
+        """Return the part that can be shown now."""
         *whole, last = clusters(self._word + text) or [""]
         self._word, shown = "", ""
         for cluster in whole:
@@ -107,11 +107,11 @@ class Wrapper:
         return shown
 
     def flush(self) -> str:
-        """The rest."""
+        """Return the rest."""
         return self._placed()
 
     def _taken(self, cluster: str) -> str:
-        """What a character, or several that are one to the eye, lets out."""
+        """Return what one character (grapheme cluster) releases."""
         if is_space(cluster):
             shown = self._placed()
             self._is_endless = False
@@ -128,7 +128,7 @@ class Wrapper:
         return shown
 
     def _placed(self) -> str:
-        """The word that is held, with what goes before it."""
+        """Return the pending word with the space or line break before it."""
         word, space, self._word = self._word, self._space, ""
         if not word:
             return ""

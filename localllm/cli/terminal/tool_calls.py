@@ -67,18 +67,18 @@ class ToolCalls:
         return replace(chosen, tools=self.box.use)
 
     def note(self, message: "Message", **more: Any) -> None:
-        """A line of the transcript."""
+        """Write a line to the transcript."""
         if self._transcript:
             self._transcript.add({**message, **more})
 
     def asked(self, messages: "Sequence[Message]") -> None:
-        """A new question, for which steps count anew."""
+        """Start a new question, with a fresh count of steps."""
         self._steps = 0
         for message in messages:
             self.note(message)
 
     def results(self, calls: "Sequence[ToolCall]") -> "list[Message]":
-        """What comes of an answer's calls. Raises LocalllmError if there were too many steps."""
+        """Run the calls of an answer and return their results. Raises LocalllmError after too many steps."""
         self._steps += 1
         if self._steps > self._most:
             raise LocalllmError(f"the model called tools {self._most} times without answering; raise --max-steps")
@@ -111,7 +111,7 @@ class ToolCalls:
 
 
 def tell(outcome: Outcome) -> None:
-    """A line about what came, on a terminal."""
+    """Print a line about a call's result, on a terminal."""
     first, _, more = outcome.text.strip().partition("\n")
     dim(first[:200] if outcome.failed or not more else f"{len(outcome.text)} characters: {first[:100]} …")
 
@@ -135,7 +135,7 @@ class Keyboard:
             return cls(keys, screen)
 
     def ask(self, question: str) -> str:
-        """What the user answers, "n" for Ctrl-C or Ctrl-D. What was typed before the question is no answer."""
+        """Ask the user; "n" for Ctrl-C or Ctrl-D. What was typed before the question is ignored."""
         discard_input(self._keys)
         self._screen.write(printable(question))
         self._screen.flush()
@@ -160,9 +160,9 @@ def answered(
     silent: bool = False,
     thoughts: bool = True,
 ) -> "tuple[Generation, list[Message], bool]":
-    """The answer behind all calls, the messages with which it came, and whether Ctrl-C cut it short.
+    """Run all tool calls; return the final answer, the messages before it, and whether Ctrl-C cut it short.
 
-    Where stdout is no terminal, it gets what is said last, and nothing that was said before a call.
+    If stdout is not a terminal, it gets only the final answer, not the text before calls.
     """
     tools.asked(asked)
     messages, holds = list(asked), silent or not is_terminal(sys.stdout)

@@ -26,13 +26,13 @@ class VectorOutput(Protocol):
         ...
 
     def fail(self, record: "Record", error: Exception) -> None:
-        """A record that has no vector."""
+        """Record a record's error."""
         ...
 
 
 @contextmanager
 def output_of(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
-    """The output of a kind: jsonl, plain or npy. Raises UsageError."""
+    """Open the output of a format: jsonl, plain or npy. Raises UsageError."""
     if kind == "npy":
         yield from npy(path, model)
     elif kind == "jsonl" and path is not None:
@@ -111,7 +111,7 @@ class AllRows:
 
 
 def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
-    """A NumPy file, which appears when it is complete. Raises UsageError."""
+    """Write a NumPy file, which appears when it is complete. Raises UsageError."""
     from io import BytesIO
 
     import numpy as np
