@@ -38,7 +38,7 @@ class AsyncGeneration(Generic[Answer]):
         return self
 
     async def __anext__(self) -> str:
-        """Raises as Generation, and StopAsyncIteration at the end."""
+        """Return the next part. Raises as Generation, and StopAsyncIteration at the end."""
         try:
             piece = await asyncio.to_thread(self._next)
         except asyncio.CancelledError:

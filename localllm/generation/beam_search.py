@@ -49,7 +49,7 @@ Found = TypeVar("Found", bound=Answer | Completion)
 
 
 def require_counts(n: int, beams: int) -> None:
-    """Raises UsageError for numbers of answers and beams that make no sense."""
+    """Raise UsageError for invalid numbers of answers and beams."""
     whole_number("n", n, 1)
     whole_number("beams", beams)
     if beams and n > beams:

@@ -56,7 +56,7 @@ class PrefillSegments:
         self._listed = [*around_images(prompt, runs)] if has_images(prompt) else []
 
     def at(self, place: int) -> PrefillSegment:
-        """That of the token at a place in the prompt or behind it."""
+        """Return the segment of the token at a position in the prompt or after it."""
         if place >= self._length:
             return PrefillSegment(place, place + PRECISE_TOKENS, True)
         if self._listed:

@@ -24,7 +24,7 @@ SINKS = 4  # first tokens that stay at least: attention needs some to rest on (X
 
 
 def require_choice(on_overflow: str | None, keep: int | None) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for invalid options."""
     if on_overflow is not None and on_overflow not in CHOICES:
         raise UsageError(f"on_overflow should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {on_overflow!r}")
     if keep is not None and on_overflow != "shift":
@@ -34,7 +34,7 @@ def require_choice(on_overflow: str | None, keep: int | None) -> None:
 
 
 def require_shift(keep: int, context: int) -> None:
-    """Raises ContextError for a context in which nothing could be dropped."""
+    """Raise ContextError for a context in which nothing could be dropped."""
     if context < keep + 2 * PAGE:
         raise ContextError(f"a context of {context} is too small to shift behind {keep} tokens: {keep + 2 * PAGE} do")
 
@@ -111,7 +111,7 @@ class ShiftedSequence:
         return twin
 
     def plain(self) -> "Sequence":
-        """The sequence itself, with no more than what it holds from the beginning on."""
+        """Return the underlying sequence, truncated to the tokens that it holds from the start without a gap."""
         self.truncate(self.keep if self._gone else len(self._sequence.tokens))
         return self._sequence
 
@@ -130,7 +130,7 @@ def unneeded(held: Ids[int], keep: int) -> int:
 
 
 def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
-    """A sequence that keeps so many of its first tokens when it is full; None: a plain one."""
+    """Make a sequence that keeps this many first tokens when the context is full; None: a plain sequence."""
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence

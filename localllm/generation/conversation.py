@@ -38,7 +38,7 @@ class Conversation:
     def _answered(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Any]:
-        """The part of a conversation that stays, and the answer to it in the making. is_own: whether it is this one."""
+        """Start an answer; return the part of the conversation that stays, and it. is_own: for this one."""
         raise NotImplementedError
 
     def hold(self) -> None:
@@ -77,18 +77,17 @@ class Conversation:
         self._history = list(messages[has_system:])
 
     def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[Any] = ()) -> Any:
-        """Go on with the conversation. When it has become too long, the oldest turns are dropped if `options` say
-        nothing else.
+        """Ask the next question. If the conversation is too long, the oldest turns are dropped by default.
 
-        images: that come before the text, as of localllm.images.opened. An interrupted answer stays in the history as
-        far as it was said; a question whose answer had not begun is withdrawn. Raises ContextError if the text alone
-        does not fit; the conversation is then as before.
+        images: that come before the text, as in localllm.images.opened. An interrupted answer stays in the history as
+        far as it was generated; a question without any answer is withdrawn. Raises ContextError if the text alone does
+        not fit; the conversation is then as before.
         """
         shown = {"images": list(images)} if images else {}
         return self.go_on([{"role": "user", "content": text, **shown}], options)
 
     def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Any:
-        """The same with what is said next: a question, or results of the calls that the latest answer has made."""
+        """Continue with the next messages: a question, or results of the calls in the latest answer."""
         options = options or GenerationOptions()
         history = [*self._stopped(), *messages]
         kept, answer = self._answered(self._system(), history, options, is_own=True)
@@ -96,8 +95,9 @@ class Conversation:
         return answer
 
     def undo(self) -> str | None:
-        """Take back the last question and its answer; the question, None if there is none. What stays is known still:
-        the next one costs its own tokens only.
+        """Remove the last question and its answer; return the question, None if there is none.
+
+        What was prefilled stays cached: the next question costs its own tokens only.
         """
         history = self._stopped()
         asked = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
@@ -115,8 +115,10 @@ class Conversation:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def _settled(self) -> list[Message]:
-        """The history with the latest answer, or without the question that got none. One that goes on with an answer,
-        if only with thoughts, is there at once."""
+        """Return the history with the latest answer, or without an unanswered question.
+
+        A continued answer is included at once, even if it has only thoughts.
+        """
         answer = self._answer
         if answer is None:
             return self._history
@@ -127,7 +129,7 @@ class Conversation:
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
     def _stopped(self) -> list[Message]:
-        """The same, when the latest answer says no more."""
+        """Stop the latest answer and return the history with it."""
         if self._answer is not None:
             self._answer.close()
         return self._settled()

@@ -45,7 +45,7 @@ class DiffusionOptions:
     has_noise: bool = False
 
     def require_valid(self) -> None:
-        """Raises UsageError."""
+        """Raise UsageError for invalid options."""
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
             raise UsageError(f"algorithm should be a number from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
@@ -68,8 +68,10 @@ class DiffusionModel(NamedTuple):
 
 
 def filled(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
-    """The places behind the prompt after each step; what is not filled yet is the mask. Raises UsageError,
-    ContextError."""
+    """Yield the tokens after the prompt after each step; masked ones are the mask token.
+
+    Raises UsageError, ContextError.
+    """
     options.require_valid()
     if not prompt:
         raise UsageError("the prompt is empty")
@@ -85,8 +87,7 @@ def filled(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptio
 
 
 def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
-    """Of each step the first place and the last + 1 that it may fill, its number among those of the block, and how many
-    the block has."""
+    """Plan the steps: for each, the range of positions it may unmask, its number in its block, and steps per block."""
     length = options.block_length or options.length
     blocks = options.length // length
     for block in range(blocks):
@@ -103,7 +104,7 @@ def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, leng
 
 
 def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
-    """What is expected in each place, float64 [tokens, vocab]; away from what is expected without the prompt."""
+    """Compute the logits at each position, float64 [tokens, vocab], with classifier-free guidance."""
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
         without = tokens.copy()
@@ -137,7 +138,7 @@ def fill(
 
 
 def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A token for each row, int64, and how sure the model is of it, float64."""
+    """Sample a token for each row, int64, with the model's confidence in it, float64."""
     chances = probabilities(rows, options)
     if options.temperature > 0:
         sums = chances.cumsum(axis=1)
@@ -175,7 +176,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
 
 
 def filling_model(engine: Any, metadata: Any) -> DiffusionModel:
-    """That of an engine and a file's metadata. Raises UsageError for a model that writes on, or has no mask."""
+    """Return the diffusion model of an engine. Raises UsageError for another kind of model, or without a mask token."""
     if not engine.hyperparameters.fills:
         raise UsageError(
             f"{engine.hyperparameters.arch} models are not diffusion models: leave out the --diffusion options"

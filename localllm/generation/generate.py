@@ -86,7 +86,7 @@ class Generation(TextIterator):
     accepted: int
 
     def __init__(self, sequences: SequencePool, tokenizer: Tokenizer, task: Task):
-        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        """Check the prompt. Raises UsageError if it is empty and ContextError if it leaves no room for an answer."""
         request = Request(task)
         (self._answer,) = request.begin(sequences.engine, tokenizer)
         scheduler = Scheduler(sequences.engine, tokenizer, [request], source=PoolSource(sequences))

@@ -44,7 +44,7 @@ class GenerationOptions:
     result_type: Any = None  # the Python type that a schema came from, None if it was JSON
 
     def __post_init__(self) -> None:
-        """Raises UsageError for values that make no sense."""
+        """Raise UsageError for invalid values."""
         if self.max_tokens is not None:
             whole_number("max_tokens", self.max_tokens)
         if not isinstance(self.speculate, Drafter) and self.speculate not in SPECULATE:
@@ -69,6 +69,6 @@ class GenerationOptions:
         return self.constraint is not None and self.constraint.is_compact
 
     def limit(self, room: int) -> int:
-        """The most tokens of an answer for which the context has this much room."""
+        """Return the maximum number of tokens if the context has this much room."""
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)

@@ -63,18 +63,18 @@ class ThinkingFormat(Protocol):
     def repeats(self) -> bool: ...
 
     def begun(self, text: str) -> MarkBegun | None:
-        """What begins with this text; None if more of it must be known."""
+        """Return the kind of part that this text begins; None if more of the text is needed."""
 
     def end(self, kind: str) -> str:
-        """The mark behind a part of this kind; "" if it has none."""
+        """Return the end mark of a part of this kind; "" if it has none."""
         ...
 
     def rest(self, text: str) -> str:
-        """What is answer of a text that might have become a mark, at the end."""
+        """Return the answer in a text at the end that might have become a mark."""
         ...
 
     def signed(self) -> Self:
-        """The same with signs in front of all marks."""
+        """Return a copy with escape characters before all marks."""
         ...
 
 
@@ -293,7 +293,7 @@ class ReasoningParser:
             self.kind = THOUGHT
 
     def begin_answer(self) -> None:
-        """What comes next is answer, with its white space, whatever it looks like."""
+        """Treat all that follows as answer, with its white space."""
         self.kind, self._trims = ANSWER, False
 
     @property
@@ -306,7 +306,7 @@ class ReasoningParser:
         return copy(self)
 
     def push(self, text: str) -> list[TextPart]:
-        """What is known to be what with this text."""
+        """Return the parts that are certain with this text."""
         if self._format is None:
             return [TextPart(ANSWER, text)] if text else []
         self._held += text
@@ -316,7 +316,7 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[TextPart]:
-        """The rest, when no more text comes: what might have become a mark is none."""
+        """Return the rest at the end: what might have become a mark is text."""
         held, self._held = self._held, ""
         if self.kind is None and self._format:
             held = self._format.rest(held)
@@ -362,7 +362,7 @@ def overlap(text: str, mark: str) -> int:
 
 
 def require_choice(think: str, budget: int | None) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for invalid values."""
     if think not in CHOICES:
         raise UsageError(f"think should be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {think!r}")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
@@ -370,10 +370,10 @@ def require_choice(think: str, budget: int | None) -> None:
 
 
 def template_variables(template: str, think: str, budget: int | None) -> dict[str, Any]:
-    """What tells a template of a choice; variables that it does not use do nothing. template: its source.
+    """Return the template variables of a choice; those that the template does not use have no effect.
 
-    Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek, Granite), thinking_mode
-    (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).
+    template: its source. Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek,
+    Granite), thinking_mode (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).
     """
     variables: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
     if think == "auto":

@@ -58,7 +58,7 @@ class Task:
     begun: str = ""
 
     def require_room(self, context: int) -> None:
-        """Raises UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
+        """Raise UsageError for an empty prompt and ContextError for one that leaves no room for an answer."""
         if not self.prompt:
             raise UsageError("the prompt is empty")
         if len(self.prompt) >= context:
@@ -79,7 +79,7 @@ class Task:
         return kept
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
-        """What follows an answer that has not begun; vocab: how many tokens. Raises UsageError for a bad constraint."""
+        """Make the state of an answer before its first token; vocab: its size. Raises UsageError."""
         matcher, calls = None, self.calls
         if self.options.constraint:
             from localllm.generation.constraints.constraint import matcher_of  # llguidance, where it is needed

@@ -309,7 +309,7 @@ class Scheduler:
             self._expand(request, group)
 
     def _begin(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
-        """The prompt has been read: every answer to it gets its first token and a sequence of its own."""
+        """Begin the answers to a prefilled prompt: each gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
         request.begun, first.prefill_s = True, perf_counter() - first.started
         if request.search and not first.is_complete:
@@ -380,7 +380,7 @@ class Scheduler:
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _leave(self, answering: Completion) -> None:
-        """An answer is made."""
+        """Finish an answer."""
         request = answering.request
         self._source.give_back(answering)
         self.running.remove(answering)

@@ -72,7 +72,7 @@ class SequencePool:
 
     @contextmanager
     def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[PooledSequence]:
-        """A sequence that holds what has been read of `ids`, as of `begin`, to put back at the end."""
+        """Acquire a sequence that holds the cached start of `ids`, as in `begin`; to be put back at the end."""
         begun = self.begin(ids, keep, earlier)
         try:
             yield begun
@@ -142,7 +142,7 @@ class SequencePool:
         return ReuseCandidate(sequence, sequence.tokens, self._turns.get(sequence, []), aligned)
 
     def _stored(self, ids: Ids[int], earlier: int, most: int) -> Iterator[ReuseCandidate]:
-        """What files have of a prompt and of the conversation that it goes on with, if that is up to `most` tokens."""
+        """Find a prompt and the conversation that it continues on disk, if that is up to `most` tokens."""
         if self.prefixes is None:
             return
         if found := self.prefixes.stored(ids, most):
@@ -153,7 +153,7 @@ class SequencePool:
                 yield ReuseCandidate(found, found.ids, ended_with(found), 0)
 
     def _begun(self, reuse: PrefixMatch, ids: Ids[int], keep: int | None) -> PooledSequence | None:
-        """What goes on there, and nobody else does; None if files do not have it any more."""
+        """Acquire the sequence of a match for this caller only; None if its files are gone."""
         source = reuse.source
         if isinstance(source, StoredPrefix):
             assert self.prefixes is not None
@@ -183,7 +183,7 @@ class SequencePool:
             self._end = None
 
     def _write_end(self) -> None:
-        """What was read anew goes to files."""
+        """Write the newly prefilled tokens to disk."""
         if self._is_new and self.prefixes and self._end and is_worth_caching(self._end.sequence.tokens):
             self.prefixes.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False
@@ -209,7 +209,7 @@ class SequencePool:
         ]
 
     def write_conversation(self) -> None:
-        """What the latest has read goes to files, for a later process that goes on with it."""
+        """Write the latest conversation's cache to disk, for a later process that resumes it."""
         with self.lock:
             self._collect()
             if self.written and self._kept:
@@ -219,8 +219,9 @@ class SequencePool:
                 self.prefixes.keep(kept.fork(), None, is_conversation=True)
 
     def hold(self) -> None:
-        """Somebody else comes, and one may come back: keep what the latest has read besides. Of those left so the HELD
-        latest are kept, as long as there is room for a whole one more.
+        """Park the current conversation's cache so that it can be resumed.
+
+        The HELD latest parked ones are kept, as long as there is room for a whole further one.
         """
         with self.lock:
             self._collect()
@@ -248,5 +249,5 @@ class SequencePool:
 
 
 def ended_with(conversation: StoredPrefix) -> list[TurnBoundary]:
-    """The turns of a conversation of which only the end is known."""
+    """Return the turns of a stored conversation of which only the end is known."""
     return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

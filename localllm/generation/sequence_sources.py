@@ -87,8 +87,10 @@ class BatchSource:
     def __init__(
         self, prefixes: "PrefixCache | None" = None, written: "NgramCache | None" = None, is_live: bool = True
     ):
-        """prefixes: what files have of long prompts; none is added, since what is read beside others may be rounded
-        otherwise.
+        """Collect the sources.
+
+        prefixes: the prefix cache on disk; nothing is added to it, since what is prefilled in a batch may be rounded
+        differently.
         """
         self._prefixes, self.written, self.is_live = prefixes, written, is_live
         self.steps, self.kept = StepBatcher(), deque[Completion]()
@@ -101,7 +103,7 @@ class BatchSource:
         return found is not None
 
     def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
-        """A prompt has been read: see SequencePool."""
+        """Record that a prompt was prefilled: see SequencePool."""
 
     def give_back(self, answer: Completion) -> None:
         """Keep what an answer has read that says no more, instead of what it goes on from and of the oldest."""

@@ -58,8 +58,10 @@ class Session(Conversation):
         chat_template: str | None = None,
         recommended: SamplingOptions | None = None,
     ):
-        """chat_template: the choice of one, instead of the file's; see ChatTemplate.of. recommended: how to sample, as
-        far as options do not say.  `look`, which can be set: what sees an image.
+        """Set up a session.
+
+        chat_template: replaces the file's; see ChatTemplate.of. recommended: sampling options that apply where the
+        request has none.  `look`, which can be set: the image encoder.
         """
         super().__init__()
         self.sequences, self.tokenizer, self._choice = sequences, tokenizer, chat_template
@@ -161,7 +163,7 @@ class Session(Conversation):
         n: int = 1,
         key: Any = None,
     ) -> "Request":
-        """The same for a Batch, which answers many."""
+        """Make a request for a Batch, which answers many."""
         from localllm.generation.request import Request
 
         return Request(self._prepared(asked, options), n, key)
@@ -174,7 +176,7 @@ class Session(Conversation):
         return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def require_sense(self, options: GenerationOptions) -> None:
-        """Raises UsageError for options that make no sense with this model, whatever the prompt."""
+        """Raise UsageError for options that are invalid with this model, whatever the prompt."""
         Sampler(self.completed(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
@@ -182,13 +184,13 @@ class Session(Conversation):
         return self.sequences.engine.hyperparameters.start_token is not None
 
     def require_conversation(self) -> None:
-        """Raises UsageError for a model that holds none."""
+        """Raise UsageError for a model that does not chat."""
         if self.answers_one_text:
             arch = self.sequences.engine.hyperparameters.arch
             raise UsageError(f"{arch} models take one text and do not chat: use localllm run")
 
     def _prepared(self, asked: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
-        """What there is to answer, of several answers."""
+        """Prepare the task of several answers."""
         is_chat = is_conversation(asked)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers do not go with on_overflow={options.on_overflow}")
@@ -199,7 +201,7 @@ class Session(Conversation):
         return self._task(self._read(asked, chosen), chosen, decoder)  # type: ignore[arg-type]
 
     def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
-        """What is read of a conversation: with images, calls and their results, and the tools that there are."""
+        """Encode a conversation: with images, calls and their results, and the tools that are offered."""
         use = options.tools
         messages, images = extract_images(messages)
         messages = validate_messages(messages)
@@ -247,7 +249,7 @@ class Session(Conversation):
         return self._encoded(*extract_images(messages), options).ids
 
     def _encoded(self, messages: Sequence[Message], images: Sequence[Any], options: GenerationOptions | None) -> Prompt:
-        """The same, of messages with marks for images."""
+        """Encode messages with marks for images."""
         self.require_conversation()
         chosen, messages = options or GenerationOptions(), validate_messages(messages)
         format = self._format(chosen)
@@ -297,7 +299,7 @@ class Session(Conversation):
         return text, [*encode(opening, special=True), *encode(begun.thinking)]
 
     def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
-        """A conversation's tokens and how thoughts are marked behind them; "off" closes one that the template opens."""
+        """Return a conversation's tokens and the marks of thoughts; "off" closes one that the template opens."""
         budget = 0 if options.think == "off" else options.think_budget
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
@@ -313,8 +315,11 @@ class Session(Conversation):
 
     @cached_property
     def _formats(self) -> tuple[ChatFormat, ChatFormat]:
-        """How conversations are written, without tools and with some: files may have a template of their own for these,
-        as in transformers and llama.cpp, which is not used where another one was chosen."""
+        """Return the chat templates without and with tools.
+
+        Files may have a template of their own for tools, as in transformers and llama.cpp, which is not used if another
+        one was chosen.
+        """
         plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
         if self._choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
             return plain, plain
@@ -327,7 +332,7 @@ class Session(Conversation):
     def _answered(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
-        """The part of a conversation that stays, and the answer to it in the making. is_own: whether it is this one."""
+        """Start an answer; return the part of the conversation that stays, and it. is_own: for this session."""
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
             kept, prompt = self._fitting(system, history, options)
@@ -361,7 +366,7 @@ class Session(Conversation):
     def _fitting(
         self, system: list[Message], history: list[Message], options: GenerationOptions
     ) -> tuple[list[Message], Prompt]:
-        """The part of the history that fits together with an answer, and its tokens.
+        """Return the part of the history that fits together with an answer, and its tokens.
 
         Too long is what leaves less than an eighth of the context for the answer (or what it may have at most). Then as
         many of the oldest turns go as make it fit into half of the context: the rest must be read again, which should
@@ -393,5 +398,5 @@ def has_calls(message: Message) -> bool:
 
 
 def blind(image: Any) -> "EncodedImage":
-    """Raises UsageError."""
+    """Raise UsageError: this model takes no images."""
     raise UsageError("this model does not accept images")

@@ -26,7 +26,7 @@ class StopFilter:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
+        """Return the text that can be shown now. Sets `found` at a stop string; what comes after it is dropped."""
         self._held += text
         ends = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
@@ -38,7 +38,7 @@ class StopFilter:
         return shown
 
     def flush(self) -> str:
-        """The rest, when no more text comes."""
+        """Return the rest at the end."""
         held, self._held = self._held, ""
         return held
 
@@ -60,8 +60,10 @@ class Transcript:
         calls: "ToolGrammar | None" = None,
         form: "Constraint | None" = None,
     ):
-        """decoder: one that has decoded nothing yet, and is copied.  calls: of tools, that there may be.
-        form: of the answer, if it is not free.
+        """Start an empty transcript.
+
+        decoder: one that has decoded nothing yet, and is copied.  calls: the tool grammar, if tools are offered.  form:
+        of the answer, if it is constrained.
         """
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
@@ -109,7 +111,7 @@ class Transcript:
         return self._splitter.is_between
 
     def begin_answer(self) -> None:
-        """What comes next is answer, with its white space."""
+        """Treat all that follows as answer, with its white space."""
         self._splitter.begin_answer()
 
     def go_on_from(self, text: str) -> None:
@@ -118,16 +120,16 @@ class Transcript:
             self._answer_json.push(text)
 
     def push(self, token: int) -> list[TextPart]:
-        """The parts that are complete with this token."""
+        """Return the parts that are complete with this token."""
         text = self._decoder.push(token)
         return self._said(self._splitter.push(self._shown.get(token, text)))
 
     def give_up_call(self) -> list[TextPart]:
-        """What looked like a call is prose."""
+        """Treat what looked like a call as prose."""
         return self._said([]) if self.reader is None else self._shown_parts(self._with_json(self.reader.give_up()))
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """The rest, when no more comes; nothing behind a stop string.  is_end: because the model has ended."""
+        """Return the rest at the end; nothing after a stop string.  is_end: the model has ended."""
         if self.has_stopped:
             return []
         parts = self._said([*self._splitter.push(self._decoder.flush()), *self._splitter.flush()])
@@ -138,7 +140,7 @@ class Transcript:
         return parts + self._kept(ANSWER, self._stops.flush())
 
     def _said(self, parts: list[TextPart]) -> list[TextPart]:
-        """The parts, calls among them, without a stop string and what comes after it."""
+        """Return the parts, calls among them, without a stop string and what comes after it."""
         if self.reader is None:
             return self._shown_parts(parts)
         found = list[TextPart]()

@@ -18,7 +18,7 @@ _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "co
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects are closed, within its references, too."""
+    """Close the objects of a schema to properties that it does not list, through its references too."""
     try:
         return _Closing(schema).schema(schema) if isinstance(schema, Mapping) else schema
     except RecursionError:
@@ -99,7 +99,7 @@ class _Closing:
         return {**rest, "allOf": [*_listed(rest.get("allOf")), dict(there)]} if rest else dict(there)
 
     def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
-        """The properties of one and of its parts."""
+        """Collect the property names of a schema and of its parts."""
         named = [part.get("properties") for part in self._parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 

@@ -1,8 +1,9 @@
-"""What an answer must look like: JSON by a schema, a grammar or a regular expression. Tokens that could not lead there
-are not chosen, so a finished answer is always of that form.
+"""Constraints on an answer: JSON by a schema, a grammar or a regular expression.
 
-llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, says which tokens of a vocabulary can come
-next, in some ten microseconds. It is imported only when it is needed. Grammars in GBNF have a matcher of our own
+Tokens that could not lead to a match are masked, so a finished answer always matches.
+
+llguidance (https://github.com/guidance-ai/llguidance), a parser in Rust, computes the mask over a vocabulary in some
+ten microseconds. It is imported only when it is needed. Grammars in GBNF have a matcher of our own
 (grammar_matcher.py), because llguidance's lexer takes the longest match.
 """
 
@@ -61,7 +62,7 @@ class Constraint:
         return promises.get(self.kind, "what its regex matches")
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what is no such thing, allows no text, or needs more than llguidance can do."""
+        """Raise UsageError for an invalid or empty constraint, or one that exceeds what llguidance can do."""
         if self.kind == GRAMMAR:
             build_network(self.grammar)
         elif self.kind != TOOLS:
@@ -105,13 +106,14 @@ class Constraint:
 
     @classmethod
     def of_grammar(cls, text: str) -> "Constraint":
-        """What a grammar in GBNF, llama.cpp's notation, produces."""
+        """Constrain to what a grammar in GBNF, llama.cpp's notation, produces."""
         return cls(GRAMMAR, text)
 
     @classmethod
     def of_regex(cls, regex: str) -> "Constraint":
-        r"""What a regular expression matches as a whole; the syntax is that of Rust's regex crate. \d, \w and \s mean
-        ASCII, but for one that begins with (?u).
+        r"""Constrain to what a regular expression matches as a whole, in the syntax of Rust's regex crate.
+
+        \d, \w and \s mean ASCII, unless the regex begins with (?u).
         """
         from llguidance import LLMatcher
 
@@ -124,7 +126,7 @@ _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
 def in_ascii(regex: str) -> str:
-    r"""The same with \d, \w, \s and their opposites of ASCII's characters only; as it is, if it begins with (?u)."""
+    r"""Restrict \d, \w, \s and their opposites to ASCII; a regex that begins with (?u) stays as it is."""
     if regex.startswith("(?u)"):
         return regex.removeprefix("(?u)")
     depth = 0  # of brackets
@@ -148,7 +150,7 @@ def constraint_of(
     json_whitespace: bool = False,
     additional_properties: bool = False,
 ) -> Constraint | None:
-    """The one that is given, or None; the rest as of Constraint.of_schema. Raises UsageError."""
+    """Build the constraint that is given, or None; the rest as in Constraint.of_schema. Raises UsageError."""
     given = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -181,7 +183,7 @@ def fits(text: str, schema: Mapping[str, Any]) -> bool:
 
 
 def require_usable(schema: Mapping[str, Any]) -> None:
-    """Raises UsageError for a schema that llguidance does not take, with its options in it."""
+    """Raise UsageError for a schema that llguidance, with its options in it, does not accept."""
     from llguidance import LLMatcher
 
     try:
@@ -211,7 +213,7 @@ def _schema_of(schema: Any) -> dict[str, Any]:
 
 
 def _reason(message: str) -> str:
-    """An error's message in one line."""
+    """Format an error's message in one line."""
     message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
         return "it matches no text"
@@ -246,21 +248,21 @@ class Matcher:
         return twin
 
     def allowed(self) -> np.ndarray:
-        """The tokens that may come next, bool [vocab]: those that end the answer too, when it may end here.
+        """Compute the mask of the next tokens, bool [vocab]; it has the end tokens if the answer may end here.
 
-        Raises ConstraintError if that takes more than llguidance's limits allow.
+        Raises ConstraintError if that exceeds llguidance's limits.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._require_sound()
         return np.unpackbits(mask, count=self._vocab, bitorder="little").view(bool)
 
     def accept(self, token: int) -> None:
-        """This token comes, an allowed one."""
+        """Advance by a token, which is allowed."""
         self._matcher.consume_token(token)
         self._require_sound()
 
     def accept_text(self, text: str) -> bool:
-        """This text comes, if it may: whether it may."""
+        """Advance by a text if it is allowed; return whether it was."""
         tokens = self._tokenizer.encode_inside(text)
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
@@ -269,7 +271,7 @@ class Matcher:
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
 
     def unfinished(self, thinking: Thinking) -> np.ndarray:
-        """The tokens of a thought before the answer, bool [vocab]: all but those that end everything.
+        """Compute the mask of a thought before the answer, bool [vocab]: all tokens but those that end everything.
 
         Where a mark is not a token of its own, tokens are left out that could have its end and something else.
         """
@@ -338,9 +340,12 @@ after_fork(_unlock)
 
 
 def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
-    """A matcher at the beginning of an answer. The first takes 0.2 s for 49 thousand tokens, 0.7 for 128; then 20 us.
+    """Make a matcher at the start of an answer.
 
-    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end.
+    The first takes 0.2 s for 49 thousand tokens, 0.7 for 128; then 20 us.
+
+    vocab: the model's tokens, perhaps more than the tokenizer's. Raises UsageError for a vocabulary without an end
+    token.
     """
     if not tokenizer.end_ids:
         raise UsageError("the model's vocabulary has no token that ends an answer, which a constraint needs")
@@ -364,7 +369,7 @@ def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: 
 
 
 def _vocabulary(known: _Known, kind: str, tokenizer: "Tokenizer", size: int) -> "LLTokenizer":
-    """The tokens as llguidance has them, sorted for what is often allowed: texts within JSON, or any."""
+    """Convert the tokens for llguidance, sorted by what is often allowed: texts within JSON, or any."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if kind not in known.vocabularies:

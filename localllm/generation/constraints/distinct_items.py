@@ -26,7 +26,7 @@ def has_distinct(schema: Any) -> bool:
 
 
 def without_distinct(schema: Any) -> Any:
-    """The same where that is not said."""
+    """Return the schema without uniqueItems."""
     if isinstance(schema, list):
         return [without_distinct(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -74,7 +74,7 @@ class DistinctItems:
         return twin
 
     def push(self, text: str) -> str:
-        """What can go of a piece, with what was held before it."""
+        """Return what can be released of a piece and of what was held before it."""
         for character in text:
             self._take(character)
         said, self._said[0] = self._said[0], ""
@@ -107,7 +107,7 @@ class DistinctItems:
         self._said[-1] += character
 
     def _open(self, bracket: str) -> None:
-        """An object or an array begins."""
+        """Begin an object or an array."""
         schemas = [part for schema in self._next() for part in alternatives(schema, self.schema)]
         is_distinct = bracket == "[" and any(part.get("uniqueItems") is True for part in schemas)
         self._said[-1] += bracket
@@ -115,7 +115,7 @@ class DistinctItems:
         self._said += [""] * is_distinct
 
     def _next(self) -> list[Any]:
-        """What is said of the value that comes."""
+        """Return the schema of the next value."""
         if not self._levels:
             return [self.schema]
         level, found = self._levels[-1], list[Any]()
@@ -140,7 +140,7 @@ class DistinctItems:
 
 
 def _identity(value: Any) -> Any:
-    """What two values have in common that JSON Schema takes for equal."""
+    """Return a key that is the same for values that JSON Schema considers equal."""
     if isinstance(value, dict):
         return "{", frozenset((name, _identity(part)) for name, part in value.items())
     if isinstance(value, list):

@@ -78,7 +78,7 @@ class Network:
     """
 
     def __init__(self, rules: Mapping[str, Expression]):
-        """Raises UsageError for a grammar that is too large, or produces no text."""
+        """Build the network. Raises UsageError for a grammar that is too large or produces no text."""
         self.characters = Utf8Automata()
         self.vocabulary_tokens: list[VocabularyToken] = []
         self._arcs: list[list[Arc]] = []

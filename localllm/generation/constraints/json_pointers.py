@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 
 def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference within a schema leads to, None if that is nothing."""
+    """Resolve a reference within a schema; None if it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: Any = root
@@ -20,7 +20,7 @@ def resolved(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def followed(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What stands at the end of references, None where they go round."""
+    """Follow references to their end; None if they form a cycle."""
     for _ in range(20):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema

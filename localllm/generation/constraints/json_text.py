@@ -16,7 +16,7 @@ class JsonCompactor:
         self._is_inside = self._is_escaped = False
 
     def push(self, text: str) -> str:
-        """What stays of a piece."""
+        """Return a piece without the white space between parts of JSON."""
         kept, place = list[str](), 0
         while place < len(text):
             if not self._is_inside:

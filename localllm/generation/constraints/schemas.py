@@ -20,13 +20,13 @@ _LEAST = 1e-9  # a bound is moved by so much, relative to it
 
 
 def exact(schema: Schema, is_open: bool = False) -> Schema:
-    """A schema whose answers by llguidance (1.9) are all valid by the given one. Raises UsageError.
+    """Return a schema whose answers by llguidance (1.9) are all valid by the given one. Raises UsageError.
 
-    is_open: let objects have other properties where additionalProperties does not say; else they are closed.
-    Bounds: for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound
-    becomes an inclusive one beside it, which leaves out next to nothing; so do all where schemas are merged (allOf, a
-    $ref with other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether
-    the minimum is excluded; a list of items is draft 7's, which only its $schema tells.
+    is_open: let objects have other properties where additionalProperties does not say; else they are closed. Bounds:
+    for "more than 0, at most 0.5" it allows 0, because both begin with the same whole number. Such a bound becomes an
+    inclusive one beside it, which leaves out next to nothing; so do all where schemas are merged (allOf, a $ref with
+    other keywords), because there the other bound may be elsewhere. In draft 4 exclusiveMinimum says whether the
+    minimum is excluded; a list of items is draft 7's, which only its $schema tells.
     """
     schema = written(schema)
     schema = schema if is_open else closed(schema)
@@ -39,7 +39,7 @@ def exact(schema: Schema, is_open: bool = False) -> Schema:
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """This one and all within it."""
+    """Yield a schema and all within it."""
     if isinstance(schema, list):
         for item in schema:
             yield from _schemas(item)
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """A value whose objects have their properties in the order of a schema, which is part of `root`."""
+    """Order the properties of a value's objects by a schema, which is part of `root`."""
     parts = alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]
@@ -107,7 +107,7 @@ def in_order(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def alternatives(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema and those that speak of the same value: behind a reference, in anyOf and its likes; each once."""
+    """List the schemas that apply to the same value: behind a reference, in anyOf and the like; each once."""
     found, waiting = dict[int, Mapping[str, Any]](), [schema]
     while waiting:
         one = waiting.pop()

@@ -36,8 +36,10 @@ class AnswerState:
         calls: "Matcher | None" = None,
         is_whole: bool = False,
     ):
-        """matcher: of the constraint, which has seen nothing yet, or None.  calls: of calls, from their trigger on.
-        is_whole: whether the matcher has thoughts and heads, too.
+        """Start at the beginning of an answer.
+
+        matcher: of the constraint, not advanced yet, or None.  calls: of calls, from their trigger on.  is_whole:
+        whether the matcher covers thoughts and openings of calls, too.
         """
         self._calls, self._is_whole = calls, is_whole
         self.transcript = transcript
@@ -78,11 +80,11 @@ class AnswerState:
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def choose(self, sampler: "Sampler", logits: np.ndarray) -> int:
-        """The next token, from logits float32 [vocab] or longer. Raises as Sampler.sample."""
+        """Choose the next token from logits float32 [vocab] or longer. Raises as Sampler.sample."""
         return sampler.sample(logits, self.allowed(sampler.vocab))
 
     def allowed(self, vocab: int) -> np.ndarray | None:
-        """The tokens that may come next, bool [vocab]; None: all. Raises ConstraintError."""
+        """Compute the mask of the next tokens, bool [vocab]; None: all. Raises ConstraintError."""
         if self._forced:
             return _only(self._forced[:1], vocab)
         matcher, transcript = self._matcher, self.transcript
@@ -104,7 +106,7 @@ class AnswerState:
         return allowed[:vocab]
 
     def accept(self, token: int) -> list[TextPart]:
-        """This token comes, an allowed one that does not end the answer: the parts of text that it completes."""
+        """Advance by an allowed token that does not end the answer; return the parts of text that it completes."""
         kind = self.transcript.kind
         if self._matcher and self._is_whole:
             self._matcher.accept(token)
@@ -130,7 +132,7 @@ class AnswerState:
         return parts
 
     def _begin_call(self, calls: "Matcher", pending: str) -> list[TextPart]:
-        """A call has begun, and some of what is behind its trigger: from here on the grammar holds."""
+        """Begin a call; pending: the text after its trigger. From here on the grammar constrains."""
         self._calls = None
         if calls.accept_text(pending):
             self._matcher = calls
@@ -159,14 +161,14 @@ class ForcedTokensProposer:
         self._guide = guide
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The guide knows them."""
+        """Ignore the tokens: the mask already knows them."""
 
     def propose(self) -> Iterator[Guess]:
         return (Guess(token, SURE) for token in self._guide.expected())
 
 
 def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:
-    """These alone, bool [vocab]."""
+    """Make a mask with only these tokens, bool [vocab]."""
     allowed = np.zeros(vocab, bool)
     allowed[list(tokens)] = True
     return allowed

@@ -46,12 +46,12 @@ class UnionMatcher:
         return twin
 
     def allowed(self) -> np.ndarray:
-        """The tokens that one of them allows, bool [vocab]. Raises ConstraintError."""
+        """Compute the mask of tokens that either matcher allows, bool [vocab]. Raises ConstraintError."""
         first, *others = self._both
         return first.allowed() | others[0].allowed() if others else first.allowed()
 
     def accept(self, token: int) -> None:
-        """This token comes, an allowed one."""
+        """Advance by an allowed token."""
         if self.form and self.calls:
             self.form, self.calls = (
                 matcher if matcher.allowed()[token] else None for matcher in (self.form, self.calls)

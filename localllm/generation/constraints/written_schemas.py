@@ -25,7 +25,10 @@ _LARGEST_SET = 6  # values, of which each subset is an alternative
 
 
 def written(schema: Any) -> Any:
-    """A schema in plain words, of the same meaning or a narrower one. Raises UsageError for what has none."""
+    """Rewrite a schema in the keywords that llguidance supports, with the same or a narrower meaning.
+
+    Raises UsageError if that is not possible.
+    """
     return _written(schema, schema if isinstance(schema, Mapping) else {})
 
 
@@ -84,9 +87,9 @@ def _bound(schema: dict[str, Any]) -> None:
 
 
 def _exact(value: Any, word: str) -> Any:
-    """A value with large numbers as floats. Raises UsageError for one that would become another number.
+    """Convert large numbers to floats. Raises UsageError for one that would become another number.
 
-    llguidance (1.9) makes floats of all numbers, and falls over the one that is least in 64 bits.
+    llguidance (1.9) makes floats of all numbers, and fails at the least one in 64 bits.
     """
     if isinstance(value, Mapping):
         return {name: _exact(part, word) for name, part in value.items()}
@@ -117,8 +120,9 @@ def _with_named_properties(schema: dict[str, Any], root: Schema) -> dict[str, An
 
 
 def _with_distinct_items(schema: dict[str, Any], root: Schema) -> dict[str, Any]:
-    """Without uniqueItems where there are few values: any of them, in the schema's order. Raises UsageError where
-    items that were there before cannot be left out (see generation.distinct_items).
+    """Drop uniqueItems where there are few values: any of them, in the schema's order.
+
+    Raises UsageError where items that were there before cannot be left out (see generation.distinct_items).
     """
     if schema.get("uniqueItems") is not True:
         return schema

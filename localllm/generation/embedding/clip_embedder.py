@@ -30,7 +30,7 @@ class PairEmbedder:
     chunk = 1  # what is read together
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
-        """Raises ModelError."""
+        """Load both encoders. Raises ModelError."""
         self.reader, self._words = ClipEncoder(file, options), ClipWords(file.metadata, file.path)
         self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
         if len(self._words.pieces) > self.reader.vocab_size:
@@ -39,10 +39,10 @@ class PairEmbedder:
     def embed(
         self, given: Iterable[str | ShownImage], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """A vector of each text and each picture: float32 [given, numbers].
+        """Embed each text and each image: float32 [given, numbers].
 
-        progress: told after each how many are done. Raises ContextError for a text that is too long, UsageError for
-        what is no picture, and for options that make no sense.
+        progress: called after each with how many are done. Raises ContextError for a text that is too long, UsageError
+        for an invalid image and for invalid options.
         """
         chosen = options or EmbedOptions()
         chosen.require_valid()
@@ -64,7 +64,7 @@ class PairEmbedder:
         return self.reader.picture(load_image(shown.source))
 
     def _text(self, text: str, overflow: str, number: int) -> np.ndarray:
-        """The mean of its pieces' vectors, by their tokens."""
+        """Average the vectors of a text's pieces, weighted by their tokens."""
         pieces = self.pieces(text, overflow, number)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
@@ -72,8 +72,10 @@ class PairEmbedder:
         return (rows * weights[:, None]).sum(axis=0) / weights.sum()
 
     def pieces(self, text: str | ShownImage, overflow: str, number: int) -> list[list[int]]:
-        """The tokens of a text as the model reads it: one list, or several of a text that is split; of a picture none.
-        Raises ContextError."""
+        """Tokenize a text as the model reads it: one list, several for a split text, none for an image.
+
+        Raises ContextError.
+        """
         if isinstance(text, ShownImage):
             return []
         start, *ids, end = self._words.encode(require_text("texts", text))

@@ -43,7 +43,7 @@ class EmbedOptions:
     max_tokens: int | None = None
 
     def require_valid(self) -> None:
-        """Raises UsageError."""
+        """Raise UsageError for invalid options."""
         if self.dims is not None:
             whole_number("dims", self.dims, 1)
         if self.max_tokens is not None:
@@ -87,10 +87,10 @@ class Embedder:
     def embed(
         self, texts: Iterable[str | list[int]], options: EmbedOptions | None = None, progress: Progress | None = None
     ) -> np.ndarray:
-        """A vector of each text, or of its token ids: float32 [texts, numbers].
+        """Embed each text, or its token ids: float32 [texts, numbers].
 
-        progress: told after each run how many pieces of texts are done. Raises ContextError for a text that is too
-        long, with its number, from 1; UsageError.
+        progress: called after each run with how many pieces of texts are done. Raises ContextError for a text that is
+        too long, with its number, from 1; UsageError.
         """
         chosen = options or EmbedOptions()
         chosen.require_valid()
@@ -119,7 +119,7 @@ class Embedder:
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
     def pieces(self, text: str | list[int], overflow: str, number: int, most: int | None = None) -> list[list[int]]:
-        """The tokens of a text as the model reads it: one list, or several of a text that is split.
+        """Tokenize a text as the model reads it: one list, or several for a split text.
 
         most: see EmbedOptions.max_tokens.
         """
@@ -170,7 +170,7 @@ def has_head(file: GGUFFile) -> bool:
 
 
 def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
-    """The vectors of texts: means of those of their pieces, by tokens."""
+    """Average the vectors of each text's pieces, weighted by their tokens."""
     if len(set(owners)) == len(owners):
         return rows
     counts = np.array([len(piece) for piece in pieces], np.float64)

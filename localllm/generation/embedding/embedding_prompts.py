@@ -26,7 +26,7 @@ KNOWN = {
 
 
 def prompt_of(metadata: Mapping[str, Any], role: str, path: str) -> str:
-    """The text in front of a query or a document. Raises UsageError if nobody knows it."""
+    """Return the model's prompt for a query or a document. Raises UsageError if the file has none."""
     given = metadata.get(PROMPT + role)
     if isinstance(given, str):
         return given

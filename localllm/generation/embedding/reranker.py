@@ -41,7 +41,7 @@ class Reranker:
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):
-        """Raises ModelError for a model that scores nothing, MemoryLimitError, UsageError."""
+        """Load the model. Raises ModelError if it is not a reranker, MemoryLimitError, UsageError."""
         from localllm.engine.embedding_runner import EmbeddingRunner
 
         require_reranker(file)
@@ -79,7 +79,7 @@ class Reranker:
         return (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
 
     def _pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """The tokens of a pair, and where the second text begins."""
+        """Tokenize a pair; return its tokens, and where the second text begins."""
         t = self._tokenizer
         first = [t.bos_id] if t.bos_id is not None else []
         end = [t.eos_id] if t.eos_id is not None else []
@@ -89,7 +89,7 @@ class Reranker:
         return [*head, *self._fitting(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
 
     def _question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """The same for a decoder, of which both texts are one."""
+        """Tokenize a pair for a decoder, as one text."""
         t = self._tokenizer
         head = [
             *t.encode(QUESTION, special=True), *t.encode(f"<Instruct>: {INSTRUCTION}\n<Query>: "), *query,

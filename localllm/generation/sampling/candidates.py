@@ -36,13 +36,13 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[index], self.logits[index], self.ranked)
 
     def rank(self, count: int | None = None) -> "Candidates":
-        """The `count` most likely (None: all) in order; of equals, the first as before. Raises as `best` does."""
+        """Return the `count` most likely (None: all) in order; of equals, the first as before. Raises as `best`."""
         _ = self.best
         order = np.argsort(-self.logits, kind="stable")[:count]
         return Candidates(self.ids[order], self.logits[order], ranked=True)
 
     def move(self, places: np.ndarray, logits: np.ndarray) -> "Candidates":
-        """The same tokens, with these logits float64 [m] at places int64 [m]; what was finite stays so."""
+        """Replace logits: float64 [m] at places int64 [m]; finite ones stay finite."""
         moved, largest = self.logits.copy(), LARGEST if self.logits.dtype == np.float32 else LARGEST_DOUBLE
         moved[places] = np.where(np.isfinite(self.logits[places]), np.clip(logits, -largest, largest), logits)
         changed = Candidates(self.ids, moved)
@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
         return found, places[found]
 
     def probabilities(self) -> np.ndarray:
-        """The softmax of the logits, float64 [n]."""
+        """Compute the softmax of the logits, float64 [n]."""
         if len(self.ids) == 1:
             return np.ones(1)
         weights = np.exp(self.logits.astype(np.float64) - float(self.logits[self.best]))

@@ -55,7 +55,7 @@ class State:
         return twin
 
     def learn(self, options: Any, token: int) -> None:
-        """The text goes on with this token. From one that was not drawn, mirostat and adaptive_p learn nothing."""
+        """Append a token. From one that was not drawn, mirostat and adaptive_p learn nothing."""
         self.history.append(token)
         self.breakers.push(token)
         if self.watched and token == self.drawn:
@@ -153,7 +153,7 @@ STEPS: dict[str, SamplerStep] = {
 
 
 def chain(options: Any) -> list[str]:
-    """The names of the steps that change something with these options, in their order.
+    """Return the names of the steps that have an effect with these options, in their order.
 
     As in llama.cpp, with mirostat there is nothing else but the temperature; and adaptive_p, wherever it is named,
     comes last, because it learns from what is drawn. What a temperature of 0 leaves is known without the steps before

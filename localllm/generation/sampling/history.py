@@ -21,7 +21,7 @@ class History:
         self._tokens = np.empty(FIRST_ROOM if most else 0, np.int64)
 
     def append(self, token: int) -> None:
-        """The text goes on with this one."""
+        """Append a token."""
         if self.most == 0:
             return
         if self._count == len(self._tokens):
@@ -33,7 +33,7 @@ class History:
         self._count += 1
 
     def last(self, count: int) -> np.ndarray:
-        """The last so many, or fewer if there are not so many, int64 [n]; -1: all there are."""
+        """Return the last `count` tokens, or fewer, int64 [n]; -1: all."""
         return self._tokens[0 if count < 0 else max(0, self._count - count) : self._count]
 
     def copy(self) -> "History":
@@ -53,7 +53,7 @@ class Breakers:
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended
 
     def push(self, token: int) -> None:
-        """The text goes on with this token."""
+        """Append a token."""
         said, before = self._tail + self._bytes(token), len(self._tail)
         ended = any(said.find(text, max(0, before - len(text) + 1)) >= 0 for text in self._texts)
         self.since = 0 if ended else self.since + 1
@@ -65,7 +65,7 @@ class Breakers:
         return any(text in said for text in self._texts)
 
     def _bytes(self, token: int) -> bytes:
-        """What a token says, a control token its name."""
+        """Return a token's bytes; of a control token, its name."""
         return self._tokenizer.token_bytes(token, special=True) if self._tokenizer and self._texts else b""
 
     def copy(self) -> "Breakers":

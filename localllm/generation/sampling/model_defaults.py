@@ -15,9 +15,9 @@ OPTIONS = {each.name: each.metadata for each in fields(SamplingOptions) if each.
 
 
 def recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOptions, list[str]]:
-    """The options that a file's metadata choose, and a warning for each value that makes no sense.
+    """Read the sampling options that a file's metadata recommend, with a warning for each invalid value.
 
-    Such a value is advice that cannot be followed, and no reason not to run the model: our default stands in.
+    An invalid value is no reason not to run the model: our default is used instead.
     """
     checked, chosen, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, option in OPTIONS.items():
@@ -35,14 +35,14 @@ def recommended(metadata: Mapping[str, Any], path: str = "") -> tuple[SamplingOp
 
 
 def expected(name: str) -> str:
-    """What an option should be, for a message."""
+    """Describe an option's valid values, for a message."""
     if name == "samplers":
         return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
     return OPTIONS[name]["range"].text
 
 
 def meant(key: str, value: Any) -> Any:
-    """The value as its author wrote it: 0.6 and not the float32 next to it; a top_k below 0, too, is none."""
+    """Return the value as its author wrote it: 0.6, not the float32 next to it; a top_k below 0 means off."""
     if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))
     if key == "top_k" and isinstance(value, int):

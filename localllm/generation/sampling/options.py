@@ -39,7 +39,7 @@ class Range(NamedTuple):
     whole: bool = False
 
     def number(self, name: str, value: Any) -> float:
-        """The value as a Python number. Raises UsageError, which names the option."""
+        """Return the value as a Python number. Raises UsageError, which names the option."""
         number = value_of(value)
         if number is None or not abs(number) <= sys.float_info.max:
             raise UsageError(f"{name} should be a number, not {value!r}")
@@ -69,14 +69,16 @@ DECAY = Range("from 0 to 0.99", 0, 0.99)
 
 
 def option(default: Any, range: Range | None = None, key: str = "") -> Any:
-    """A field of SamplingOptions; key: what stands behind "general.sampling." in a file."""
+    """Declare a field of SamplingOptions; key: what follows "general.sampling." in a file."""
     return field(default=None, metadata={"default": default, "range": range, "key": key})
 
 
 @frozen
 class SamplingOptions:
-    """How to choose tokens. None is what nobody has chosen: then the file's recommendation holds, and then the default,
-    which is llama.cpp's. A value that switches a step off is in brackets. docs/sampling.md has more on each.
+    """Sampling options.
+
+    None means not chosen: then the file's recommendation applies, and then the default, which is llama.cpp's. A value
+    that switches a step off is in brackets. docs/sampling.md has more on each.
     """
 
     temperature: float | None = option(0.8, NUMBER, "temp")  # 0 or below: always the most likely token
@@ -109,14 +111,14 @@ class SamplingOptions:
     seed: int | None = option(None, COUNT)  # None: a random one
 
     def __post_init__(self) -> None:
-        """Raises UsageError for values that make no sense."""
+        """Raise UsageError for invalid values."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None:
                 object.__setattr__(self, each.name, checked(each.name, each.metadata["range"], value))
 
     def over(self, others: "SamplingOptions") -> "SamplingOptions":
-        """These, and what others have chosen where these have not."""
+        """Return these options, completed by others where they are not chosen."""
         return SamplingOptions(**{**others.chosen, **self.chosen})
 
     @property
@@ -134,7 +136,7 @@ DEFAULTS: dict[str, Any] = {each.name: each.metadata["default"] for each in fiel
 
 
 def checked(name: str, range: Range | None, value: Any) -> Any:
-    """An option's value, in Python's own types. Raises UsageError."""
+    """Convert an option's value to Python's own types. Raises UsageError."""
     if range is not None:
         return range.number(name, value)
     if name == "samplers":
@@ -152,7 +154,7 @@ def checked(name: str, range: Range | None, value: Any) -> Any:
 
 
 def steps_named(value: Any) -> tuple[str, ...]:
-    """The steps of --samplers: names, or one text with semicolons between them. Raises UsageError."""
+    """Parse --samplers: names, or one text with semicolons between them. Raises UsageError."""
     names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"samplers should be names of steps, not {value!r}")
@@ -164,7 +166,7 @@ def steps_named(value: Any) -> tuple[str, ...]:
 
 
 def steps_lettered(letters: str) -> tuple[str, ...]:
-    """The steps of --sampling-seq, a letter each. Raises UsageError."""
+    """Parse --sampling-seq, a letter for each step. Raises UsageError."""
     steps = {letter: step for step, letter in LETTERS.items()}
     for letter in letters:
         if letter not in steps:

@@ -32,8 +32,10 @@ class Sampler:
     """Chooses one token after the other. The same seed, options and logits give the same tokens."""
 
     def __init__(self, options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None" = None):
-        """vocab: how many tokens exist; logits beyond are padding and never chosen. tokenizer: knows which tokens have
-        a breaker of dry and which end an answer; needed for these options only.
+        """Check the options against the vocabulary.
+
+        vocab: how many tokens exist; logits beyond are padding and never chosen. tokenizer: knows which tokens have a
+        breaker of dry and which end an answer; needed for these options only.
 
         Raises UsageError for a bias of a token that does not exist.
         """
@@ -47,7 +49,7 @@ class Sampler:
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
-        """A sampler that goes on by itself from here and would choose the same; vocab: if fewer tokens exist for it."""
+        """Return an independent sampler that would choose the same; vocab: if fewer tokens exist for it."""
         twin = copy.copy(self)
         twin._state = self._state.copy()
         if vocab is not None and vocab < self.vocab:
@@ -55,7 +57,7 @@ class Sampler:
         return twin
 
     def read(self, prompt: Sequence[int]) -> None:
-        """The answer is to this prompt, on which penalties look back, but not on its images."""
+        """Set the prompt, which penalties look back on, but not on its images."""
         prompt, most = without_images(prompt), self._state.history.most
         for token in prompt if most < 0 else prompt[len(prompt) - min(most, len(prompt)) :]:
             self.accept(token)
@@ -66,7 +68,7 @@ class Sampler:
             self._state.learn(self.options, token)
 
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
-        """The next token's id, drawn from `distribution`."""
+        """Sample the next token's id from `distribution`."""
         state = self._state
         state.key = state.random.getrandbits(64)  # one for each token, so that a copy that sees other logits keeps step
         candidates = self._left(logits, allowed)
@@ -75,11 +77,12 @@ class Sampler:
         return token
 
     def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that can come next, ids int64 [n], and their probabilities, float64 [n], for logits float32
-        [vocab] or longer. Greedy: one token with probability 1.
+        """Compute the distribution of the next token: ids int64 [n] and probabilities float64 [n].
 
-        allowed: bool [vocab] or longer, the tokens that a grammar lets come, or None for all. Raises LocalllmError if
-        there is no such token or if the logits are not numbers.
+        logits: float32 [vocab] or longer. Greedy: one token with probability 1.
+
+        allowed: bool [vocab] or longer, the mask of a grammar, or None for all. Raises LocalllmError if no token is
+        allowed or if the logits are not numbers.
         """
         looking = self.copy()
         looking._state.key = looking._state.random.getrandbits(64)
@@ -87,7 +90,7 @@ class Sampler:
         return candidates.ids, candidates.probabilities()
 
     def _left(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
-        """What the chain leaves."""
+        """Apply the chain and return the remaining candidates."""
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
             candidates = only(candidates, allowed[: self.vocab])
@@ -121,7 +124,7 @@ def biases_of(
 
 
 def log_total(logits: np.ndarray) -> float:
-    """What to subtract from logits float32 [vocab] for log probabilities: the logarithm of the sum of exp(logits)."""
+    """Compute log sum exp of logits float32 [vocab], to be subtracted for log probabilities."""
     largest = float(logits.max())
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
 

@@ -23,7 +23,7 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
 def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
-    """The candidates with a True in allowed, bool [n]. Raises ConstraintError if there is none."""
+    """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if there is none."""
     if not allowed.any():
         raise ConstraintError("no token is allowed here")
     return candidates.keep(allowed)
@@ -59,7 +59,7 @@ def penalties(
 
 
 def within(number: float) -> float:
-    """The nearest one that is a float32, so that no product of two is out of float64's range."""
+    """Clamp a number to float32's range, so that no product of two exceeds float64's."""
     return min(max(number, -LARGEST), LARGEST)
 
 
@@ -91,8 +91,9 @@ def dry(
 
 
 def repeated(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
-    """The tokens that have come after the last tokens of recent int64 [m] before, and after how many of them, from
-    `least` to `most` and the largest number.
+    """Find the tokens that followed earlier occurrences of the last tokens, and the lengths of these matches.
+
+    recent: int64 [m]. Lengths go from `least` to `most`; of each token, the longest.
     """
     lengths = np.zeros(len(recent) - 1, np.int64)
     ends = np.arange(len(recent) - 1)
@@ -108,7 +109,7 @@ def repeated(recent: np.ndarray, most: int, least: int) -> dict[int, int]:
 
 
 def top_k(candidates: Candidates, k: int) -> Candidates:
-    """The k most likely tokens (0: all), ranked (Fan et al. 2018, arXiv 1805.04833).
+    """Keep the k most likely tokens (0: all), ranked (Fan et al. 2018, arXiv 1805.04833).
 
     At least k tokens reach the k-th largest of the maxima over 64 strided groups, so only those that do are sorted:
     0.06 ms for k = 40 of 128256, where np.argpartition takes 1.1 ms. All of them take 6.5 ms.
@@ -131,8 +132,10 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 
 
 def typical(candidates: Candidates, p: float) -> Candidates:
-    """Keep tokens whose surprise is nearest to the expected one, until they have the probability p (Meister et al.
-    2022, arXiv 2202.00666). Where some cannot come, llama.cpp's keeps any: its entropy is not a number.
+    """Keep the tokens of most typical surprise up to total probability p (locally typical sampling).
+
+    Meister et al. 2022, arXiv 2202.00666: those whose surprise is nearest to the expected one. Where some tokens are
+    impossible, llama.cpp's keeps any: its entropy is not a number.
     """
     if p >= 1:
         return candidates
@@ -145,8 +148,9 @@ def typical(candidates: Candidates, p: float) -> Candidates:
 
 
 def top_p(candidates: Candidates, p: float) -> Candidates:
-    """Keep the most likely tokens until they have the probability p: the nucleus (Holtzman et al. 2019, arXiv
-    1904.09751).
+    """Keep the most likely tokens up to total probability p: the nucleus.
+
+    Holtzman et al. 2019, arXiv 1904.09751.
     """
     if p >= 1:
         return candidates
@@ -156,8 +160,9 @@ def top_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def min_p(candidates: Candidates, p: float) -> Candidates:
-    """Keep tokens with at least p times the probability of the most likely one (Nguyen et al. 2024, arXiv
-    2407.01082).
+    """Keep tokens with at least p times the probability of the most likely one.
+
+    Nguyen et al. 2024, arXiv 2407.01082.
     """
     if p <= 0:
         return candidates
@@ -165,8 +170,9 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def xtc(candidates: Candidates, probability: float, threshold: float, chance: float) -> Candidates:
-    """Exclude top choices: of the tokens with at least this probability, keep the least likely (p-e-w, 2024:
-    https://github.com/oobabooga/text-generation-webui/pull/6335).
+    """Exclude top choices: of the tokens with at least this probability, keep the least likely.
+
+    p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/6335.
 
     chance: a random number from 0 to 1; above `probability`, nothing happens. Of equals, those with the lowest ids go.
     """
@@ -189,9 +195,10 @@ def temperature(candidates: Candidates, t: float) -> Candidates:
 
 
 def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent: float) -> Candidates:
-    """A temperature from t - range to t + range, the higher the less sure the model is (the idea is in Zhu et al. 2023,
-    arXiv 2309.02772): it goes by the entropy as a part of the largest that so many tokens can have, to the power of the
-    exponent.
+    """Scale by a temperature from t - range to t + range, higher where the model is less sure.
+
+    The idea is in Zhu et al. 2023, arXiv 2309.02772: the temperature follows the entropy, divided by the largest
+    entropy of so many tokens, to the power of the exponent.
     """
     if len(candidates.ids) == 1:
         return candidates
@@ -209,8 +216,10 @@ def likeliest(candidates: Candidates) -> Candidates:
 
 
 def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
-    """Keep the k most likely tokens, with k by which the surprise should be mu bits if probabilities fall by Zipf's law
-    (Basu et al. 2021, arXiv 2007.14966), whose exponent is estimated; vocab: how many tokens there are.
+    """Keep the k most likely tokens, with k for a surprise of mu bits (Mirostat, version 1).
+
+    Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to fall by Zipf's law, whose exponent is estimated;
+    vocab: number of tokens.
 
     Where a power is out of float32's range, or not a number, llama.cpp has another k.
     """
@@ -256,7 +265,7 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
 
 
 def draw(candidates: Candidates, key: int) -> int:
-    """A token by its probability: the one with the largest sum of logit and Gumbel noise (the Gumbel-max trick).
+    """Sample a token by its probability: the largest sum of logit and Gumbel noise (the Gumbel-max trick).
 
     A token's noise depends on nothing but its id and the key, 64 bits. So two models whose probabilities are alike draw
     the same token most of the time, without knowing of each other (Daliri et al. 2024, arXiv 2408.07978).
@@ -267,7 +276,7 @@ def draw(candidates: Candidates, key: int) -> int:
 
 
 def uniform(ids: np.ndarray, key: int) -> np.ndarray:
-    """A random number for each id int64 [n], float64 [n] between 0 and 1, from SplitMix64 (Steele et al. 2014)."""
+    """Hash ids int64 [n] to random numbers float64 [n] between 0 and 1, by SplitMix64 (Steele et al. 2014)."""
     bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)

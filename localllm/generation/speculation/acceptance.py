@@ -1,9 +1,8 @@
-"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): several tokens in one step of the model, if a cheap
-guess of them is right.
+"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): verify several draft tokens in one step.
 
-Proposers guess how a text goes on, the model reads the guesses in one step, and the sampler draws at every position as
-it would have done anyway: a guess is right if it is what was drawn. So the text is the very same, and only the number
-of steps changes.
+Proposers draft how a text continues, the model reads the draft in one step, and the sampler draws at every position as
+it would have done anyway: a draft token is accepted if it is what was drawn. So the text is the very same, and only the
+number of steps changes.
 """
 
 import math
@@ -45,7 +44,7 @@ class Proposer(Protocol):
         ...
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
 
     def propose(self) -> Iterator[Guess]:
         """Tokens that may come next, one behind the other, made when they are asked for."""
@@ -61,7 +60,7 @@ class StepCostModel:
         self._one = math.inf
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Record that a step of so many tokens took so long."""
         if tokens <= MOST + 1:
             self._seconds[tokens] = settled(self._seconds.get(tokens), seconds)
             self._one = self._time_of_one()
@@ -85,7 +84,7 @@ class StepCostModel:
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
-        """What a step brings, by what one without a draft does; expected: tokens of this answer."""
+        """Return how many tokens a step brings, relative to one without a draft; expected: tokens of this answer."""
         return expected
 
     def _interpolated(self) -> list[float]:
@@ -130,7 +129,7 @@ Costs = StepCostModel | BatchedStepCost
 
 
 def settled(before: float | None, seconds: float) -> float:
-    """What something takes: the least, but not for ever. Other programs only make it slower."""
+    """Smooth a step's time: the least seen, slowly forgotten. Other programs only make it slower."""
     return seconds if before is None else min(seconds, 0.8 * before + 0.2 * seconds)
 
 
@@ -154,7 +153,7 @@ class AcceptanceHistory:
         self.usual = FADING * self.usual + (1 - FADING) * was_right
 
     def forget(self) -> None:
-        """A step without a guess: what was bad may be good again."""
+        """Decay the bad record in a step without a draft, so that drafts are tried again."""
         self.usual = FORGETTING * self.usual + (1 - FORGETTING)
 
 
@@ -181,7 +180,7 @@ class SpeculationBudget:
         self._lost = max(self._lost + steps, -CREDIT)
 
     def go_on(self) -> None:
-        """A step more."""
+        """Count a further step."""
         self._steps += 1
 
     @property
@@ -232,7 +231,7 @@ class Guesser:
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
-        """The length of the draft that promises the most, and its rate; expected: the tokens that come, by length."""
+        """Return the draft length with the best expected rate, and the rate; expected: accepted tokens, by length."""
         spent = (len(expected) - 1) * self._cost(costs)
         rates = [costs.tokens(tokens) / (costs.of(length + 1) + spent) for length, tokens in enumerate(expected)]
         rate = max(rates)
@@ -260,7 +259,7 @@ class Guesser:
         return costs.of_time(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these, which says what was right of the latest guesses, read or not."""
+        """Append tokens to the text, which shows what was right in the latest drafts, verified or not."""
         account, right = self._account, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
             account.experience.learn(guess.trust, guess.token == token)
@@ -280,7 +279,7 @@ class Guesses:
     """Drafts for one answer, each from the proposer that promises the most at the time."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
-        """The proposers know the text so far; those whose guesses are free come first. costs: those of others, too."""
+        """Set up the proposers, which know the text so far; free ones come first. costs: those of others, too."""
         self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
         self.took = self._costs.took
 
@@ -299,6 +298,6 @@ class Guesses:
         return best.draft
 
     def learn(self, drawn: Sequence[int]) -> None:
-        """These tokens came."""
+        """Learn from the drawn tokens which draft tokens were right."""
         for source in self._sources:
             source.push(drawn)

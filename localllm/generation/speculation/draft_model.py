@@ -36,7 +36,7 @@ class Drafter:
         self._sequences, self._pieces, self._account = sequences, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raises UsageError unless the tokens are those of this tokenizer, but for at most PADDING at one's end."""
+        """Raise UsageError unless the vocabularies are the same, but for at most PADDING tokens at one's end."""
         ours, theirs = self._pieces, tokenizer.pieces
         common = min(len(ours), len(theirs))
         if ours[:common] != theirs[:common]:
@@ -79,20 +79,23 @@ class DraftModel:
         guide: "AnswerState | None" = None,
         account: SpeculationBudget | None = None,
     ):
-        """sequence: holds some of the tokens; sampler, guide: of the other model, which have drawn all of them; vocab:
-        tokens that both models know; end_ids: behind which nothing comes; account: as of Proposer."""
+        """Set up the draft model.
+
+        sequence: holds some of the tokens; sampler, guide: of the target model, which have drawn all of them; vocab:
+        tokens that both models have; end_ids: after which nothing comes; account: as in Proposer.
+        """
         self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
         self._sampler, self._guide, self._vocab, self._end_ids = sampler, guide, vocab, end_ids
         self._readable = all(token < vocab for token in tokens)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Append tokens to the text."""
         self._text += tokens
         self._readable = self._readable and all(token < self._vocab for token in tokens)
 
     def propose(self) -> Iterator[Guess]:
-        """What the model would write, up to what ends the answer or its context; a run of it for each token."""
+        """Draft what the model would write, up to the end of the answer or of its context; one run for each token."""
         held = self._sequence.tokens
         while self._right < min(len(held), len(self._text) - 1) and held[self._right] == self._text[self._right]:
             self._right += 1
@@ -126,6 +129,6 @@ def account_of(engine: object) -> SpeculationBudget:
 
 
 def trust(logits: np.ndarray, token: int) -> int:
-    """The probability of a token, as a share of SURE."""
+    """Return the probability of a token, as a share of SURE."""
     weights = np.exp(logits - logits.max())
     return round(SURE * float(weights[token] / weights.sum()))

@@ -40,7 +40,7 @@ class NGrams:
         self._last = 0
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these. Takes constant time for each, on average."""
+        """Append tokens to the text. Takes constant time for each, on average."""
         for token in tokens:
             self._push(token)
         if self._begin:
@@ -72,7 +72,7 @@ class NGrams:
         self._end[match] = place
 
     def _linked(self, state: int, token: int) -> int:
-        """The state of the longest end of the new text that the text had before."""
+        """Return the state of the longest suffix of the new text that occurred before."""
         known = self._next[state][token]
         if self._length[known] == self._length[state] + 1:
             return known
@@ -90,7 +90,7 @@ class NGrams:
         return len(self._length) - 1
 
     def propose(self) -> Iterator[Guess]:
-        """What followed the last time; what speaks for a token is how many before it agree."""
+        """Draft what followed the last time; a token's trust is the length of the match before it."""
         return copied(self.tokens, self.place, self.agreed) if self.agreed else iter(())
 
 
@@ -111,7 +111,7 @@ class Copies:
         self._left: deque[int] = deque(maxlen=LEFT)  # places where copies were left, the latest first
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these, the last that `grams` has heard of."""
+        """Append tokens to the text, the last that `grams` has seen."""
         for number in range(len(self._grams.tokens) - len(tokens), len(self._grams.tokens)):
             self._follow(number)
         if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
@@ -120,7 +120,7 @@ class Copies:
             self._place, self._followed = self._grams.place, self._grams.agreed
 
     def _follow(self, number: int) -> None:
-        """What token `number` of the text says about where the answer copies from."""
+        """Update where the answer copies from, by token `number` of the text."""
         text, place, followed = self._grams.tokens, self._place, self._followed
         if place is not None and text[place] == text[number]:
             self._place, self._followed = place + 1, followed + 1
@@ -137,15 +137,14 @@ class Copies:
             self._left.appendleft(self._place)
 
     def propose(self) -> Iterator[Guess]:
-        """What comes next in the original; what speaks for it is how many tokens have followed it."""
+        """Draft what comes next in the original; a token's trust is the number of copied tokens before it."""
         return iter(()) if self._place is None else copied(self._grams.tokens, self._place, self._followed)
 
 
 def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
-    """What is at a place and behind it, as far as that text goes; and behind the end of the last one, the guesses
-    again: a text that goes in circles.
+    """Yield the tokens at a place and after it; after the end of the last text, the draft again, as in a loop.
 
-    Each has the trust of one that as many tokens more agree for as there are before it.
+    Each has the trust of a match that is longer by the number of tokens before it.
     """
     guesses = list[int]()
     while True:
@@ -159,7 +158,7 @@ def copied(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
 
 
 def from_text(tokens: Sequence[int], written: NgramCache | None = None) -> tuple[NGrams, Copies]:
-    """The proposers that look at nothing but the text, which begins with these tokens, and at earlier ones."""
+    """Make the proposers that need only the text, which begins with these tokens, and earlier texts."""
     grams = NGrams(written.earlier() if written else NOTHING)
     grams.push(tokens)
     return grams, Copies(grams)

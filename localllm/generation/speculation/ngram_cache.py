@@ -52,13 +52,15 @@ class TokenCorpus:
 
     @classmethod
     def of(cls, tokens: np.ndarray) -> Self:
-        """The index made anew."""
+        """Build the index."""
         places = places_in(tokens)
         return cls(tokens, places[np.argsort(keys(tokens)[places - GRAM], kind="stable")])
 
     def find(self, ending: Sequence[int]) -> CorpusMatch:
-        """Where the end of a text, its last SURE tokens, has been before: the longest match; of equal ones with the
-        token that followed most often, and of those the latest."""
+        """Find where the last SURE tokens of a text occurred before: the longest match.
+
+        Of equal ones, that with the token that followed most often, and of those the latest.
+        """
         if len(ending) < GRAM:
             return CorpusMatch(0, 0)
         key = 0
@@ -92,8 +94,10 @@ class TokenCorpus:
         return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
     def _new_in(self, ids: np.ndarray) -> np.ndarray:
-        """What of a text is not here, int32: pieces of LEAST tokens or more, with a GAP behind each. A piece begins
-        with SURE tokens that may be known, by which it is found again."""
+        """Return the pieces of a text that are new here, int32: LEAST tokens or more, with a GAP after each.
+
+        A piece begins with SURE tokens that may be known, by which it is found again.
+        """
         if len(ids) < LEAST:
             return ids[:0]
         windows = np.lib.stride_tricks.sliding_window_view(ids, SURE)
@@ -138,8 +142,10 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def vocabulary_name(pieces: Sequence[str]) -> str | None:
-    """Of what was written with this vocabulary; None if nothing is kept. One that was changed in few tokens may have
-    the same: guesses are wrong then, and nothing else."""
+    """Name the vocabulary of the stored texts; None if nothing is kept.
+
+    A vocabulary that differs in few tokens may have the same name: drafts are wrong then, and nothing else.
+    """
     if size_limit() == 0:
         return None
     some = [pieces[number] for number in range(0, len(pieces), max(1, len(pieces) // SAMPLES))]
@@ -169,7 +175,7 @@ class NgramCache:
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _earlier
 
     def add(self, ids: Sequence[int], known: int = 0, is_kept: bool = False) -> None:
-        """A text that was read or written, of which so many tokens were known before; is_kept: in the file, too."""
+        """Add a text that was read or written, of which `known` tokens were there before; is_kept: to the file, too."""
         text = np.array(without_images(ids[0 if is_kept else max(0, known - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # no lock: an answer that is garbage ends anywhere
 

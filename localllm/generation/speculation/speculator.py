@@ -58,7 +58,7 @@ class Speculator:
             sequence.detach_listener()
 
     def learn_cost(self, tokens: int, seconds: float) -> None:
-        """A step that has read so many tokens took so long."""
+        """Record that a step with so many tokens took so long."""
         self._costs.took(tokens, seconds)
 
     def drafts(self, answers: list[Completion], others: int = 0) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Calls of tools that a model writes as JSON in its text, bare or fenced, whatever form its template has:
+"""Tool calls that a model writes as JSON in its text, bare or fenced, whatever form its template has.
 
     ```json
     {"name": "NAME", "arguments": {"ka": "Vab"}}
@@ -48,7 +48,7 @@ class JsonToolCallParser:
         self._seen = frozenset[tuple[str, str]]()
 
     def push(self, part: TextPart) -> list[TextPart]:
-        """What is known to be what with this part."""
+        """Return the parts that are certain with this part."""
         if part.kind != ANSWER:
             return [*self.flush(), part]
         if self.repeats:
@@ -57,7 +57,7 @@ class JsonToolCallParser:
         return self._parts(is_end=False)
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """The rest, when no more text comes.  is_end: because the model has ended, not because it was cut."""
+        """Return the rest at the end.  is_end: the model has ended; otherwise the answer was cut off."""
         parts = self._parts(is_end=True) if is_end else []
         held, self._held = "" if self._has_called and not self._held.strip() else self._held, ""
         return [*parts, TextPart(ANSWER, held)] if held else parts
@@ -102,7 +102,7 @@ class JsonToolCallParser:
         return found
 
     def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
-        """The calls that begin here, and where they end; or none, and where to look on. Raises _UnknownYetError."""
+        """Return the calls that begin here and their end, or none and where to look on. Raises _UnknownYetError."""
         text, fence = self._held, _FENCE.match(self._held, start)
         if not fence and not is_end and _FENCE_SO_FAR.fullmatch(text, start):
             raise _UnknownYetError
@@ -140,7 +140,7 @@ class JsonToolCallParser:
         return (calls, place) if is_alone else nothing
 
     def _call(self, place: int) -> WrittenCall | None:
-        """The one at a place of what is held, None if there is none. Raises _UnknownYetError."""
+        """Return the call at a place of the held text, None if there is none. Raises _UnknownYetError."""
         text = self._held
         try:
             for word in ("{", '"name"', ":", '"'):

@@ -89,7 +89,7 @@ def form_of_others(schema: Schema) -> ParameterForm | None:
 
 
 def _alternatives(schema: Any, root: Schema) -> list[Any]:
-    """The schemas of which one has to hold, behind references."""
+    """List the schemas of which one has to hold, behind references."""
     found, waiting, seen = list[Any](), [schema], set[int]()
     while waiting:
         one = waiting.pop()
@@ -107,7 +107,7 @@ def _alternatives(schema: Any, root: Schema) -> list[Any]:
 
 
 def _parted(schema: Any) -> tuple[Schema | None, Schema | None]:
-    """What texts a schema allows, and what else."""
+    """Split a schema into the texts that it allows, and everything else."""
     if not isinstance(schema, Mapping):
         return ({}, {"type": OTHERS}) if schema is True else (None, {"not": {}})
     if "const" in schema or isinstance(schema.get("enum"), list):
@@ -126,7 +126,7 @@ def _parted(schema: Any) -> tuple[Schema | None, Schema | None]:
 
 
 def anything(schema: Schema) -> str:
-    """A regular expression of texts that are as long as a schema says, whatever else it says of them."""
+    """Build a regular expression of texts as long as a schema says, whatever else it says of them."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not isinstance(least, int) or not (most is None or isinstance(most, int)) or max(least, most or 0) > 1000:
         return "(?s:.*)"

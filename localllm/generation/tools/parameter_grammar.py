@@ -59,7 +59,7 @@ class ParameterGrammar:
         return f"{self._rule}_{'b' if begun else 'a'}{sum(1 << number for number in used)}"
 
     def _state(self, used: frozenset[int], begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
-        """What may come behind some parameters, and where that leads."""
+        """Return the rule for what may come after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if begun else self._marks.first), [], set()
         for number in self._candidates(used):
             # Where the order is the schema's, those that were passed over are as good as used.
@@ -96,7 +96,7 @@ class ParameterGrammar:
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
     def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
-        """A text with the marks around it, and rules for it."""
+        """Add rules for a text with the marks around it."""
         mid, close = self._marks.text
         head = f"{self._literal(mid)} {rule}_v"
         if choices := form.choices:
@@ -110,5 +110,5 @@ class ParameterGrammar:
 
 
 def regex(text: str) -> str:
-    """A text as a regular expression between slashes."""
+    """Quote a text as a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")

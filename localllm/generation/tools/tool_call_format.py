@@ -1,5 +1,4 @@
-"""How a model writes calls of tools, which its chat template knows: read off conversations with calls whose words are
-known.
+"""The form of a model's tool calls, read off conversations with known calls that its chat template renders.
 
     <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
     [opening                NAME  between      arguments             closing        ]
@@ -102,13 +101,13 @@ USER: Message = {"role": "user", "content": "Hi"}
 
 
 def calling(count: int, arguments: Any) -> Message:
-    """A message with so many calls."""
+    """Make a message with so many calls."""
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def attempt(render: Render, messages: list[Message], begins: bool = False) -> str:
-    """A rendering, "" if the template cannot."""
+    """Render messages, "" if the template fails."""
     try:
         return render(messages, begins)
     except LocalllmError:
@@ -159,7 +158,7 @@ def tagged(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
 
 
 def said(render: Render, message: Message, ends: Sequence[str]) -> str:
-    """What the model has to say for a message: without what the template writes before and behind it."""
+    """Return what the model has to write for a message, without what the template adds before and after it."""
     text, before = attempt(render, [USER, message]), attempt(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
     first = text.find(NAME, len(same(text, before)))
@@ -185,7 +184,7 @@ def end_of(mark: str, text: str, before: int) -> int:
 
 
 def same(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common prefix."""
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

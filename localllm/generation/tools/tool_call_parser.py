@@ -42,11 +42,11 @@ class ToolCallParser:
         return twin
 
     def begin(self) -> None:
-        """A call comes, with all of its opening."""
+        """Begin a call after its whole opening."""
         self.in_call, self._state = True, self._opening
 
     def push(self, text: str) -> list[TextPart]:
-        """What is known to be what with this text."""
+        """Return the parts that are certain with this text."""
         self._held += text
         parts = list[TextPart]()
         while self._state(parts):
@@ -54,7 +54,7 @@ class ToolCallParser:
         return parts
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """The rest of the prose, when no more text comes.  is_end: because the model has ended, which closes a call."""
+        """Return the rest of the prose at the end.  is_end: the model has ended, which closes a call."""
         if is_end and self._state == self._marked:
             closing = self._format.closing.replace(ID, "0")
             return self.push(closing[overlap(self._held, closing) :])
@@ -62,7 +62,7 @@ class ToolCallParser:
         return [TextPart(ANSWER, held)] if held and not self.in_call else []
 
     def give_up(self) -> list[TextPart]:
-        """What looked like a call is prose, and so is all that comes."""
+        """Treat what looked like a call as prose, and so all that follows."""
         text = self._trigger * self.in_call + self._held
         self.in_call, self._state = False, self._prose_only
         self._held = ""
@@ -144,7 +144,7 @@ class ToolCallParser:
         return self._passes(self._format.separator, self._naming)
 
     def _marked(self, parts: list[TextPart]) -> bool:
-        """A parameter with marks, whole; or the end of them."""
+        """Read a whole parameter with marks; or the end of them."""
         marks = self._format.marks
         assert marks
         schema = self._tools[self._name]
@@ -164,7 +164,7 @@ class ToolCallParser:
         return False
 
     def _take_value(self, parts: list[TextPart], key: str, value: tuple[str, int] | None) -> bool:
-        """A parameter that is whole, unless it was there before."""
+        """Add a whole parameter, unless it was there before."""
         if value is None:
             return False
         written, end = value
@@ -181,7 +181,7 @@ class ToolCallParser:
         return any(re.compile(self._pattern(mid)).match(self._held, place) for mid, _ in (marks.text, marks.json))
 
     def _value(self, form: ParameterForm, place: int) -> tuple[str, int] | None:
-        """The value behind a name, as JSON, and where its mark ends; None if it is not whole, or another name's."""
+        """Return a name's value as JSON, and where its mark ends; None if it is incomplete or another name's."""
         marks = self._format.marks
         assert marks
         mid, close = (re.compile(self._pattern(piece)) for piece in marks.text)
@@ -210,7 +210,7 @@ class ToolCallParser:
         return True
 
     def _pattern(self, piece: str) -> str:
-        """A regular expression of a piece."""
+        """Build a regular expression of a piece."""
         return pattern(piece, self._marks)
 
 
@@ -254,7 +254,7 @@ def signed(piece: str, marks: frozenset[str]) -> str:
 
 
 def pattern(piece: str, marks: frozenset[str]) -> str:
-    """A regular expression of a piece, as it is written with or without signs."""
+    """Build a regular expression of a piece, with or without escape characters."""
     escaped = re.escape(signed(piece, marks)).replace(re.escape(SIGN), f"{SIGN}?")
     return escaped.replace(re.escape(ID), _ID)
 

@@ -45,7 +45,7 @@ class Tool:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
+        """Raise UsageError for an invalid tool."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"tools: {self.name[:60]!r} is not a valid name; use letters, digits and _-.:/@+~#$")
         object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
@@ -78,7 +78,7 @@ class ToolUse:
     allowed: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
+        """Raise UsageError for invalid tools or an invalid tool_choice."""
         names = [tool.name for tool in self.tools]
         if len(names) > MOST or len(set(names)) < len(names):
             raise UsageError(f"tools should be at most {MOST}, each with a name of its own")
@@ -117,7 +117,7 @@ class ToolGrammar:
     """
 
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
-        """Raises UsageError for a schema that cannot be used."""
+        """Prepare the grammar. Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
         self._distinct = dict[str, dict[str, Any]]()  # schemas that say uniqueItems, by tool
         self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
@@ -156,7 +156,7 @@ class ToolGrammar:
         return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
 
     def distinct_items(self, name: str) -> DistinctItems | None:
-        """What arguments of a tool pass through, None if its schema asks for nothing."""
+        """Return the filter of a tool's arguments for uniqueItems, None if its schema needs none."""
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _fits(self, name: str, arguments: str) -> bool:
@@ -166,13 +166,13 @@ class ToolGrammar:
         return fits(arguments, self._schemas[name])
 
     def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
-        """What may come behind the trigger, or with it: if the answer has to call, or `whole`. Raises UsageError."""
+        """Make a matcher from the trigger on, or with it if the answer has to call, or `whole`. Raises UsageError."""
         from localllm.generation.constraints.constraint import TOOLS, Constraint, matcher_of
 
         return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
 
     def _tokens(self, piece: str) -> set[str]:
-        """The tokens in a piece that are special."""
+        """Return the special tokens in a piece."""
         return {self._tokenizer.pieces[one] for one in self._tokenizer.fragments(piece) if isinstance(one, int)}
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
@@ -214,12 +214,12 @@ class ToolGrammar:
         return "\n".join(rules) + "\n"
 
     def _closing(self) -> str:
-        """What closes calls: a model that was trained on another form may end behind arguments, a bracket or a tag."""
+        """Return what closes calls: a model trained on another form may end after arguments, a bracket or a tag."""
         units = self._units(self.format.closing)
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
     def _units(self, piece: str) -> list[str]:
-        """A piece in parts that begin and end at the same places in each: the longest literal counts, as lexers do."""
+        """Split a piece at the boundaries that all renderings share: the longest literal counts, as in lexers."""
         return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
     def _harmony(self) -> str:
@@ -257,7 +257,7 @@ def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, 
 
 
 def told_generically(use: ToolUse) -> str:
-    """What a system message says of tools where the template does not."""
+    """Describe the tools in a system message, for a template that cannot."""
     tools = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in use.callable)
     return (
         f"You can call these functions:\n{tools}\n"

@@ -42,7 +42,7 @@ def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCall
 
 
 def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
-    """Calls and their results as the template wants them; what it does not know of, as texts. Raises UsageError."""
+    """Convert calls and results to what the template supports; what it does not, to text. Raises UsageError."""
     told = [with_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
         told = [as_text(message) for message in told]
@@ -61,8 +61,9 @@ _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
 
 
 def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The tags that a template writes behind what a call came to, read off what it renders; those that are tokens can
-    be in no message anyway.
+    """Return the tags that a template writes after a call's result, read off what it renders.
+
+    Those that are tokens can be in no message anyway.
     """
     message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
 
@@ -166,7 +167,7 @@ def with_arguments(message: Message, as_text: bool) -> Message:
 
 
 def as_text(message: Message) -> Message:
-    """A call, or a result, in words."""
+    """Describe a call or a result in words."""
     if message["role"] == "tool":
         came = json.dumps(message["content"], ensure_ascii=False)  # whose end it cannot feign
         return {"role": "user", "content": f"The function {message.get('name') or ''} returned:\n{came}"}
@@ -180,7 +181,7 @@ def as_text(message: Message) -> Message:
 def with_calls(
     use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
 ) -> tuple[ToolGrammar, Thinking]:
-    """The calls of an answer, and thoughts that let heads of calls be."""
+    """Make the tool grammar of an answer, and thoughts that do not swallow openings of calls."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
         if use.must:  # nothing else may follow a thought

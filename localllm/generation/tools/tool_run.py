@@ -64,7 +64,7 @@ class ToolRun(TextIterator):
         return self.answer.finish_reason
 
     def _run(self) -> Generator[TextPart, None, None]:
-        """Raises LocalllmError if there are too many turns."""
+        """Run the turns. Raises LocalllmError if there are too many."""
         turns = 0
         while True:
             yield from self.answer.parts

@@ -26,8 +26,10 @@ class VisionAdapter:
         self.eye: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
-        """See by this file from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
-        Raises what Eye does, and UsageError if there is no projector."""
+        """Use this projector from now on, None for the one beside the model; pan_and_scan: crops of long images, too.
+
+        Raises as ImageEncoder, and UsageError if there is no projector.
+        """
         from localllm.files.gguf.projectors import find_projector
         from localllm.generation.vision.image_encoder import ImageEncoder
 
@@ -38,8 +40,10 @@ class VisionAdapter:
         return eye
 
     def look(self, image: Any) -> "EncodedImage":
-        """What is seen of an image, as of localllm.images.opened. Raises UsageError if there is no projector or no
-        image, and what `use` raises."""
+        """Encode an image, as in localllm.images.opened.
+
+        Raises UsageError if there is no projector or no image, and as `use`.
+        """
         with self.lock:
             return (self.eye or self.use()).look(image)
 

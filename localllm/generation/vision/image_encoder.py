@@ -49,9 +49,12 @@ class ImageEncoder:
         keeps: bool = False,
         pan_and_scan: bool = False,
     ):
-        """keeps: what was made of images from process to process; pan_and_scan: crops of long images, too. Raises
-        ModelError for what is no projector, or that of another model, UnsupportedError, UsageError for crops that its
-        family does not have."""
+        """Load the projector.
+
+        keeps: store encoded images from process to process; pan_and_scan: crops of long images, too. Raises ModelError
+        for an invalid projector or that of another model, UnsupportedError, UsageError for crops that its family does
+        not have.
+        """
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._known: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._file, self._root = GGUFFile.open(path), b"" if keeps else path.encode()
@@ -72,8 +75,10 @@ class ImageEncoder:
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
     def look(self, source: Any) -> EncodedImage:
-        """What is seen of an image, as of localllm.images.opened; the ids are known as long as somebody has it. Raises
-        UsageError, ModelError."""
+        """Encode an image, as in localllm.images.opened; its ids are known as long as the result is referenced.
+
+        Raises UsageError, ModelError.
+        """
         image = load_image(source)
         self._root = self._root or self._fingerprint()
         how = f" {self._prepared.__name__} {image.size} ".encode()
@@ -94,7 +99,7 @@ class ImageEncoder:
             return self.path.encode()
 
     def _looked(self, image: Any, digest: bytes) -> EncodedImage:
-        """The first time."""
+        """Encode an image for the first time."""
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)
         rows = self._files.find(digest) if self._files else None
@@ -116,7 +121,7 @@ class ImageEncoder:
         return self._tokenizer.encode(part, special=True) if isinstance(part, str) else seen[part].ids
 
     def _forget(self) -> None:
-        """What was seen longest ago."""
+        """Forget the image that was used longest ago."""
         while len(self._known) > LEAST and sum(map(size_of, self._known.values())) > MOST_BYTES:
             self._known.popitem(last=False)
 
