@@ -437,7 +437,7 @@ def test_wrong_options(cli, arguments: list, message: str):
 
 def test_keys_come_from_a_file(cli, tmp_path):
     file = tmp_path / "keys"
-    for text, message in (("\n", "has no key"), ("# a laptop\n\n", "has no key"), ("short\n", "8 characters")):
+    for text, message in (("\n", "has no key"), ("# a laptop\n\n", "has no key"), ("short\n", "8 ASCII characters")):
         file.write_text(text)
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
 
@@ -470,7 +470,7 @@ def test_an_end_that_others_ask_for():
     command = [sys.executable, "-c", ENDING, "serve", GUIDE, "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr.count("\n") == 1 and "Ctrl-C ends it" in done.stderr
+    assert done.stderr.count("\n") == 1 and "Ctrl-C stops the server" in done.stderr
 
 
 @pytest.mark.slow
