@@ -15,6 +15,7 @@ from engines import bound
 from models import write
 from models.projectors import PROJECTORS, projector, seeing, write_projector
 from PIL import Image
+from pooled import beginning_with
 from test_goldens import nmse
 from test_pictures import picture
 
@@ -139,7 +140,7 @@ def test_another_question_reads_no_image_again(tmp_path, name, before):
 
     def logits(model, prompt) -> tuple[int, np.ndarray]:
         """How many tokens were read, and what comes next."""
-        with model.session.sequences.beginning_with(prompt) as begun:
+        with beginning_with(model.session.sequences, prompt) as begun:
             held = len(begun.sequence.tokens)
             return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
 

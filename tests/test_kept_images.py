@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from models import write
 from models.projectors import projector, seeing, write_projector
+from pooled import beginning_with
 from test_pictures import picture
 
 import localllm
@@ -62,7 +63,7 @@ class Read:
             sequences = model.session.sequences
             request = model.session.request(messages)
             self.prompt = request.prompt
-            with sequences.beginning_with(self.prompt) as (sequence, logits):
+            with beginning_with(sequences, self.prompt) as (sequence, logits):
                 self.known = len(sequence.tokens)
                 if logits is None:
                     logits = read_prompt(sequence, self.prompt, None)
@@ -167,13 +168,13 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
     path, question, said = written(tmp_path, name), asked("What is this? " * 9, ONE), [5, 6, 7, 8]
 
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
-        with model.session.sequences.beginning_with(prompt, earlier=earlier) as (sequence, _):
+        with beginning_with(model.session.sequences, prompt, earlier=earlier) as (sequence, _):
             known = len(sequence.tokens)
             return known, read_prompt(sequence, prompt, None)
 
     with localllm.open(path, threads=2) as model:
         request, sequences = model.session.request(question), model.session.sequences
-        with sequences.beginning_with(request.prompt) as (sequence, _):
+        with beginning_with(sequences, request.prompt) as (sequence, _):
             sequences.was_read(sequence, 0, read_prompt(sequence, request.prompt, None))
             for token in said:
                 sequence.append([token])

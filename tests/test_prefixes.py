@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 from fake_engine import FakeEngine
 from models import DECLARATIONS
+from pooled import beginning_with
 from signals import apart, ctrl_c
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
@@ -76,7 +77,7 @@ def open_model(path: Path, **options) -> localllm.Model:
 def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
     """How many tokens were known; the logits after the prompt, and after three tokens more, one by one."""
     sequences = model.session.sequences
-    with sequences.beginning_with(ids) as (sequence, logits):
+    with beginning_with(sequences, ids) as (sequence, logits):
         known = len(sequence.tokens)
         if logits is None:
             logits = read_prompt(sequence, ids, None)
@@ -446,7 +447,7 @@ def test_what_is_read_of_long_prompts():
 
     def calls(ids: list[int]) -> list[tuple[int, int]]:
         fake.calls.clear()
-        with sequences.beginning_with(ids) as (sequence, logits):
+        with beginning_with(sequences, ids) as (sequence, logits):
             if logits is None:
                 known = len(sequence.tokens)
                 sequences.was_read(sequence, known, read_prompt(sequence, ids, None))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sequences import FakeSequences
+from pooled import beginning_with
 
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.run import PRECISE_TOKENS
@@ -74,7 +75,7 @@ def test_a_turn_that_was_taken_back_is_no_place_to_go_on():
     sequences = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9)))
     begun = []
     for ids in ([2] * 60, [2] * 50 + [3] * (PRECISE_TOKENS - 50), [2] * 50 + [3] * 50 + [4] * 100):
-        with sequences.beginning_with(ids) as one:
+        with beginning_with(sequences, ids) as one:
             begun.append(len(one.sequence.tokens))
             one.sequence.append(ids[begun[-1] :])
     assert begun == [0, 50, 0]
@@ -93,7 +94,7 @@ def test_threads_wait_for_each_other():
     """Whoever begins, ends, puts aside or writes."""
     sequences, ids = SequencePool(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
     waited = False
-    with pytest.raises(BlockingIOError), sequences.beginning_with(ids) as one:  # as it is given back
+    with pytest.raises(BlockingIOError), beginning_with(sequences, ids) as one:  # as it is given back
         one.sequence.append(ids[:FIRST])
         one.sequence.append(ids[FIRST:])
         one.sequence.aligned = FIRST
@@ -103,7 +104,7 @@ def test_threads_wait_for_each_other():
         except BlockingIOError:
             waited = True
     assert waited
-    for call in (sequences.hold, sequences.write_conversation, lambda: sequences.beginning_with(ids).__enter__()):
+    for call in (sequences.hold, sequences.write_conversation, lambda: beginning_with(sequences, ids).__enter__()):
         with pytest.raises(BlockingIOError):
             call()
 
@@ -133,7 +134,7 @@ def test_which_prompts_ends_are_known(length: int, begin: int, aligned: int, is_
 
 def read(sequences: SequencePool, ids: list[int], is_told: bool = False, **how: Any) -> tuple[int, Any]:
     """Read a prompt: how much of it was there, and the logits if all was."""
-    with sequences.beginning_with(ids, **how) as (sequence, logits):
+    with beginning_with(sequences, ids, **how) as (sequence, logits):
         held = len(sequence.tokens)
         for place in range(held, len(ids), FIRST):
             sequence.append(ids[place : place + FIRST])
@@ -222,7 +223,7 @@ def test_what_files_have_goes_on():
         loaded.append(ids[:there])
         files = Files(found, PooledSequence(loaded))
         sequences = SequencePool(engine, files)
-        with sequences.beginning_with(ids, earlier=11) as begun:
+        with beginning_with(sequences, ids, earlier=11) as begun:
             assert begun == (loaded, None)
             assert sequences._turns[loaded] == [*turns, TurnBoundary(20)]
         sequences.write_conversation()
@@ -249,7 +250,7 @@ def test_what_goes_to_files():
         read(sequences, [3] * FIRST, is_told=True, **how)
         sequences.write_conversation()
     assert (len(files.kept), texts[1:]) == (2, [(FIRST, True)] * 2)
-    with sequences.beginning_with([4] * (FIRST + 1)) as (sequence, _):
+    with beginning_with(sequences, [4] * (FIRST + 1)) as (sequence, _):
         sequence.append([4] * FIRST)
         sequence.append([4])
         sequence.aligned = FIRST
@@ -263,7 +264,7 @@ def test_a_closed_sequence_is_not_kept():
     sequences = SequencePool(engine_of())
     read(sequences, [2] * 9)
     kept = sequences._kept
-    with sequences.beginning_with([2] * 9) as one, sequences.beginning_with([3] * 9) as other:
+    with beginning_with(sequences, [2] * 9) as one, beginning_with(sequences, [3] * 9) as other:
         assert one.sequence is kept
         other.sequence.close()
     assert sequences._kept is kept and not kept.closed

@@ -19,7 +19,7 @@ from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.chunked_prefill import HEARD, end_of_run, piece
 from localllm.generation.prefix_match import PrefixMatch, ReuseCandidate, longest_match
 from localllm.generation.request import Completion, Output, Request
-from localllm.generation.sequence_sources import BatchSource, PoolSource
+from localllm.generation.sequence_sources import BatchSource
 from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator
 from localllm.generation.step_batcher import BatchMember
 from localllm.kernels.arguments import PAGE
@@ -51,7 +51,7 @@ class Scheduler:
         chunk: int = BATCH,
         places: int = sys.maxsize,
         precise: bool = True,
-        source: BatchSource | PoolSource | None = None,
+        source: BatchSource | None = None,
     ):
         """parallel: the most answers at once, or those to one prompt if they are more.
 

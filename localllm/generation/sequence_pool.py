@@ -11,7 +11,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -69,16 +68,6 @@ class SequencePool:
         self._is_new = False  # that one, so that it is to be written
         self._released: deque[Sequence | ShiftedSequence] = deque()  # that answers are done with: see `collect`
         self.lock = lock_for(self)
-
-    @contextmanager
-    def beginning_with(self, ids: Ids[int], keep: int | None = None, earlier: int = 0) -> Iterator[PooledSequence]:
-        """Acquire a sequence that holds the cached start of `ids`, as in `begin`; to be put back at the end."""
-        begun = self.begin(ids, keep, earlier)
-        try:
-            yield begun
-        finally:
-            self.put_back(begun.sequence)
-        self.collect()
 
     def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Queue a sequence that nobody goes on with.

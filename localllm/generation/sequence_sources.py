@@ -20,57 +20,6 @@ if TYPE_CHECKING:
 LIVE_KEPT = 16  # conversations whose memory waits for their next turn
 
 
-class PoolSource:
-    """A model's pool of sequences, for the answers to one request, whose prompt is read in whole runs.
-
-    Attributes, and methods: as of BatchSource.
-    """
-
-    is_live = is_shared = False
-    kept: Ids[Completion] = ()
-
-    def __init__(self, pool: SequencePool):
-        self._pool, self.written, self.steps = pool, pool.written, pool.steps
-
-    def take(self, answer: Completion, least: int) -> bool:
-        if answer.has_begun:
-            return False
-        begun = self._pool.begin(answer.prompt, answer.kept, answer.request.task.earlier)
-        answer.sequence, answer.known = begun  # type: ignore[assignment]
-        if isinstance(begun.sequence, ShiftedSequence):
-            begun.sequence.dropped = 0
-        return True
-
-    def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
-        self._pool.was_read(sequence, begin, logits)
-
-    def give_back(self, answer: Completion) -> None:
-        """Have the sequence of an answer that says no more; those of forks are closed. Takes no lock."""
-        sequence, answer.guesses = answer.sequence, None
-        if sequence is None:
-            return
-        answer.dropped = sequence.dropped if isinstance(sequence, ShiftedSequence) else 0
-        if self.written and answer.options.speculate != "off":
-            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
-        if answer.number:
-            sequence.release()
-        else:
-            self._pool.put_back(sequence)
-        answer.sequence = None
-
-    discard = give_back
-
-    def abandon(self, running: Ids[Completion]) -> None:
-        for answer in running:
-            self.give_back(answer)
-
-    def touch(self, answer: Completion | None) -> None:
-        pass
-
-    def forget(self) -> bool:
-        return False
-
-
 class BatchSource:
     """The sequences of a batch: what an answer has read is kept for those that begin alike.
 
@@ -143,3 +92,48 @@ class BatchSource:
         for answer in (*running, *self.kept):
             answer.release()
         self.kept.clear()
+
+
+class PoolSource(BatchSource):
+    """A model's pool of sequences, for the answers to one request, whose prompt is read in whole runs.
+
+    What is kept of them, the pool keeps.
+    """
+
+    is_shared = False
+
+    def __init__(self, pool: SequencePool):
+        super().__init__(None, pool.written, is_live=False)
+        self._pool, self.steps = pool, pool.steps
+
+    def take(self, answer: Completion, least: int) -> bool:
+        if answer.has_begun:
+            return False
+        begun = self._pool.begin(answer.prompt, answer.kept, answer.request.task.earlier)
+        answer.sequence, answer.known = begun  # type: ignore[assignment]
+        if isinstance(begun.sequence, ShiftedSequence):
+            begun.sequence.dropped = 0
+        return True
+
+    def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
+        self._pool.was_read(sequence, begin, logits)
+
+    def give_back(self, answer: Completion) -> None:
+        """Have the sequence of an answer that says no more; those of forks are closed. Takes no lock."""
+        sequence, answer.guesses = answer.sequence, None
+        if sequence is None:
+            return
+        answer.dropped = sequence.dropped if isinstance(sequence, ShiftedSequence) else 0
+        if self.written and answer.options.speculate != "off":
+            self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+        if answer.number:
+            sequence.release()
+        else:
+            self._pool.put_back(sequence)
+        answer.sequence = None
+
+    discard = give_back
+
+    def abandon(self, running: Ids[Completion]) -> None:
+        for answer in running:
+            self.give_back(answer)
