@@ -100,7 +100,7 @@ class Model(GenerationMixin):
 
     @property
     def device(self) -> str:
-        """What computes: "CPU", or a card's name."""
+        """The device that computes: "CPU", or a GPU's name."""
         return self.engine.device
 
     @property

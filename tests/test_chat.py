@@ -201,7 +201,7 @@ def test_keys(chat: Terminal, home: Path, talk):
     assert "FIRST\nSECOND\nTHIRD\n" in chat.say("first\\\rsecond\x1b\rthird")
     assert "\nA\nB\n\n" in chat.say('"""\ra\rb\r"""')
     assert "PASTED\n  LINES\n" in chat.say("\x1b[200~pasted\r  lines\x1b[201~")
-    assert "taken back: pasted lines" in chat.say("/und\t")
+    assert "removed: pasted lines" in chat.say("/und\t")
     assert "FIRST\nSECOND\nTHIRD\n" in chat.press("\x12econd\r")  # Ctrl-R
     assert "THIRDUP\n" in chat.press("\x1b[Aup\r"), "what was typed before can be changed"
     history = home / "state" / "localllm" / "history"
@@ -241,7 +241,7 @@ def test_the_editor(chat: Terminal):
     assert "nothing was changed" in chat.press("\x03")
     chat.say("/edit")
     assert "WRITTEN ELSEWHERE NOW" in chat.say(" now")
-    assert "taken back: written elsewhere now" in chat.say("/undo")
+    assert "removed: written elsewhere now" in chat.say("/undo")
     assert "nothing to undo" in chat.say("/undo")
     assert "no question yet" in chat.say("/edit")
     assert "no question yet" in chat.say("/retry")
@@ -266,7 +266,7 @@ def test_commands(talk, tmp_path: Path, tiny: str):
     assert "/stats on|off" in chat.say("/stats perhaps")
     assert "statistics are off" in chat.say("/stats off")
     assert "\nTWO\n" in chat.say("/retry")
-    assert "taken back: two" in chat.say("/undo")
+    assert "removed: two" in chat.say("/undo")
     assert "13 characters of notes über.txt" in chat.say(f"/read {tmp_path}/not\t")
     assert "13 characters for the next question" in chat.say("/show")
     assert "THREE\n\nWHAT IS IN IT\n" in chat.say("three")
@@ -326,7 +326,7 @@ def test_sessions(talk, tmp_path: Path, cli, monkeypatch):
     assert chat.end() == -signal.SIGKILL
     again = Terminal("chat", "--continue", program=TALKER, XDG_DATA_HOME=str(tmp_path / "data"))  # its model
     assert "Tiny Test" in (begun := again.prompt()) and "session other · 5 messages" in begun
-    assert "taken back: three" in again.say("/undo"), "the latest that was used, not written"
+    assert "removed: three" in again.say("/undo"), "the latest that was used, not written"
     assert "temperature = 0.0" in again.say("/show"), "a session's options hold again"
     again.type("/exit\r")
     assert again.end() == 0
@@ -343,9 +343,9 @@ def test_branches_without_a_session(chat: Terminal, home: Path):
     chat.say("/branch wild")
     chat.say("two")
     assert "back in the branch main" in chat.say("/branch main")
-    assert "taken back: one" in chat.say("/undo")
+    assert "removed: one" in chat.say("/undo")
     chat.say("/branch wild")
-    assert "taken back: two" in chat.say("/undo")
+    assert "removed: two" in chat.say("/undo")
     assert "saved as the session kept" in chat.say("/save kept")
     assert contents(session_of(home, "kept")) == ["one", "ONE"]
     assert "the session kept stays as it is" in chat.say("/clear")

@@ -961,7 +961,8 @@ def test_formats_by_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
         assert at is None or read_formats(at, SimpleNamespace(tensors=[SimpleNamespace(name="a")])) == {"a": "Q8_0"}
     assert asked == [("m", 3), ("the scaled one", len, 3)] * 3
-    line = "predicted divergence 0.1235, 0.2000 with the formats of Q4_0; of weights alone, in texts held back, 0.1000"
+    line = "predicted KL divergence 0.1235 (0.2000 with the formats of Q4_0); "
+    line += "measured on held-out texts, weights only: 0.1000"
     assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
     with pytest.raises(UsageError, match="give either --size or --bpw, not both"):
         sizing("1GB", 4.0, True)

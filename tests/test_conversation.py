@@ -296,7 +296,7 @@ def test_taking_back(talk: TerminalConversation, say: Say):
     assert "there is nothing to undo" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
-    assert "taken back: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agree(talk)
+    assert "removed: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agree(talk)
     shown = say("/undo 5")
     assert "q1" in shown and "q0" in shown and "nothing to undo" not in shown and talk.lines == []
     talk.texts, talk.images = ["abc"], ["/x/y.png"]

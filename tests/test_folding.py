@@ -240,7 +240,7 @@ def test_what_is_met_has_to_be_numbers(number: float):
     x = np.array([[1, 2], [3, 4]], np.float32)
     np.testing.assert_array_equal(mean_squares(x, "a"), [5, 10])
     x[1, 0] = number
-    with pytest.raises(ModelError, match="what meets the tensor a is not finite"):
+    with pytest.raises(ModelError, match="the input of tensor a is not finite"):
         mean_squares(x, "a")
 
 

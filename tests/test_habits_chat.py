@@ -34,7 +34,7 @@ def test_branches_of_a_session_stay(talk):  # noqa: F811
     again.prompt()
     assert [line.split() for line in again.say("/branch").splitlines()[-4:-1]] == [["A"], ["B"], ["*", "C"]]
     assert "back in the branch B" in again.say("/branch B")
-    assert "taken back: two" in again.say("/undo")
+    assert "removed: two" in again.say("/undo")
 
 
 def test_branches_of_a_session_in_which_nothing_was_said(talk):  # noqa: F811
@@ -53,9 +53,9 @@ def test_a_file_that_is_too_long_is_refused_and_others_are_taken_back(talk, tmp_
     told = chat.say(f"/read {tmp_path}/long")
     assert "long has " in told and "of the context of 400 are free" in told
     assert "/undo removes them" in chat.say(f"/read {tmp_path}/short")
-    assert "taken back: a file of 4 characters" in chat.say("/undo")
+    assert "removed: a file of 4 characters" in chat.say("/undo")
     assert "TWO" in chat.say("two") and "WORD" not in chat.drawn
-    assert "taken back: two" in chat.say("/undo")
+    assert "removed: two" in chat.say("/undo")
 
 
 def test_several_turns_are_taken_back_and_the_answer_before_is_known(talk):  # noqa: F811
@@ -64,7 +64,7 @@ def test_several_turns_are_taken_back_and_the_answer_before_is_known(talk):  # n
     for question in ("one", "two", "three", "four"):
         chat.say(question)
     told = chat.say("/undo 2")
-    assert "taken back: four" in told and "taken back: three" in told
+    assert "removed: four" in told and "removed: three" in told
     assert "1 token read in" in chat.say("/retry")
     assert "/undo N removes the last N questions" in chat.say("/undo x")
 

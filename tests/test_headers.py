@@ -117,7 +117,7 @@ def test_memory_that_there_is_not(monkeypatch):
     made._region = SimpleNamespace(use=refuse, give_back=refuse)
     for call, told in (
         (made.use, "not enough memory for the KV cache; use a smaller context"),
-        (made.give_back, "the system takes no 7 bytes of memory back"),
+        (made.give_back, "the system refused to take back 7 bytes of memory"),
     ):
         with pytest.raises(MemoryLimitError) as caught:
             call(2, 9)

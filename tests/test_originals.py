@@ -192,7 +192,7 @@ def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(do
     with pytest.raises(StopCalibrationError):
         matrices.resolve(weight("token_embd.weight", 3, 32), met_by(1))
     assert heard[0][3] is True and matrices.told == [(96, "token_embd.weight")]
-    with pytest.raises(calibrate.ModelError, match="what meets the tensor a is not finite"):
+    with pytest.raises(calibrate.ModelError, match="the input of tensor a is not finite"):
         meeting(done, job_of(Numbered("a", 3, 32))).resolve(weight("a", 3, 32), met_by(99))
 
 

@@ -222,7 +222,7 @@ def test_options_that_make_no_sense(wrong):
 
 def test_a_context_that_is_too_small(tiny):
     _, session, _ = conversation(tiny, "fine")
-    with pytest.raises(ContextError, match="256 is too small to shift behind 200 tokens: 328 do"):
+    with pytest.raises(ContextError, match="256 is too small to keep 200 tokens when shifting; use at least 328"):
         session.complete("x", options("shift", keep=200))
 
 

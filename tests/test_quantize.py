@@ -322,8 +322,10 @@ def test_every_format_is_read_as_gguf_reads_it(name: str):
 def test_rows_that_do_not_fit(model: Path, tmp_path: Path):
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_K_S"]))
     assert [job.tensor.name for job in plan.jobs if job.is_fallback] == ["blk.0.ffn_up.weight"]
-    assert plan.warnings == ["a fallback: blk.0.ffn_up.weight: Q5_0 for Q4_K, because rows are no multiple of 256"]
-    with pytest.raises(ModelError, match=r"--strict: blk\.0\.ffn_up\.weight: Q5_0 for Q4_K"):
+    assert plan.warnings == [
+        "fallback format: blk.0.ffn_up.weight: Q5_0 instead of Q4_K, because the row length is not a multiple of 256"
+    ]
+    with pytest.raises(ModelError, match=r"--strict: blk\.0\.ffn_up\.weight: Q5_0 instead of Q4_K"):
         make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_K_S"], strict=True))
     make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], strict=True))
 
@@ -407,7 +409,7 @@ def test_the_user_chooses_where_importance_counts(model: Path, importance, tmp_p
 def test_importance_of_another_model(model: Path, importance, tmp_path: Path):
     importance["blk.0.ffn_down.weight"] = np.ones((1, 256), np.float32)
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight: the importance matrix is for \[1, 256\] columns"):
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight: the importance matrix has the shape \[1, 256\]"):
         make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_1"], imatrix=imatrix))
 
 
@@ -731,7 +733,7 @@ def test_a_dry_run_writes_nothing(model: Path, command):
     code, out, err = command(
         model, "q4_k_m", "--dry-run", "--output-tensor-type", "f16", "--tensor-type", "ffn_DOWN=q8_0"
     )
-    assert code == 0 and "a fallback: blk.0.ffn_up.weight: Q5_0 for Q4_K" in err
+    assert code == 0 and "fallback format: blk.0.ffn_up.weight: Q5_0 instead of Q4_K" in err
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert " F16 " in rows["output.weight"] and "Q8_0" in rows["blk.0.ffn_down.weight"]
     assert "Q5_0 (fallback)" in rows["blk.0.ffn_up.weight"] and "bits per weight" in rows["size"] and "free" in rows
@@ -819,8 +821,8 @@ def test_how_far_measuring_is(model: Path, monkeypatch):
     assert found.options.formats == {"output.weight": "Q8_0"}
     measuring = ["measuring: 33 %, blk.0.attn_q.weight", "measuring: 0 %, two lines"]
     assert events[:4] == [*measuring, "checking: 50 %, output.weight", "clear"]
-    said = "predicted divergence 0.5000, 0.2500 with the formats of Q4_K_M"
-    assert events[4] == f"localllm: {said}; of weights alone, in texts held back, 0.7500"
+    said = "predicted KL divergence 0.5000 (0.2500 with the formats of Q4_K_M)"
+    assert events[4] == f"localllm: {said}; measured on held-out texts, weights only: 0.7500"
 
 
 def test_the_bar_ends_with_the_work():

@@ -72,8 +72,8 @@ def test_paths(model: Path):
 def test_fallbacks_are_told_once_for_all_that_are_alike():
     jobs = [job("a", "Q4_K", "Q5_0"), job("b", "Q4_K", "Q5_0"), job("c", "Q4_K", "Q5_0"), job("d", "Q6_K", "Q8_0"),
             job("e", "Q4_K", "Q4_K")]  # fmt: skip
-    why = "because rows are no multiple of 256"
-    assert fallbacks(jobs) == [f"a and 2 more: Q5_0 for Q4_K, {why}", f"d: Q8_0 for Q6_K, {why}"]
+    why = "because the row length is not a multiple of 256"
+    assert fallbacks(jobs) == [f"a and 2 more: Q5_0 instead of Q4_K, {why}", f"d: Q8_0 instead of Q6_K, {why}"]
 
 
 # ---- importance
@@ -89,7 +89,7 @@ def test_importance_of_a_tensor():
     found = importance_of(given, matrix(given.name, (3, 4)))
     assert found is not None and found.shape == (3, 4) and found.dtype == np.float32 and found[1, 0] == 5
     assert importance_of(given, None) is None and importance_of(given, matrix("other", (3, 4))) is None
-    with pytest.raises(ModelError, match=r"is for \[1, 4\] columns, not \[3, 4\]"):
+    with pytest.raises(ModelError, match=r"has the shape \[1, 4\], expected \[3, 4\]"):
         importance_of(given, matrix(given.name, (1, 4)))
     embedding = tensor("token_embd.weight", (9, 4))
     assert importance_of(embedding, matrix(embedding.name, (1, 5))) is None  # an accident

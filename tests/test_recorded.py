@@ -38,7 +38,7 @@ def attended(choices: int) -> Operation:
 def test_keys_are_chosen_for_all_groups_together_or_for_each():
     assert [attended(choices).choices for choices in (1, 2)] == [1, 2]
     for choices in (0, 3, 4):
-        with pytest.raises(ModelError, match=f"layer 3: {choices} choices of keys for 2 groups"):
+        with pytest.raises(ModelError, match=f"layer 3: {choices} key selections for 2 groups of heads"):
             attended(choices)
 
 

@@ -199,6 +199,6 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
 
 
 def places_of(message: str, values: Iterable[Any]) -> list[tuple[int, int]]:
-    """Where a message repeats values, texts or lists of them."""
+    """Return the spans of a message that repeat values, texts or lists of them."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
     return [found.span() for text in texts if text for found in re.finditer(re.escape(text), message)]

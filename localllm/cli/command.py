@@ -18,7 +18,7 @@ ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # text
 
 
 class OwnParameters:
-    """What the program and its commands have in common: parameters that are ours, --help among them."""
+    """Common base of the program and its commands: parameters of our classes, --help among them."""
 
     def __init__(self, **made: Any):
         super().__init__(**made)

@@ -1,4 +1,4 @@
-"""What holds for an option that was not typed: the environment's word, or config.toml's, or the program's default.
+"""Defaults of options that were not typed: from the environment, config.toml, or the program.
 
 LOCALLLM_ and an option's long name in capitals is the variable: LOCALLLM_THREADS=4, LOCALLLM_MODEL for MODEL.
 """
@@ -177,7 +177,7 @@ def check(entry: Entry, held: Settings, command: str) -> None:
 
 
 def all_params() -> "Iterator[Parameter]":
-    """Of all commands."""
+    """Yield the parameters of all commands."""
     return (param for name in COMMANDS for param in params_of(name))
 
 

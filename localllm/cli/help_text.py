@@ -15,7 +15,7 @@ MOST_NAME = 28  # columns of a name beside its explanation
 
 
 def columns() -> int:
-    """Of the terminal, as COLUMNS or the terminal says; 80 if nothing does."""
+    """Return the terminal's width, from COLUMNS or the terminal; 80 if unknown."""
     from shutil import get_terminal_size
 
     return max(20, min(get_terminal_size().columns, WIDEST))

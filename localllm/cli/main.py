@@ -1,4 +1,4 @@
-"""Where the command line begins and ends: every failure becomes one line on stderr and an exit code.
+"""Entry point of the command line: every failure becomes one line on stderr and an exit code.
 
     0 done (also when the reader of a pipe goes away)    3 the model is unreadable, invalid or not supported
     1 anything else                                      4 the prompt does not fit the context
@@ -75,7 +75,7 @@ def require_surroundings() -> None:
 
 
 def raise_ctrl_c_again() -> None:
-    """Where Python cannot raise it: in a callback of its imports, say, which would tell of it and go on."""
+    """Raise Ctrl-C again where Python cannot raise it, as in a callback of an import, which would only print it."""
 
     def later() -> None:
         sleep(0.01)  # until the callback has ended
@@ -91,7 +91,7 @@ def raise_ctrl_c_again() -> None:
 
 
 def ignore_ctrl_c() -> None:
-    """From here on, the exit code is decided."""
+    """Ignore Ctrl-C from here on: the exit code is decided."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

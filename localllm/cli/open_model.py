@@ -35,7 +35,7 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
 
 
 def unknown() -> int:
-    """In place of most_bytes, where nobody knows."""
+    """Return sys.maxsize, in place of most_bytes where the limit is unknown."""
     return sys.maxsize
 
 

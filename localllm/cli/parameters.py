@@ -15,7 +15,7 @@ SILENT = "localllm.silent"  # and the names of parameters whose defaults from el
 
 
 class Converting:
-    """What options and arguments have in common.
+    """Common base of options and arguments.
 
     Typer would ask Pydantic for every value: its import takes 65 ms and an adapter for each option of `run` 15 ms, half
     as long as all else before a model is opened. The annotations are few and plain, so they are converted here.

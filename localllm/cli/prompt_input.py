@@ -1,4 +1,4 @@
-"""What is asked: from options, files and pipes to a prompt, and to the answer in the making."""
+"""Read the prompt from options, files and pipes, and start the answer."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> b
 
 
 def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
-    """Everything that comes from a source. Raises ContextError when it is more than could fit the context."""
+    """Read all of a source. Raises ContextError if it is more than could fit the context."""
     data = source.read(ALWAYS)
     if len(data) < ALWAYS:
         return data

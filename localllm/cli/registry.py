@@ -1,4 +1,4 @@
-"""What commands there are, and what each takes."""
+"""The commands and their parameters."""
 
 from collections.abc import Callable
 from functools import cache

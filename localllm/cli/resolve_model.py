@@ -1,4 +1,4 @@
-"""What commands that are given a MODEL do about it: find its file, or bring it."""
+"""Resolve the MODEL of a command: find its file, or pull it."""
 
 import os
 import sys

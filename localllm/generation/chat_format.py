@@ -49,7 +49,7 @@ class ChatFormat:
 
     @cached_property
     def result_marks(self) -> tuple[str, ...]:
-        """What the template writes behind the result of a call, as far as a text could."""
+        """The tags that the template writes after a call's result, if they could occur in a text."""
         from localllm.generation.tools.tool_messages import marks_of_results
 
         return marks_of_results(self.template, self._tokenizer)

@@ -49,7 +49,7 @@ class PrefillSegment(NamedTuple):
 
 
 class PrefillSegments:
-    """Those of a prompt, as they are when it is read alone."""
+    """The segments of a prompt, as if it were read alone."""
 
     def __init__(self, prompt: Ids[int], runs: Runs):
         self._length, self._runs = len(prompt), runs
@@ -66,7 +66,7 @@ class PrefillSegments:
 
 
 def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
-    """Those of a run of text in a prompt of so many tokens: of a long one, both ends of the prompt are precise."""
+    """List the segments of a run of text in a prompt of so many tokens; both ends of a long prompt are precise."""
     exact = runs.exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
     found = [PrefillSegment(begin, first, True), PrefillSegment(first, last, last - first <= PRECISE_TOKENS)]

@@ -1,4 +1,4 @@
-"""What becomes of a text that no longer fits its context.
+"""Policies for a text that exceeds its context.
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
 - drop-turns: the oldest turns of a conversation go until the rest fits, which is read again (generation.session).
@@ -36,7 +36,9 @@ def require_choice(on_overflow: str | None, keep: int | None) -> None:
 def require_shift(keep: int, context: int) -> None:
     """Raise ContextError for a context in which nothing could be dropped."""
     if context < keep + 2 * PAGE:
-        raise ContextError(f"a context of {context} is too small to shift behind {keep} tokens: {keep + 2 * PAGE} do")
+        raise ContextError(
+            f"a context of {context} is too small to keep {keep} tokens when shifting; use at least {keep + 2 * PAGE}"
+        )
 
 
 class ShiftedSequence:
@@ -64,11 +66,11 @@ class ShiftedSequence:
 
     @property
     def room(self) -> int:
-        """For how many tokens nothing has to be forgotten."""
+        """The number of tokens that can be appended before any is dropped."""
         return self._sequence.context - len(self._sequence.tokens)
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
-        """As Sequence.append, for any number of tokens; what is needed of the older ones is forgotten."""
+        """Append any number of tokens, as Sequence.append; older tokens are dropped as needed."""
         rows, ids = [], list(ids)
         while ids:
             least = end_outside_images(ids, 1)
@@ -105,7 +107,7 @@ class ShiftedSequence:
         return kept
 
     def fork(self) -> "ShiftedSequence":
-        """Another one with the same tokens."""
+        """Return another sequence with the same tokens."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
         twin._gone, twin.tokens = self._gone, [*self.tokens]
         return twin

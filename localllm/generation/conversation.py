@@ -9,7 +9,7 @@ from localllm.text.marker_escaping import Message
 
 
 class PartialAnswer(NamedTuple):
-    """What was said and thought of an answer before."""
+    """The reasoning and text of an answer before it is continued."""
 
     text: str = ""
     thinking: str = ""
@@ -19,7 +19,7 @@ NOTHING = PartialAnswer()
 
 
 class Conversation:
-    """One conversation. Who makes answers is said by `_answered`.
+    """A conversation; subclasses start answers in `_answered`.
 
     Attributes:
         system: the instruction in front of the conversation, or None.
@@ -42,14 +42,14 @@ class Conversation:
         raise NotImplementedError
 
     def hold(self) -> None:
-        """Another conversation begins: what was read for this one is kept for a while."""
+        """Park this conversation's cache, because another conversation begins."""
 
     def leave(self) -> None:
-        """Nobody goes on with it here: what was read for it goes where it is found again."""
+        """Persist this conversation's cache, because it ends here."""
 
     @property
     def warning(self) -> str | None:
-        """What the user should know of how messages are written."""
+        """A warning for the user about the chat template, None if there is none."""
         return None
 
     @property

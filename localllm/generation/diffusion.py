@@ -60,7 +60,7 @@ class DiffusionOptions:
 
 
 class DiffusionModel(NamedTuple):
-    """What a model is for this. is_shifted: whether its logits are for the place behind a token."""
+    """A diffusion model's logits and mask token. is_shifted: whether its logits are for the next position."""
 
     read: Read
     mask: int
@@ -156,7 +156,7 @@ def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generato
 
 
 def probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
-    """Of the tokens that may be drawn, float64 [rows, vocab]: the top_k likeliest, of these the top_p, warmed."""
+    """Compute sampling probabilities, float64 [rows, vocab], after top_k, top_p and temperature."""
     if 0 < options.top_k < rows.shape[1]:
         least = np.partition(rows, -options.top_k, axis=1)[:, -options.top_k, None]
         rows = np.where(rows >= least, rows, -np.inf)

@@ -114,7 +114,7 @@ class Generation(TextIterator):
         return self._answer.parsed
 
     def message(self) -> dict[str, Any]:
-        """As a conversation has it, with thoughts and calls if there are any."""
+        """Return the answer as a message, with reasoning and tool calls if there are any."""
         more: dict[str, Any] = {"reasoning_content": self.thinking} if self.thinking else {}
         if self.calls:
             more["tool_calls"] = [call.told() for call in self.calls]

@@ -1,4 +1,4 @@
-"""What a prompt goes on from: which of those that have read something, and how far that is worth something.
+"""Find the sequence whose cached prefix saves the most of a prompt.
 
 A conversation goes on where any of its turns ended. Other prompts go on only where a whole run ended
 (localllm.engine.runs) or an image: so they are read in the same runs as by a model that has read nothing before, and
@@ -25,7 +25,7 @@ class TurnBoundary(NamedTuple):
 
 
 class ReuseCandidate(NamedTuple):
-    """Who has read some tokens.
+    """A sequence or file that holds a prefix.
 
     Attributes:
         source: whoever that is.  tokens: what was read.  turns: of the conversation that they are.

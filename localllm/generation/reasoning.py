@@ -38,7 +38,7 @@ class TextPart(NamedTuple):
 
 
 class MarkBegun(NamedTuple):
-    """What begins, and behind how many characters of marks."""
+    """The kind of part that begins, and the length of its marks."""
 
     kind: str
     length: int
@@ -80,7 +80,7 @@ class ThinkingFormat(Protocol):
 
 @frozen
 class Tags:
-    """One thought, between two marks, in front of the answer."""
+    """Reasoning format with one thought, between two marks, before the answer."""
 
     opens: str
     closes: str
@@ -205,13 +205,13 @@ def _is_in(format: ThinkingFormat, template: str) -> bool:
 
 
 def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
-    """All of its marks."""
+    """Return whether all of the format's marks are tokens."""
     return all(tokenizer.special_id(mark) is not None for mark in format.marks)
 
 
 @frozen
 class Thinking:
-    """What there is to know about thoughts before an answer begins. Without arguments: there are none.
+    """How an answer's reasoning is marked; without arguments, there is none.
 
     Attributes:
         format: how they are marked, or None.
@@ -302,7 +302,7 @@ class ReasoningParser:
         return self.kind is None and not self._held
 
     def copy(self) -> "ReasoningParser":
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         return copy(self)
 
     def push(self, text: str) -> list[TextPart]:
@@ -347,7 +347,7 @@ class ReasoningParser:
         return False
 
     def _say(self, parts: list[TextPart], kind: str, text: str) -> None:
-        """As a part, without white space behind a mark."""
+        """Add a part, without white space after a mark."""
         if self._trims:
             text = text.lstrip()
             self._trims = not text

@@ -260,7 +260,7 @@ class Completion:
 
     @property
     def tokens(self) -> list[int]:
-        """What was said, as token ids."""
+        """The token ids of the answer."""
         return self.ids[len(self.prompt) :]
 
     @property

@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to read or to write."""
+        """Whether an answer needs prefill or decode steps."""
         if self._stopping:
             self.waiting = deque(one for one in self.waiting if one.request.begun)
         return bool(self.running) or self._next() is not None
@@ -124,7 +124,7 @@ class Scheduler:
         self.waiting.clear()
 
     def drop(self, request: Request) -> None:
-        """Nobody waits for this one any more. Not during a step."""
+        """Cancel an answer that nobody waits for. Not during a step."""
         for answering in request.answers:
             if answering in self.running and (answering.held > PAGE or not self._source.is_shared):
                 self._source.give_back(answering)
@@ -159,7 +159,7 @@ class Scheduler:
         return any(one.unread for one in self.running)
 
     def _readers(self) -> Iterator[Completion]:
-        """Who has something to read, the oldest first; then those that can join."""
+        """Yield the answers with pending prefill, the oldest first; then those that can join."""
         yield from [one for one in self.running if one.unread]
         while (answering := self._next()) and self._may_join(answering):
             self.waiting.popleft()

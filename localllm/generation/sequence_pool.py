@@ -178,7 +178,7 @@ class SequencePool:
         self._is_new = False
 
     def _go_back(self, sequence: "Sequence | ShiftedSequence", reuse: PrefixMatch) -> None:
-        """To the last token that is of use."""
+        """Rewind to the last token that is of use."""
         if reuse.is_run and not isinstance(sequence, ShiftedSequence):
             sequence.rewind(reuse.length)
         else:

@@ -1,4 +1,4 @@
-"""Where a scheduler's answers get their sequences from, and what becomes of what they have read."""
+"""The sources of sequences for a scheduler's answers, and where prefilled tokens are kept."""
 
 from collections import deque
 from collections.abc import Sequence as Ids
@@ -70,7 +70,7 @@ class BatchSource:
             self.forget()
 
     def touch(self, answer: Completion | None) -> None:
-        """Of what is kept, this is wanted again."""
+        """Mark a kept prefix as recently used."""
         if answer and answer in self.kept:
             self.kept.remove(answer)
             self.kept.append(answer)

@@ -219,7 +219,7 @@ class Session(Conversation):
         return self._encoded(told, images, options)
 
     def _task(self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier: int = 0) -> Task:
-        """To answer a conversation, with calls if there are tools."""
+        """Make the task of answering a conversation, with tool calls if there are tools."""
         (ids, thinking), begun = self._thinking(prompt.ids, options), ""
         if prompt.begun:
             ids, begun, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
@@ -308,7 +308,7 @@ class Session(Conversation):
 
     @cached_property
     def template(self) -> "ChatTemplate":
-        """What writes messages as the model knows them. Raises UsageError for a choice that does not exist."""
+        """The chat template. Raises UsageError for a choice that does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
         return ChatTemplate.of(self.tokenizer, self._choice)
@@ -351,11 +351,11 @@ class Session(Conversation):
         return max(common(first, second), SINKS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
-        """For an answer to a conversation; a constraint speaks of every space."""
+        """Make the decoder of an answer; with a constraint, it keeps every space."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
     def completed(self, options: GenerationOptions | None) -> GenerationOptions:
-        """With what is recommended where nobody has chosen."""
+        """Complete the options with the model's recommendations."""
         options = options or GenerationOptions()
         return replace(options, sampling=options.sampling.over(self._recommended))
 

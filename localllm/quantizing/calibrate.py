@@ -235,7 +235,7 @@ class CalibratedMatrices(OriginalWeights):
     def _measure_hessian(self, name: str, pieces: list[np.ndarray], columns: int) -> Hessian:
         moments = Hessian(pieces, columns, self._threads, is_read=name == EMBEDDING)
         if not all(np.isfinite(np.diagonal(half)).all() for half in moments.halves):
-            raise ModelError(f"what meets the tensor {printable(name)} is not finite")
+            raise ModelError(f"the input of tensor {printable(name)} is not finite")
         return moments
 
     def _current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:

@@ -115,7 +115,7 @@ class Collector:
         squares = self._observer.take()
         for name, sums in squares.items():
             if not np.isfinite(sums).all():
-                raise ModelError(f"{self.path}: what meets the tensor {name} is not finite")
+                raise ModelError(f"{self.path}: the input of tensor {name} is not finite")
         count = np.array([len(chunk)], float)
         return {
             name: Squares(sums[None], count)

@@ -249,8 +249,8 @@ def importance_of(tensor: SourceTensor, imatrix: ImportanceMatrix | None) -> np.
     if role_of(tensor.name) == "embedding":  # its rows are looked up, not multiplied, so an entry means nothing
         return None
     raise ModelError(
-        f"tensor {printable(tensor.name)}: the importance matrix is for {list(mean.shape)} columns, "
-        f"not {list(expected)}"
+        f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "
+        f"expected {list(expected)}"
     )
 
 
@@ -262,14 +262,14 @@ def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
             found.setdefault((job.wanted, job.format.name), []).append(job.tensor.name)
     return [
         f"{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: "
-        f"{format} for {wanted}, because rows are no multiple of {BY_NAME[wanted].block}"
+        f"{format} instead of {wanted}, because the row length is not a multiple of {BY_NAME[wanted].block}"
         for (wanted, format), names in found.items()
     ]
 
 
 def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
     """List the warnings of a plan."""
-    lines = [f"a fallback: {line}" for line in fallbacks(jobs)]
+    lines = [f"fallback format: {line}" for line in fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
     poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
     if poor and request.texts is None:

@@ -158,7 +158,7 @@ def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         found = (x**2).mean(axis=0)
     if not np.isfinite(found).all():
-        raise ModelError(f"what meets the tensor {printable(name)} is not finite")
+        raise ModelError(f"the input of tensor {printable(name)} is not finite")
     return found
 
 

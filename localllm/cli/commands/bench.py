@@ -180,7 +180,7 @@ def show(model: dict[str, Any], results: Sequence["Result"], lane: str, pretty: 
 
 
 def cells(result: "Result") -> tuple[str, ...]:
-    """One row of the table."""
+    """Format one row of the table."""
     read = ""
     if result.gb_per_s and result.bandwidth and result.share:
         read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"

@@ -146,7 +146,7 @@ def answer_once(
     calls: "ToolCalls | None",
     line: ProgressLine,
 ) -> None:
-    """As `run` does."""
+    """Print one answer, as `run` does."""
     if calls:
         from localllm.cli.terminal.tool_calls import answered
 

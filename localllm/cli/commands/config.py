@@ -121,7 +121,7 @@ def of_all(held: Settings) -> Iterator[Row]:
 
 
 def default_of(param: Parameter) -> str:
-    """As the help tells it."""
+    """Return the default that the help text names."""
     told = (param.help or "").partition("[default: ")[2].partition("]")[0]
     return told or ("off" if param.is_switch else "-")
 

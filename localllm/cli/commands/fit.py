@@ -84,7 +84,7 @@ def cell(row: dict[str, Any]) -> str:
 
 
 def conclusion(facts: dict[str, Any]) -> str:
-    """In a sentence."""
+    """Summarize in a sentence whether the model fits."""
     longest = facts["longest"]
     if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):
         return f"It fits, with texts of up to {facts['context']} tokens; `localllm bench` tells how fast it reads them."

@@ -52,7 +52,7 @@ def inspect(
 
 
 def chat_template(path: str) -> str:
-    """Of a file. Raises ModelError if it has none."""
+    """Return a file's chat template. Raises ModelError if it has none."""
     from localllm.errors import ModelError
     from localllm.files.gguf.file import GGUFFile
 
@@ -64,7 +64,7 @@ def chat_template(path: str) -> str:
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
-    """One line per fact, what the file does not tell left out."""
+    """Format one fact per line; unknown ones are left out."""
     vocabulary, supported = facts["vocabulary"], facts["supported"]
     template = "yes" if facts["chat_template"] else "no"
     shape = [f"{facts[name]} {label}" for name, label in SHAPE if facts[name] is not None]
@@ -97,7 +97,7 @@ def guessing(facts: dict[str, Any]) -> str:
 
 
 def sees(facts: dict[str, Any]) -> str:
-    """Of a projector, what it makes of pictures; of a model, what it sees them by; "" for one that sees none."""
+    """Describe a projector's image encoder, or a model's projector; "" if there is none."""
     if eye := facts["sees"]:
         side, patch = eye["side"], eye["patch"]
         made = f"vectors of {eye['width']} numbers" if eye["type"] == "clip" else f"for models {eye['width']} wide"

@@ -246,7 +246,7 @@ def read(path: str | None) -> tuple[bytes, str]:
 
 
 def put(result: "Result", out: "JsonlFile | None") -> None:
-    """One line to the file or to stdout."""
+    """Write one line to the file or to stdout."""
     from localllm.files.jsonl_file import json_line
 
     if out:

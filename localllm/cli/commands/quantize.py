@@ -268,8 +268,8 @@ def needed(
         chosen = choose_formats(source, request, size, count, show, check, opening.compiling(line))
     finally:
         line.clear()
-    said = f"{chosen.predicted:.4f}, {chosen.usual:.4f} with the formats of {request.recipe.name}"
-    say(f"localllm: predicted divergence {said}; of weights alone, in texts held back, {chosen.found:.4f}")
+    said = f"{chosen.predicted:.4f} ({chosen.usual:.4f} with the formats of {request.recipe.name})"
+    say(f"localllm: predicted KL divergence {said}; measured on held-out texts, weights only: {chosen.found:.4f}")
     if path is not None:
         write_formats(path, chosen.formats)
     return source, with_formats(request, chosen.formats)

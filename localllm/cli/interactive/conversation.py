@@ -25,7 +25,7 @@ AT_ENDPOINT = "endpoint "  # what the fingerprint of a server's model begins wit
 
 
 class TerminalConversation:
-    """With one model at a time.
+    """A conversation on the terminal, with one model at a time.
 
     Attributes:
         model: the one.  options: how it answers.  lines: what was said, as sessions keep it.
@@ -92,7 +92,7 @@ class TerminalConversation:
         self.texts.append(text)
 
     def ask_again(self, question: str | None = None) -> None:
-        """Another answer instead of the last one, to the same question or another one instead of that."""
+        """Replace the last answer by another one, to the same question or to a new text."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         asked = self.undo()
@@ -302,7 +302,7 @@ class TerminalConversation:
         self._find_branches()
 
     def _find_branches(self) -> None:
-        """Those of the session that are on the disk, besides those that nobody keeps."""
+        """Find the session's branches on disk, besides those that are not saved."""
         unkept = {name: lines for name, lines in self.branches.items() if lines is not None}
         self.branches = {**dict.fromkeys(sessions.branches(self.name)), **unkept}
 
@@ -355,7 +355,7 @@ def settings(options: "GenerationOptions") -> dict[str, object]:
 
 
 def statistics(answer: "Generation", context: int) -> str:
-    """One line."""
+    """Format statistics in one line."""
     said = answer.completion_tokens
     speed = f" · {(said - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and said > 1 else ""
     used = answer.prompt_tokens + said

@@ -1,4 +1,4 @@
-"""Which session a chat goes on with, and with which model."""
+"""Choose the session that a chat resumes, and its model."""
 
 import os
 import sys

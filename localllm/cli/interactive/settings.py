@@ -24,7 +24,7 @@ USUAL = "default"
 
 
 def names(options: "GenerationOptions") -> list[str]:
-    """Of all options that can be set."""
+    """List the names of all options that can be set."""
     return [*OF_ANSWERS, *(field.name for field in fields(options.sampling))]
 
 

@@ -1,4 +1,4 @@
-"""What one can say to `chat` itself: a table of commands, each with its help, what it does and what Tab offers."""
+"""Slash commands of `chat`: a table of commands with help, action and completion."""
 
 import os
 import textwrap
@@ -40,7 +40,7 @@ class ExitChat(Exception):  # noqa: N818 - no error
 
 @frozen
 class Tools:
-    """What commands need besides the conversation.
+    """What slash commands need besides the conversation.
 
     Attributes:
         open: a model by what names it.  edit: lets the user change a text; None if he would rather not.
@@ -52,7 +52,7 @@ class Tools:
 
 @frozen
 class ChatCommand:
-    """One of them.
+    """A slash command.
 
     Attributes:
         argument: what follows its name, for the help.  help: one line.
@@ -110,17 +110,17 @@ def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         raise UsageError("/undo N removes the last N questions; N should be a whole number from 1")
     for number in range(int(argument or 1)):
         if conversation.images:
-            dim(f"taken back: the image {os.path.basename(conversation.images.pop())}")
+            dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
             continue
         if conversation.texts:
-            dim(f"taken back: a file of {len(conversation.texts.pop())} characters")
+            dim(f"removed: a file of {len(conversation.texts.pop())} characters")
             continue
         question = conversation.undo()
         if question is None:
             if not number:
                 dim("there is nothing to undo")
             break
-        dim(f"taken back: {shortened(question)}")
+        dim(f"removed: {shortened(question)}")
     conversation.keep()
 
 

@@ -130,7 +130,7 @@ class Thoughts:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """As fields of GenerationOptions. Raises UsageError."""
+        """Return the fields of GenerationOptions. Raises UsageError."""
         variables = {name: value for text in self.template_var or () for name, value in variables_of(text).items()}
         return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
 

@@ -34,7 +34,7 @@ class EndpointGroup:
     ] = None
 
     def place(self) -> "Endpoint | None":
-        """Where it is, None if there is none. Raises UsageError."""
+        """Return the endpoint, None if none is given. Raises UsageError."""
         if self.endpoint is None:
             if self.api_key_file is not None:
                 raise UsageError("api_key_file needs --endpoint URL")

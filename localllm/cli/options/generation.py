@@ -1,4 +1,4 @@
-"""From what was chosen on the command line to what the generation of an answer is told."""
+"""Build GenerationOptions from the options of the command line."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -37,7 +37,7 @@ class ImageGroup:
     ] = False
 
     def seeing(self) -> dict[str, Any]:
-        """By what, and how, as open_model takes it."""
+        """Return the projector's options as open_model takes them."""
         return {"mmproj": self.mmproj, "pan_and_scan": self.pan_and_scan}
 
     @property

@@ -1,4 +1,4 @@
-"""What the shell offers as values when Tab is pressed: callbacks for `autocompletion` of options and arguments."""
+"""Completions that the shell offers for values: callbacks for `autocompletion` of options and arguments."""
 
 from collections.abc import Callable, Sequence
 

@@ -157,7 +157,7 @@ class Cache:
     ] = None
 
     def types(self) -> str:
-        """Of both, as --kv-type would say it. Raises UsageError."""
+        """Return the types of keys and values in the notation of --kv-type. Raises UsageError."""
         if self.keys is None and self.values is None:
             return self.kv_type
         if "=" in self.kv_type:

@@ -21,7 +21,7 @@ class DumbLines:
         self._waiting, self._last = "", ""  # what was typed behind the line, and the key before
 
     def read(self, prompt: str) -> str:
-        """One line with its break; "" when nothing more comes. Raises KeyboardInterrupt."""
+        """Read one line with its line break; "" at the end of input. Raises KeyboardInterrupt."""
         typed: list[str] = []
         echoes = shows_keys(sys.stdin)
 
@@ -85,7 +85,7 @@ def kept(text: str, key: str) -> int:
 
 
 def shown(text: str) -> str:
-    """In one line."""
+    """Return the text as it is shown, on one line."""
     return printable(text.replace("\t", " "))
 
 

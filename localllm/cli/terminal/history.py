@@ -1,4 +1,4 @@
-"""What the user has typed in earlier chats: a private and bounded file in the user's state folder, a text a line."""
+"""Texts typed in earlier chats: a private file of limited size in the user's state folder, one text per line."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, of which then the newe
 
 
 class FileHistory(History):
-    """For prompt_toolkit. Without a file, because there can be none, texts are known until the program ends."""
+    """History for prompt_toolkit. If the file cannot be used, texts are kept until the program ends."""
 
     def __init__(self, path: Path | None = None):
         super().__init__()
@@ -38,7 +38,7 @@ class FileHistory(History):
             return []
 
     def store_string(self, string: str) -> None:
-        """Behind the others; several programs may do that at once."""
+        """Append a text; several programs may do so at once."""
         line = json.dumps(string).encode() + b"\n"
         if len(line) > MOST_TEXT:
             return

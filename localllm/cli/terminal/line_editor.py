@@ -77,7 +77,7 @@ class LineEditor:
 
 
 class Completions(Completer):
-    """What Tab offers, as prompt_toolkit wants it."""
+    """Completions for prompt_toolkit."""
 
     def __init__(self, complete: Complete):
         self._complete = complete
@@ -89,13 +89,13 @@ class Completions(Completer):
 
 
 class DumbEditor:
-    """The same for a terminal without escape sequences: whole lines."""
+    """A line editor for a terminal without escape sequences: whole lines."""
 
     def __init__(self) -> None:
         self._lines = DumbLines()
 
     def read(self, text: str = "") -> str:
-        """As LineEditor.read; what is given is shown, and sent by an empty line."""
+        """Read one text, as LineEditor.read; the given text is shown, and sent by an empty line."""
         lines: list[str] = []
         if text:
             print(text, file=sys.stderr)
@@ -132,7 +132,7 @@ def without_quotes(text: str) -> str:
 
 
 def screen() -> Output:
-    """Where the prompt can be seen: a terminal, or nowhere."""
+    """Return the terminal on which the prompt can be shown, or a dummy output."""
     terminal: TextIO | None = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
     return DummyOutput() if terminal is None else create_output(terminal)
 

@@ -1,4 +1,4 @@
-"""What goes out: the answer to stdout, as bytes; everything else to stderr, decoration only if it is a terminal.
+"""Output: the answer to stdout, as bytes; everything else to stderr, decoration only on a terminal.
 
 Text from models and files is a stranger's: on a terminal, control characters could move the cursor, retitle the window
 or hide text, so they do not get there.
@@ -66,7 +66,7 @@ def discard_output() -> None:
 
 
 def say(line: str) -> None:
-    """One line to stderr, whatever the text, which a terminal gets broken between words; nothing if stderr is gone."""
+    """Print one line to stderr, wrapped between words on a terminal; does nothing if stderr is closed."""
     try:
         print(broken(printable(" ".join(line.split())), sys.stderr), file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
@@ -142,13 +142,13 @@ def dim_piece(text: str) -> None:
 
 
 class ProgressLine:
-    """One line on stderr that is written over, and gone in the end. Silent if stderr is no terminal that can do so."""
+    """A line on stderr that is overwritten, and removed at the end. Silent if stderr is no capable terminal."""
 
     def __init__(self) -> None:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """As much of the text as the line has room for."""
+        """Show as much of the text as fits the line."""
         text = beginning(text, width_of(sys.stderr) - 1)
         if text != self._shown and is_terminal(sys.stderr) and not is_dumb():
             self._shown = text

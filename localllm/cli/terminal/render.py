@@ -1,4 +1,4 @@
-"""What several commands show alike: answers as they come, tables, numbers and names."""
+"""Rendering that several commands share: streamed answers, tables, numbers and names."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def stream(answer: "Generation", line: ProgressLine, silent: bool = False, thoug
 
 
 def page_of_stdout() -> "Page":
-    """Where an answer is written: on a terminal, lines break between words."""
+    """Make the renderer of an answer on stdout; on a terminal, it wraps lines between words."""
     from localllm.cli.terminal.stream_renderer import page
 
     return page()
@@ -110,7 +110,7 @@ def fitted(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list
 
 
 def terminal_width() -> int:
-    """Of stdout; 0 if that is no terminal, where tables are as wide as they are."""
+    """Return the width of stdout's terminal; 0 if it is none, where tables have no limit."""
     return width_of(sys.stdout) if is_terminal(sys.stdout) else 0
 
 

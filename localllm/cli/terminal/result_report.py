@@ -1,4 +1,4 @@
-"""What `localllm run` tells of its answers: with --json, --stats and in receipts."""
+"""Report the answers of `localllm run`: with --json, --stats and in receipts."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ def report_several(model: "Model", answers: "list[Answer]", load_s: float, total
 
 
 def circumstances(model: "Model", times: dict[str, float]) -> dict[str, Any]:
-    """Which model it was, and how long it took."""
+    """Return the model and the timings."""
     return {
         "model": about(model),
         "timings": {name: round(value, 6) for name, value in times.items()},

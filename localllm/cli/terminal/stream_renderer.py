@@ -15,7 +15,7 @@ FRAME = 0.05  # seconds between two pictures of the same block
 
 
 class Page(Protocol):
-    """Where an answer is written."""
+    """A renderer of a streamed answer."""
 
     def push(self, text: str, is_thought: bool = False) -> None:
         """Add a piece of the answer."""
@@ -253,7 +253,7 @@ class Markdown:
             self._done, self._follows = 0, self._follows or bool(lines)
 
     def _lines(self, block: str) -> list[str]:
-        """As the terminal shows it."""
+        """Lay out the text in lines as the terminal shows them."""
         from rich.markdown import Markdown as Rendered
 
         if not block.strip():

@@ -60,7 +60,7 @@ class ToolCalls:
         return cls(box, yes, most_steps, keyboard, transcript)
 
     def begin(self, model: "Model", chosen: "GenerationOptions", stack: ExitStack) -> "GenerationOptions":
-        """With a model, whose options are these: the same with tools. Raises UsageError."""
+        """Return a model's options with the tools added. Raises UsageError."""
         self.box.most = min(self.box.most, max(1000, model.context or self.box.most))
         if self._path is not None and self._transcript is None:
             self._transcript = stack.enter_context(ToolTranscript(self._path, model.name or str(model.path)))
@@ -124,7 +124,7 @@ class Keyboard:
 
     @classmethod
     def opened(cls) -> "Keyboard | None":
-        """None if there is none."""
+        """Open the terminal for questions; None if there is none."""
         with ExitStack() as opened:
             try:
                 keys = opened.enter_context(open(KEYS, encoding="utf-8", errors="replace"))

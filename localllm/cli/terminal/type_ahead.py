@@ -1,4 +1,4 @@
-"""What is typed while the model answers: not shown, so that it is no part of the answer, and kept for the next prompt.
+"""Keys typed while the model answers: not shown, and kept for the next prompt.
 
 Only Ctrl-C is heard, with which what was typed before is forgotten, as in a shell, and Ctrl-Z.
 """
@@ -15,7 +15,7 @@ PASTES, NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks what is p
 
 @contextmanager
 def type_ahead() -> Iterator[None]:
-    """In the block, keys wait; a text of several lines that is pasted will be one text."""
+    """Hold back keys within the block; a pasted text of several lines stays one text."""
     screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
 
     def mark(sign: str) -> None:

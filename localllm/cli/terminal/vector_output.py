@@ -1,4 +1,4 @@
-"""Where vectors go: lines of JSON, which go on after an interruption, plain numbers, or a NumPy file."""
+"""Outputs of vectors: JSON lines, which can be resumed, plain numbers, or a NumPy file."""
 
 import sys
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class VectorOutput(Protocol):
-    """What takes vectors, in the order of their records."""
+    """An output of vectors, in the order of their records."""
 
     def left(self, records: "list[Record]") -> "list[Record]":
-        """Those that have none yet."""
+        """Return the records without a vector yet."""
         ...
 
     def put(self, records: "list[Record]", rows: "np.ndarray") -> None:

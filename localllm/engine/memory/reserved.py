@@ -38,4 +38,4 @@ class Reserved:
         try:
             self._region.give_back(start, end)
         except OSError:
-            raise MemoryLimitError(f"the system takes no {end - start} bytes of memory back") from None
+            raise MemoryLimitError(f"the system refused to take back {end - start} bytes of memory") from None

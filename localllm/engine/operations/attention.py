@@ -131,7 +131,7 @@ class AttentionVerbs(Recording):
         if scores.chosen:
             choices = scores.chosen.columns // self._words
             if choices not in (1, state.kv_heads):
-                raise ModelError(f"layer {state.layer}: {choices} choices of keys for {state.kv_heads} groups")
+                raise ModelError(f"layer {state.layer}: {choices} key selections for {state.kv_heads} groups of heads")
         output = Activation(q.rows, heads * (state.value_dim + scores.logs))
         return self._add(
             Attend(

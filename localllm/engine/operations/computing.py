@@ -1,4 +1,4 @@
-"""What the verbs of all families need to be computed at once, in NumPy: the spans of a run, and matrices in float32."""
+"""Shared helpers to compute operations in NumPy: the spans of a run, and matrices in float32."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol

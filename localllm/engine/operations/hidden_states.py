@@ -104,7 +104,7 @@ class HiddenStateReference(Computing):
     _parts: list[Array] | None
 
     def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
-        """Of a run that is one image, return its rows."""
+        """Return an image's rows, for a run that is one image."""
         (seen,) = {span.seen for span in self._spans}
         self._parts = None if seen is None else np.split(seen.rows_of(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]

@@ -1,4 +1,4 @@
-"""What the verbs of all families need to write operations down: a list of them, and checks of tensors."""
+"""Shared helpers to record operations: a list of them, and checks of tensors."""
 
 from math import prod
 

@@ -75,7 +75,7 @@ class _Closing:
         return count + len(parts.get("allOf", ())) > 1
 
     def _inside(self, schema: Any, path: Path) -> Any:
-        """One whose object is left as it is; those within it are closed."""
+        """Close the objects within a schema, but not the schema's own object."""
         if not isinstance(schema, Mapping):
             return schema
         same = ("allOf", *_PARTS)
@@ -88,7 +88,7 @@ class _Closing:
         return self.schema(value, path=path) if word in _INNER else value
 
     def _inlined(self, schema: Schema) -> dict[str, Any]:
-        """With what its reference leads to in it, as far as that is another part of the same."""
+        """Inline what a schema's reference leads to, if that describes the same object."""
         self._count += 1
         if self._count > MOST_JOINED:
             raise UsageError(f"the schema cannot be used: it joins more than {MOST_JOINED} references with others")
@@ -108,7 +108,7 @@ class _Closing:
         return any(word in part for part in parts for word in (*_SAYS, "patternProperties"))
 
     def _parts(self, schema: Any, words: tuple[str, ...]) -> list[Schema]:
-        """One and those that speak of the same object."""
+        """List a schema and those that apply to the same object."""
         found, waiting = dict[int, Schema](), [schema]
         while waiting:
             one = waiting.pop()

@@ -57,7 +57,7 @@ class Constraint:
 
     @property
     def promise(self) -> str:
-        """What a finished answer is."""
+        """A description of what a finished answer is."""
         promises = {"schema": "JSON by its schema", "grammar": "what its grammar says"}
         return promises.get(self.kind, "what its regex matches")
 
@@ -71,7 +71,7 @@ class Constraint:
             self.beginning(LLTokenizer("byte"))
 
     def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
-        """Where an answer in such tokens begins. Raises UsageError."""
+        """Make a matcher at the start of an answer in these tokens. Raises UsageError."""
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(vocabulary, self.grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -164,7 +164,7 @@ def constraint_of(
 
 @lru_cache(maxsize=_KEPT)
 def _beginning(grammar: str) -> "LLMatcher":
-    """Where a text by a grammar begins, byte by byte."""
+    """Make a matcher at the start of a text, byte by byte."""
     from llguidance import LLMatcher, LLTokenizer
 
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
@@ -195,7 +195,7 @@ def require_usable(schema: Mapping[str, Any]) -> None:
 
 
 def _schema_of(schema: Any) -> dict[str, Any]:
-    """As a dict. Raises UsageError."""
+    """Return a schema as a dict. Raises UsageError."""
     if is_type(schema):
         schema = schema_of(schema)
     if isinstance(schema, str | bytes):
@@ -242,7 +242,7 @@ class Matcher:
         self._require_sound()
 
     def copy(self) -> "Matcher":
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         twin = copy(self)
         twin._matcher = self._matcher.deep_copy()
         return twin
@@ -318,7 +318,7 @@ class _Wrapped:
 
 
 class _Known:
-    """What was made for one tokenizer."""
+    """The data that was made for one tokenizer."""
 
     def __init__(self) -> None:
         self.vocabularies: dict[str, LLTokenizer] = {}
@@ -331,7 +331,7 @@ _LOCK = threading.Lock()
 
 
 def _unlock() -> None:
-    """In a process that was forked, where whoever held the lock is missing."""
+    """Replace the lock in a forked process, where its holder is missing."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -360,7 +360,7 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
 
 
 def _begin(known: _Known, constraint: Constraint, tokenizer: "Tokenizer", size: int) -> "LLMatcher | GrammarMatcher":
-    """Where an answer begins. Raises UsageError."""
+    """Make a matcher at the start of an answer. Raises UsageError."""
     if constraint.kind != GRAMMAR:
         return constraint.beginning(_vocabulary(known, constraint.kind, tokenizer, size))
     if known.trie is None:

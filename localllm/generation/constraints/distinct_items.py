@@ -67,7 +67,7 @@ class DistinctItems:
     _string: str = ""
 
     def copy(self) -> "DistinctItems":
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         schema, self.schema = self.schema, {}
         twin = deepcopy(self)
         self.schema = twin.schema = schema

@@ -51,7 +51,7 @@ class VocabularyToken:
 
 @frozen
 class RuleReference:
-    """What a rule says."""
+    """A reference to a rule."""
 
     rule: str
 
@@ -65,7 +65,7 @@ class Concatenation:
 
 @frozen
 class Alternatives:
-    """One of these."""
+    """Alternatives, of which one matches."""
 
     alternatives: "tuple[Expression, ...]"
 

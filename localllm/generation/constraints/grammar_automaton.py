@@ -61,7 +61,7 @@ _Read: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a character's state 
 
 
 class Automaton:
-    """What a grammar lets come, with a vocabulary.
+    """An automaton of a grammar over the tokens of a vocabulary.
 
     Attributes:
         beginning: the configuration before anything was read.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GrammarMatcher:
-    """One answer, token by token."""
+    """A matcher of one answer against a grammar, token by token."""
 
     def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
         """Nothing was said yet. Raises UsageError for a grammar that is none, or not one for this vocabulary."""

@@ -27,7 +27,7 @@ _KEPT = 64  # grammars
 
 
 class Kind(Enum):
-    """What leads from a state to another: nothing, a character, a token, or a whole rule."""
+    """Kinds of arcs between states: empty, a character, a token, or a whole rule."""
 
     SKIP = auto()
     READ = auto()

@@ -68,7 +68,7 @@ def _exact(schema: Any, merges: bool) -> Any:
 
 
 def _bounded(schema: Schema, merges: bool) -> Schema:
-    """With bounds as said above."""
+    """Make exclusive bounds inclusive, as `exact` describes."""
     for exclusive, inclusive, _ in _BOUNDS:
         is_excluded = schema.get(exclusive)
         if isinstance(is_excluded, bool):

@@ -1,4 +1,4 @@
-"""Which tokens may come next: what a constraint allows, and what ends a thought that has used up its budget.
+"""Masks of the next token: from the constraint, and from the budget of a thought.
 
 A thought is free, the answer behind it is constrained. Until that is complete, no token ends it.
 """
@@ -61,7 +61,7 @@ class AnswerState:
         return self._thinking.format is not None and self._thinking.format.repeats
 
     def copy(self) -> "AnswerState":
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         twin = copy(self)
         twin.transcript = self.transcript.copy()
         twin._matcher = self._matcher and self._matcher.copy()

@@ -1,4 +1,4 @@
-"""What comes next where an answer may be one of two things: of the form that was asked for, or calls of tools."""
+"""A token matcher that allows either the response format or tool calls."""
 
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TokenMatcher(Protocol):
-    """What a Guide asks of a Matcher."""
+    """What AnswerState needs of a matcher."""
 
     def copy(self) -> "TokenMatcher": ...
     def allowed(self) -> np.ndarray: ...
@@ -40,7 +40,7 @@ class UnionMatcher:
         return [matcher for matcher in (self.form, self.calls) if matcher]
 
     def copy(self) -> "UnionMatcher":
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         twin = copy(self)
         twin.form, twin.calls = self.form and self.form.copy(), self.calls and self.calls.copy()
         return twin
@@ -60,7 +60,7 @@ class UnionMatcher:
             matcher.accept(token)
 
     def unfinished(self, thinking: "Thinking") -> np.ndarray:
-        """As of Matcher."""
+        """Compute the mask of a thought, as Matcher does."""
         return self._first.unfinished(thinking)
 
     @property

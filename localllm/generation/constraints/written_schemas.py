@@ -72,7 +72,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _bound(schema: dict[str, Any]) -> None:
-    """With bounds that are floats to the last digit. Raises UsageError for one that leaves nothing within 64 bits."""
+    """Make bounds exact as floats. Raises UsageError if nothing is left within 64 bits."""
     for word, inwards in _BOUNDS.items():
         bound = schema.get(word)
         if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) <= _SAFE:

@@ -181,6 +181,6 @@ def joined(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[i
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Of length 1; zeros stay zeros."""
+    """Scale vectors to length 1; zeros stay zeros."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -70,7 +70,7 @@ class Reranker:
         return self._relevance(rows)
 
     def _relevance(self, rows: np.ndarray) -> np.ndarray:
-        """Of the numbers of a head the one that counts."""
+        """Return the relevance from a head's outputs."""
         if rows.shape[1] == 1:
             return rows[:, 0]
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:

@@ -30,7 +30,7 @@ class Candidates(NamedTuple):
         return best
 
     def keep(self, index: np.ndarray | slice) -> "Candidates":
-        """Those at the index, which is a slice, a mask or ascending."""
+        """Keep the candidates at the index: a slice, a mask or ascending integers."""
         if isinstance(index, np.ndarray) and index.dtype == np.bool_:
             index = np.flatnonzero(index)  # a mask itself, twice, takes twice as long
         return Candidates(self.ids[index], self.logits[index], self.ranked)
@@ -49,7 +49,7 @@ class Candidates(NamedTuple):
         return changed.rank() if self.ranked else changed
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the tokens int64 [m] are among the candidates, bool [m], and where these are, int64 [at most m]."""
+        """Find tokens int64 [m] among the candidates: bool [m], and the places of those found, int64 [at most m]."""
         order = np.argsort(self.ids) if self.ranked else None
         places = np.minimum(np.searchsorted(self.ids, tokens, sorter=order), len(self.ids) - 1)
         places = places if order is None else order[places]
@@ -64,5 +64,5 @@ class Candidates(NamedTuple):
         return weights / weights.sum()
 
     def probability(self, token: int) -> float:
-        """Of one of the tokens."""
+        """Return the probability of one token."""
         return float(self.probabilities()[np.flatnonzero(self.ids == token)[0]])

@@ -20,7 +20,7 @@ XTC_CHANCE = np.array([-1])  # the id, which is no token's, of the random number
 
 @dataclass
 class State:
-    """What a sampler knows of the text so far, and of the token that it is about to choose.
+    """The state of a sampler: the text so far, and the token that is about to be chosen.
 
     Attributes:
         random: where the keys come from.  vocab: how many tokens exist.
@@ -49,7 +49,7 @@ class State:
         return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target)
 
     def copy(self) -> "State":
-        """One that goes on by itself from here."""
+        """Return an independent copy."""
         twin = copy.copy(self)
         twin.random, twin.history, twin.breakers = copy.copy(self.random), self.history.copy(), self.breakers.copy()
         return twin

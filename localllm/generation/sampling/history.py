@@ -37,7 +37,7 @@ class History:
         return self._tokens[0 if count < 0 else max(0, self._count - count) : self._count]
 
     def copy(self) -> "History":
-        """One that goes on by itself from here."""
+        """Return an independent copy."""
         twin = copy.copy(self)
         twin._tokens = self._tokens[: self._count].copy()
         return twin
@@ -69,5 +69,5 @@ class Breakers:
         return self._tokenizer.token_bytes(token, special=True) if self._tokenizer and self._texts else b""
 
     def copy(self) -> "Breakers":
-        """One that goes on by itself from here."""
+        """Return an independent copy."""
         return copy.copy(self)

@@ -1,4 +1,4 @@
-"""What the author of a model recommends for sampling: the metadata `general.sampling.*`, as llama.cpp defines them."""
+"""A model author's sampling defaults: the metadata `general.sampling.*`, as llama.cpp defines them."""
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""What a user, or the author of a model, may choose about sampling: every option's default and range, checked."""
+"""Sampling options with their defaults and ranges, checked."""
 
 import math
 import sys
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 
 def value_of(number: Any) -> float | None:
-    """Of Python's or NumPy's number, in Python's type; None if it is none."""
+    """Convert a number of Python or NumPy to Python's type; None if it is none."""
     if isinstance(number, float | np.floating):
         return float(number)
     return int(number) if isinstance(number, int | np.integer) and not isinstance(number, bool) else None
@@ -123,12 +123,12 @@ class SamplingOptions:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Those that are not None."""
+        """The options that are not None."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
 
     @property
     def complete(self) -> "SamplingOptions":
-        """The same with the default for everything that is not chosen; only a seed may stay None."""
+        """The options with defaults for all that are not chosen; only a seed may stay None."""
         return self.over(SamplingOptions(**DEFAULTS))
 
 
@@ -176,7 +176,7 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
 
 
 def biases(value: Any) -> dict[int, float]:
-    """By token, what to add to its logit. Raises UsageError."""
+    """Return what to add to logits, by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias should be a number by token id, not {value!r}")
     return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}

@@ -1,4 +1,4 @@
-"""From one row of logits to the next token: a chain of small steps, in llama.cpp's default order.
+"""Sampling: from one row of logits to the next token, in llama.cpp's default order.
 
     allowed -> logit bias -> penalties -> dry -> top_n_sigma -> top_k -> typical -> top_p -> min_p -> xtc -> temperature
         -> adaptive_p -> draw

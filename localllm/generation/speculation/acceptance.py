@@ -40,7 +40,7 @@ class Proposer(Protocol):
 
     @property
     def account(self) -> "SpeculationBudget | None":
-        """Of its kind of guesses for all answers; None if each answer is another matter."""
+        """The shared budget of this kind of drafts; None if each answer has its own."""
         ...
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -52,7 +52,7 @@ class Proposer(Protocol):
 
 
 class StepCostModel:
-    """What a step of the model costs by its tokens, as measured on this computer; that of one token costs 1."""
+    """The measured cost of a step by its number of tokens, on this computer; one token costs 1."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -76,11 +76,11 @@ class StepCostModel:
         return bool(self._seconds)
 
     def of_time(self, seconds: float) -> float:
-        """Of something else that takes so long, when a step is known."""
+        """Return the cost of something that takes so long, relative to a step of one token."""
         return seconds / self._one
 
     def beside(self, others: int) -> "StepCostModel | BatchedStepCost":
-        """For one of several answers; others: tokens of the step that are not this answer's."""
+        """Return the cost model for one of several answers; others: tokens of the step that are not this answer's."""
         return BatchedStepCost(self, others) if others else self
 
     def tokens(self, expected: float) -> float:
@@ -88,7 +88,7 @@ class StepCostModel:
         return expected
 
     def _interpolated(self) -> list[float]:
-        """By the number of tokens; between those that are known, along straight lines."""
+        """Interpolate costs linearly between known numbers of tokens."""
         return interpolated(USUAL_COSTS | {tokens: taken / self._one for tokens, taken in self._seconds.items()})
 
     def _time_of_one(self) -> float:
@@ -100,7 +100,7 @@ class StepCostModel:
 
 
 class BatchedStepCost:
-    """What a step costs in which others take part, by the tokens of one answer; that of one of its tokens costs 1."""
+    """The cost of a step shared with other answers, by the tokens of one answer; one of its tokens costs 1."""
 
     def __init__(self, costs: StepCostModel, others: int):
         self._costs, self._others, self._one = costs, others, costs.of(others + 1)
@@ -112,12 +112,12 @@ class BatchedStepCost:
         return self._costs.of_time(seconds) / self._one
 
     def tokens(self, expected: float) -> float:
-        """As of StepCostModel: the others have theirs all the same."""
+        """Return how many tokens a step brings, as StepCostModel; the other answers have theirs in any case."""
         return (expected + self._others) / (1 + self._others)
 
 
 def interpolated(known: Mapping[int, float]) -> list[float]:
-    """By the number of tokens, from 0 on; 1 is known, and costs lie on lines between those that are."""
+    """Interpolate costs linearly by the number of tokens, from 0 on; 1 is known."""
     costs = [0.0, known[1]]
     for first, last in pairwise(sorted(known)):
         step = (known[last] - known[first]) / (last - first)
@@ -146,7 +146,7 @@ class AcceptanceHistory:
         self.chances, self.usual = list(FIRST_CHANCES), 0.7
 
     def learn(self, trust: int, was_right: bool) -> None:
-        """One more; older ones fade."""
+        """Record one more result; older ones fade."""
         self._right[trust] = FADING * self._right[trust] + was_right
         self._seen[trust] = FADING * self._seen[trust] + 1
         self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)
@@ -158,7 +158,7 @@ class AcceptanceHistory:
 
 
 class SpeculationBudget:
-    """What guesses of one kind cost and bring, for one answer or for many.
+    """What drafts of one kind cost and bring, for one answer or for many.
 
     Attributes:
         experience: how often they were right.
@@ -172,7 +172,7 @@ class SpeculationBudget:
         self._lost, self._steps = 0.0, 0
 
     def took(self, seconds: float) -> None:
-        """One more took so long."""
+        """Record the time of one more draft."""
         self.seconds, self.trials = settled(self.seconds, seconds), self.trials - 1
 
     def lose(self, steps: float) -> None:
@@ -205,7 +205,7 @@ class Guesser:
         self._planned, self._worth = 0, 0.0  # how many of them are in a draft, and what a right one saves
 
     def plan(self, most: int, costs: Costs, least: float) -> DraftPlan:
-        """Of at most `most` guesses as many as promise the most; none if that is not more than the rate `least`."""
+        """Plan the draft of at most `most` tokens with the best rate; empty if that is not above the rate `least`."""
         chance, expected, guesses = 1.0, [1.0], self._proposer.propose()
         account, spent = self._account, 0.0
         while len(self._guesses) < most and chance > UNLIKELY and self._may_pay(expected, chance, most, costs, least):
@@ -255,7 +255,7 @@ class Guesser:
         return False
 
     def _cost(self, costs: Costs) -> float:
-        """Of a guess, by that of a step of one token."""
+        """Return a draft's cost relative to a step of one token."""
         return costs.of_time(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -284,7 +284,7 @@ class Guesses:
         self.took = self._costs.took
 
     def draft(self, most: int, others: int = 0) -> list[int]:
-        """At most so many tokens that may come next, often none; others: tokens of the step that are not this answer's.
+        """Draft at most `most` next tokens, often none; others: tokens of the step that are not this answer's.
 
         The first step is without: its time is the measure.
         """

@@ -124,7 +124,7 @@ ACCOUNTS = WeakKeyDictionary[object, SpeculationBudget]()  # by engine
 
 
 def account_of(engine: object) -> SpeculationBudget:
-    """Of what its model's own layer guesses, or the head in another file."""
+    """Return the budget of drafts by the model's MTP layer, or by the head in another file."""
     return ACCOUNTS.setdefault(engine, SpeculationBudget())
 
 

@@ -47,7 +47,7 @@ class NGrams:
             self._look_elsewhere(tokens)
 
     def _look_elsewhere(self, tokens: Sequence[int]) -> None:
-        """In earlier texts. What agrees longest goes on to do so as long as the text follows it."""
+        """Look in earlier texts; the longest match is followed as long as the text agrees."""
         (place, agreed), count = self._elsewhere, len(tokens)
         goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
         if goes_on and self.tokens[place + count] != GAP:  # at its end it would say nothing, and hide what does

@@ -1,4 +1,4 @@
-"""What was written before, in this process and in earlier ones, as tokens: guesses come from there too.
+"""Earlier texts as tokens, of this process and of earlier ones, from which drafts are taken.
 
 So a text that is edited today is guessed from what it was yesterday. Texts are kept in the order in which they came,
 and what comes again only once; of what is too much the oldest goes.
@@ -29,7 +29,7 @@ FACTOR = 0x9E3779B97F4A7C15  # of the keys, odd
 
 
 class CorpusMatch(NamedTuple):
-    """Where a text went on that ended alike, and how many tokens agree: 0 for none, SURE at most."""
+    """The place where a text with the same ending continues, and the match's length: 0 for none, SURE at most."""
 
     place: int
     agreed: int
@@ -78,7 +78,7 @@ class TokenCorpus:
         return CorpusMatch(int(places[counts[kinds] == counts.max()][-1]), longest)
 
     def and_text(self, ids: np.ndarray) -> "TokenCorpus":
-        """With what is new in another text, int32."""
+        """Return the corpus with what is new in another text, int32."""
         new = self._new_in(ids)
         if not len(new):
             return self
@@ -115,7 +115,7 @@ class TokenCorpus:
 
 
 def keys(tokens: np.ndarray) -> np.ndarray:
-    """Of all GRAM tokens in a row, uint64 [tokens - GRAM + 1]."""
+    """Compute keys of all GRAM consecutive tokens, uint64 [tokens - GRAM + 1]."""
     numbers, factor = (tokens + np.int32(1)).astype(np.uint64), np.uint64(FACTOR)
     count = max(0, len(tokens) - GRAM + 1)
     found = np.zeros(count, np.uint64)
@@ -153,7 +153,7 @@ def vocabulary_name(pieces: Sequence[str]) -> str | None:
 
 
 def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
-    """Of these no more than MOST tokens, or the last one."""
+    """Return the latest texts up to MOST tokens in all, or the last one."""
     rest = sum(len(text) for text in texts)
     while rest > MOST and len(texts) > 1:
         rest -= len(texts.pop(0))
@@ -161,7 +161,7 @@ def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 class NgramCache:
-    """What was written before with one vocabulary; it grows. Several threads may use it.
+    """Earlier texts of one vocabulary; it grows. Several threads may use it.
 
     Nothing leaves the computer. A file of the user's cache folder has it between processes.
     """
@@ -192,7 +192,7 @@ class NgramCache:
                 self._unsaved = latest([*self._unsaved, text])
 
     def earlier(self) -> TokenCorpus:
-        """All of it."""
+        """Return the whole corpus."""
         with self.lock:
             self._collect()
             if self._earlier is None:
@@ -212,7 +212,7 @@ class NgramCache:
         return TokenCorpus(tokens, places)
 
     def save(self) -> None:
-        """To the file, with what other processes have put there meanwhile; if that is possible."""
+        """Merge into the file what other processes have added meanwhile; errors are ignored."""
         with self.lock:
             self._collect()
             texts, self._unsaved = self._unsaved, []

@@ -23,7 +23,7 @@ FEW = 4  # answers
 
 
 class AnswerSpan(NamedTuple):
-    """What a run reads for an answer, and the draft with which that ends.
+    """The tokens that a run reads for an answer, and the draft at their end.
 
     Attributes:
         is_end: whether all of the answer's tokens have been read then, so that the next one is drawn.

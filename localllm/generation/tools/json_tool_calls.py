@@ -95,7 +95,7 @@ class JsonToolCallParser:
             parts.append(TextPart(ANSWER, text))
 
     def _begin(self, place: int) -> re.Match[str] | None:
-        """Where a call may begin, at `place` or behind it."""
+        """Find where a call may begin, at `place` or after it."""
         found = _BEGIN.search(self._held, place)
         if found and found.start() == 0 and not self._is_line:
             found = _BEGIN.search(self._held, 1)
@@ -164,12 +164,12 @@ class JsonToolCallParser:
 
 
 def _skip(text: str, place: int) -> int:
-    """Behind white space."""
+    """Skip white space."""
     return len(text) - len(text[place:].lstrip())
 
 
 def _passed(text: str, place: int, word: str) -> int:
-    """Behind a word, with white space in front. Raises ValueError for another, _UnknownYetError if it may come."""
+    """Skip a word, after white space. Raises ValueError for another, _UnknownYetError if it may come."""
     place = _skip(text, place)
     if text.startswith(word, place):
         return place + len(word)

@@ -24,7 +24,7 @@ _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment
 
 @frozen
 class ParameterForm:
-    """What a parameter may be.
+    """The forms of a parameter's value.
 
     Attributes:
         texts: schemas of texts, () if it is none.  other: a schema of what is JSON, None if it is a text only.
@@ -58,7 +58,7 @@ class ParameterForm:
         return {} if is_told else {word: value for word, value in PYTHON.items() if fits(value, self.other)}
 
     def read(self, said: str) -> str:
-        """As JSON what was written between the marks of a text."""
+        """Convert the text between a parameter's marks to JSON."""
         if self.other is not None:
             from localllm.generation.constraints.constraint import fits
 
@@ -69,7 +69,7 @@ class ParameterForm:
 
 
 def form_of(schema: Any, root: Schema) -> ParameterForm:
-    """Of a parameter's schema, which is part of `root`."""
+    """Return the form of a parameter's schema, which is part of `root`."""
     texts, others = list[Schema](), list[Schema]()
     for one in _alternatives(schema, root):
         text, other = _parted(one)
@@ -83,7 +83,7 @@ def form_of(schema: Any, root: Schema) -> ParameterForm:
 
 
 def form_of_others(schema: Schema) -> ParameterForm | None:
-    """Of parameters that a schema does not name, None if there are none."""
+    """Return the form of parameters that a schema does not name, None if there are none."""
     others = schema.get("additionalProperties", False)
     return None if others is False else form_of(others, schema)
 

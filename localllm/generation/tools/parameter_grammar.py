@@ -35,7 +35,7 @@ class ParameterGrammar:
         self._once = frozenset(numbers if self._is_ordered else by_need[:MOST_FREE])
 
     def rules(self) -> list[str]:
-        """All of them; the arguments are the rule with _args behind its name."""
+        """Return the grammar's rules; the arguments are the rule with the suffix _args."""
         rules = list[str]()
         for number, key in enumerate(self._keys):
             form = form_of(self._schema["properties"][key], self._schema)

@@ -12,13 +12,13 @@ from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 
 
 def call_id() -> str:
-    """Of a call: nine letters and digits, which some templates demand."""
+    """Make the id of a call: nine letters and digits, which some templates demand."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 @dataclass
 class ToolCall:
-    """One of them, as far as it was said."""
+    """A tool call, as far as it was written."""
 
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """None of a call that was cut."""
+        """Return the call's arguments, None if it was cut off."""
         try:
             given = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -39,7 +39,7 @@ class ToolCall:
         return given if isinstance(given, dict) else None
 
     def told(self) -> dict[str, Any]:
-        """As messages have it."""
+        """Return the call as a part of a message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
@@ -53,5 +53,5 @@ def take(calls: list[ToolCall], part: TextPart) -> bool:
 
 
 def whole(calls: Iterable[ToolCall]) -> list[ToolCall]:
-    """Those that were not cut."""
+    """Return the complete calls."""
     return [call for call in calls if call.arguments is not None]

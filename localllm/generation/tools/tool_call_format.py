@@ -85,7 +85,7 @@ GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=F
 
 
 def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
-    """Of a template: its source, what it renders (with a tool named NAME), and the texts that end an answer."""
+    """Induce a template's call format from its source, what it renders (with a tool NAME), and its end texts."""
     is_known = NAME in attempt(render, [USER], True)
     found = induced(render, ends, False) or tagged(render, ends) or induced(render, ends, True)
     if found is None and is_known:
@@ -115,7 +115,7 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
 
 
 def induced(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
-    """Of a template that writes arguments as JSON."""
+    """Induce the format of a template that writes arguments as JSON."""
     given: Any = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
     texts = [said(render, calling(count, text_of(given) if as_text else given), ends) for count in (1, 2, 3)]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
@@ -135,7 +135,7 @@ def text_of(arguments: dict[str, Any]) -> str:
 
 
 def tagged(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
-    """Of a template that marks each parameter."""
+    """Induce the format of a template that marks each parameter."""
     kinds = []
     for values in (TEXTS, NUMBERS):
         given = dict(zip(KEYS, values, strict=True))
@@ -193,14 +193,14 @@ def trimmed(opening: str) -> str:
 
 
 def with_ids(piece: str) -> str:
-    """With ID in the place of our ids."""
+    """Replace our ids by ID."""
     for id in IDS:
         piece = piece.replace(id, ID)
     return piece
 
 
 def common_form(one: str, other: str) -> str:
-    """With ID for numbers that differ."""
+    """Replace numbers that differ by ID."""
     one, other = with_ids(one), with_ids(other)
     if one == other:
         return one
