@@ -75,7 +75,7 @@ def test_map_goes_on_in_the_output_of_the_same_input_only(tiny: str, cli, tmp_pa
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 6
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
-    assert code == 2 and "b.jsonl (28 bytes) does not continue; give another output name" in err
+    assert code == 2 and err.endswith("b.jsonl (28 bytes); use another output file\n")
     (tmp_path / ".out.jsonl.localllm").unlink()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
     assert code == 2 and "the record 'x' is not in this input; give another output file" in err
@@ -92,11 +92,7 @@ def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
     assert cli("map", tiny, first, "-o", out, *SHORT)[0] == 0
     before = out.read_bytes()
     code, _, err = cli("map", tiny, second, "-o", out, *SHORT)
-    assert (
-        code == 2
-        and err.endswith("b.txt (6 bytes) does not continue; give another output name\n")
-        and "a.txt (3 bytes)" in err
-    )
+    assert code == 2 and err.endswith("b.txt (6 bytes); use another output file\n") and "a.txt (3 bytes)" in err
     assert cli("map", tiny, "-o", out, *SHORT, stdin=second.read_bytes())[0] == 2
     assert out.read_bytes() == before
     assert cli("map", tiny, "-o", out, *SHORT, stdin=b"Hi\n")[0] == 0, "the same by another way"
@@ -109,7 +105,7 @@ def test_an_output_remembers_its_input(tiny: str, cli, tmp_path: Path):
 
 
 def test_the_memory_of_an_input_goes_with_an_output_that_never_was(tiny: str, cli, tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "") as remember:
+    with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "", {}, False) as remember:
         remember()
         assert (tmp_path / ".out.jsonl.localllm").exists()
         raise KeyboardInterrupt
@@ -296,13 +292,21 @@ def test_the_prompt_behind_the_model(tiny: str, cli):
 def test_without_a_model_the_built_in_one_answers_and_it_is_said(cli, configure, tiny: str):
     code, out, err = cli("run", *PROMPT, "-n", "4")
     assert code == 0 and out and err.startswith("localllm: no model given; using the tiny built-in model")
-    configure(f'[defaults]\nmodel = "{tiny}"\n')
-    assert cli("run", *PROMPT, *SHORT) == cli("run", tiny, *PROMPT, *SHORT)
     code, _, err = cli("run", "Why is the sky blue?")
     assert (
         code == 2
         and "'Why is the sky blue?' is not a model; give MODEL before the prompt, or the prompt with -p" in err
     )
+    code, _, err = cli("run")
+    assert code == 2 and "neither a model nor a question" in err
+
+
+def test_the_configured_model_answers_a_prompt_in_its_place(cli, configure, tiny: str):
+    configure(f'[defaults]\nmodel = "{tiny}"\n')
+    whole = cli("run", tiny, "-p", "Why is it?", *SHORT)
+    assert whole[0] == 0 and whole[1]
+    assert cli("run", "-p", "Why is it?", *SHORT) == whole
+    assert cli("run", "Why is it?", *SHORT) == cli("run", *SHORT, "Why is it?") == whole
 
 
 def test_a_checkpoint_names_quantize(cli, tmp_path: Path):

@@ -144,11 +144,72 @@ def test_a_second_start_does_what_is_missing(cli, questions: Path, tmp_path: Pat
     failed = json.dumps({"id": 3, "error": "no memory", "input": QUESTIONS[2]}) + "\n"
     for left in (first + second, first + second + third[:30], first + third + failed, fourth + second + '{"i'):
         output.write_text(left)
-        assert cli(*command) == (0, "", "")
+        assert cli(*command) == (0, "", f"localllm: {output} answers 2 of 4 records already\n")
         assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
     inode = output.stat().st_ino
-    assert cli(*command) == (0, "", "")
+    assert cli(*command) == (0, "", f"localllm: {output} answers 4 of 4 records already\n")
     assert output.stat().st_ino == inode, "nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("more", "differs"),
+    [
+        (["-p", "Translate: {line}"], "another prompt"),
+        (["-sys", "Be brief."], "another prompt"),
+        (["-n", 4], "another set of options"),
+        (["--json-schema", '{"type": "integer"}', "-p", "{line}"], "another prompt and another set of options"),
+    ],
+)
+def test_answers_by_something_else_are_told_and_made_again_if_asked(cli, questions, tmp_path, more, differs):
+    output = tmp_path / "answers.jsonl"
+    command = "map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 5
+    assert cli(*command)[0] == 0
+    before = output.read_bytes()
+    code, _, err = cli(*command, *more)
+    assert code == 2 and f"has answers by {differs}; --redo replaces them" in err
+    assert output.read_bytes() == before
+    code, _, err = cli(*command, *more, "--redo")
+    assert code in (0, 6) and "already" not in err and output.read_bytes() != before
+    assert cli(*command, *more)[0] in (0, 6), "now they are the same"
+
+
+def test_answers_by_another_model(cli, questions: Path, tmp_path: Path):
+    output, copy = tmp_path / "answers.jsonl", tmp_path / "other.gguf"
+    copy.write_bytes(Path(GUIDE).read_bytes())
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2)[0] == 0
+    code, _, err = cli("map", copy, questions, "-o", output, "--temp", 0, "-n", 2)
+    assert code == 2 and "another model" in err
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2, "-t", 1)[0] == 0
+
+
+def test_a_failing_redo_loses_nothing(cli, questions: Path, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    assert cli("map", GUIDE, questions, "-o", output, "--temp", 0, "-n", 2)[0] == 0
+    before = output.read_bytes()
+    assert cli("map", questions, questions, "-o", output, "--redo")[0] in (2, 3)
+    assert output.read_bytes() == before
+    code, _, err = cli("map", GUIDE, questions, "--redo")
+    assert code == 2 and "give it with -o FILE" in err
+
+
+def test_a_template_is_one_language_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):
+    plain, jinja = tmp_path / "plain.txt", tmp_path / "jinja.txt"
+    plain.write_text("Say: {line}\n")
+    jinja.write_text("Say: {{ line }}\n")
+    ways = [("-f", plain), ("-f", jinja), ("-p", "Say: {line}"), ("-p", "Say: {{ line }}")]
+    told = [cli("map", GUIDE, questions, "--temp", 0, "-n", 3, *way) for way in ways]
+    assert all(code == 0 for code, _, _ in told)
+    assert len({json.loads(out.splitlines()[0])["prompt_tokens"] for _, out, _ in told}) == 1
+    plain.write_text("Say something.\n")
+    code, _, err = cli("map", GUIDE, questions, "-f", plain)
+    assert code == 2 and "names no field" in err
+
+
+def test_a_model_that_is_none_is_told_without_records(cli, questions: Path, tmp_path: Path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert cli("map", questions, empty)[0] == 3
+    assert cli("map", GUIDE, empty) == (0, "", "")
 
 
 def test_what_would_be_lost_is_refused(cli, questions: Path, tmp_path: Path):
@@ -311,10 +372,10 @@ def test_why_a_template_fails(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sandbox, "compile_template", fail)
             with pytest.raises(UsageError) as invalid:
-                Prompts(template="x")
+                Prompts(template="{{ x }}")
         with monkeypatch.context() as patch, pytest.raises(LocalllmError) as failed:
             patch.setattr(sandbox, "render_template", fail)
-            Prompts(template="x")(Record(1, {}))
+            Prompts(template="{{ x }}")(Record(1, {"x": 1}))
         assert str(invalid.value) == f"the prompt's template is invalid: {reason}"
         assert str(failed.value) == f"the prompt's template fails: {reason}"
 

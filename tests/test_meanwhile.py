@@ -265,7 +265,9 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
         f"{os.path.abspath('q')} (9 bytes)",
         f"{os.path.abspath(path) if path else 'stdin'} ({len(data)} bytes)",
     )
-    told = f"{output}: made from {before}, which {after} does not continue; give another output name"
+    told = f"{output} has answers for {before}, not for {after}; use another output file"
+    if path == "q":
+        told = f"{os.path.abspath(path)} has changed since {output} was begun; use another output file"
     assert str(error.value) == told
 
 
@@ -284,7 +286,7 @@ def test_marks_that_are_none(tmp_path, monkeypatch):
     write_record(str(output), now)
     mark = Path(record_path(str(output)))
     content = mark.read_bytes()
-    assert content == b'{"path": "", "size": 9, "beginning": "%s"}\n' % digest(b"questions").encode()
+    assert content == b'{"path": "", "size": 9, "beginning": "%s", "by": {}}\n' % digest(b"questions").encode()
     monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
     write_record(str(output), now)
     with pytest.raises(ZeroDivisionError):

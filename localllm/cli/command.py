@@ -1,5 +1,6 @@
 """A command: Typer parses, converts and documents it; what llama.cpp spells otherwise is replaced before."""
 
+import os
 from typing import Any
 
 from typer.core import TyperCommand
@@ -15,6 +16,13 @@ from localllm.errors import UsageError
 
 CONFIGURED = "localllm.configured"  # under this name a context has what config.toml says, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "dry_sequence_breakers"}  # texts in which -e reads escape sequences
+
+
+def is_prompt(typed: dict[str, Any], params: list[Parameter]) -> bool:
+    """Return whether the prompt was typed in the place of the model, which then has to come from config.toml."""
+    takes_prompt = any(each.name == "words" for each in params) and typed.keys().isdisjoint(("words", "prompt"))
+    text = typed.get("model")
+    return takes_prompt and isinstance(text, str) and " " in text.strip() and not os.path.lexists(text)
 
 
 class OwnParameters:
@@ -55,6 +63,8 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         typed = read_words(args, params, self.name or "")
         if not typed.given("help"):
             self.set_defaults(ctx, params, typed.texts)
+            if is_prompt(typed.texts, params) and (model := ctx.default_map.get("model")):
+                typed = read_words([model, *args], params, self.name or "")
             if typed.left_out:
                 say(f"localllm: {left_out_line(typed.left_out)}")
         ctx.meta[TYPED] = typed

@@ -61,6 +61,11 @@ class JsonlFile:
             raise
         return self
 
+    def clear(self) -> None:
+        """Remove all records. Raises LocalllmError if the disk refuses."""
+        self.records = []
+        self._replace(b"")
+
     def _replace(self, content: bytes) -> None:
         """Replace the file's content.
 

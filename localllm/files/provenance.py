@@ -1,12 +1,13 @@
-"""The input that an output was made from, recorded in a hidden file beside it: .NAME.localllm for NAME.
+"""What an output was made from and by, recorded in a hidden file beside it: .NAME.localllm for NAME.
 
-{"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65"}
+{"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
 """
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, field
 
 from localllm.errors import UsageError
 from localllm.files.safe_file import SafeFile
@@ -17,27 +18,30 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 @frozen
 class Provenance:
-    """An input file, or stdin.
+    """An input file, or stdin, and what answers it.
 
     Attributes:
         path: absolute, or "" for stdin.  size: in bytes.
         beginning: a hash of its first bytes, BEGINNING at most, in hexadecimal.
+        by: hashes by name ("model", "prompt") of what answers depend on besides.
     """
 
     path: str
     size: int
     beginning: str
+    by: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data: bytes, path: str) -> "Provenance":
+    def of(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
         """Describe an input; path: "" for stdin."""
-        return cls(os.path.abspath(path) if path else "", len(data), digest(data))
+        return cls(os.path.abspath(path) if path else "", len(data), digest(data), by or {})
 
     def __str__(self) -> str:
         return f"{self.path or 'stdin'} ({self.size} bytes)"
 
 
 def digest(data: bytes) -> str:
+    """Hash the first bytes, BEGINNING at most, in hexadecimal."""
     import hashlib
 
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
@@ -64,10 +68,19 @@ def read_record(output: str) -> Provenance | None:
 
 
 def require_same_input(output: str, data: bytes, now: Provenance) -> None:
-    """Raise UsageError for an output of another input."""
+    """Raise UsageError for an output of another input, or whose answers another model or prompt has given."""
     before = read_record(output)
-    if before and not continues(before, data, now):
-        raise UsageError(f"{output}: made from {before}, which {now} does not continue; give another output name")
+    if before is None:
+        return
+    if not continues(before, data, now):
+        if before.path == now.path:
+            raise UsageError(f"{now.path or 'stdin'} has changed since {output} was begun; use another output file")
+        raise UsageError(f"{output} has answers for {before}, not for {now}; use another output file")
+    if differing := [name for name, value in now.by.items() if before.by.get(name, value) != value]:
+        raise UsageError(
+            f"{output} has answers by another {' and another '.join(differing)}; --redo replaces them, or use another"
+            " output file"
+        )
 
 
 def write_record(output: str, now: Provenance) -> None:

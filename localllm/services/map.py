@@ -1,11 +1,14 @@
 """Answer many prompts with a model: records in, records out. The service behind `localllm map`."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import CutError, LocalllmError, UsageError
+from localllm.files.provenance import BEGINNING, digest
 from localllm.frozen import frozen
 from localllm.services.records import Prompts, Record
 
@@ -44,6 +47,23 @@ class MapJob:
         """Raise UsageError for invalid options."""
         if self.n < 1:
             raise UsageError(f"n should be 1 or above, not {self.n}")
+
+    def digests(self, model: str) -> dict[str, str]:
+        """Return hashes by name of what answers depend on: the model, which is a file or a server's URL, and the rest.
+
+        A file is told by its name, size and beginning.
+        """
+        beginning, size = b"", 0
+        if os.path.isfile(model):
+            with open(model, "rb") as file:
+                beginning, size = file.read(BEGINNING), os.fstat(file.fileno()).st_size
+        options = replace(self.options, on_progress=None, speculate="auto")  # which change no answer
+        parts = {
+            "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj),
+            "prompt": (self.prompts, self.choices),
+            "set of options": (options, self.n, self.precise),
+        }
+        return {name: digest(repr(part).encode()) for name, part in parts.items()}
 
 
 class Mapping:

@@ -17,6 +17,7 @@ from localllm.text.marker_escaping import Message
 Asked = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
+JINJA = "{{", "{%"  # one of them is in every template of Jinja
 
 
 @frozen
@@ -91,21 +92,29 @@ class Prompts:
     ):
         """Choose how prompts are built.
 
-        prompt: a text with {field} in it.  template: Jinja over the fields.  Neither: the record's own prompt. A plain
-        line's only field is `line`. raw: the prompt is continued without a chat template. Raises UsageError.
+        prompt, template: a text with {field} in it, or, if it has {{ or {%, a Jinja template over the fields; given as
+        an argument or in a file.  Neither: the record's own prompt. A plain line's only field is `line`.
+        raw: the prompt is continued without a chat template. Raises UsageError.
         """
         if raw and system is not None:
             raise UsageError("a system message needs a chat template, which raw prompts do not use")
         if prompt is not None and template is not None:
             raise UsageError("give either a prompt or a template file, not both")
-        if prompt is not None and not FIELD.search(prompt):
+        text = template if prompt is None else prompt
+        is_jinja = text is not None and any(mark in text for mark in JINJA)
+        if text is not None and not is_jinja and not FIELD.search(text):
             raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
-        self._prompt, self._template, self._system, self._raw = prompt, template, system, raw
-        self._render = None if template is None else jinja(template)
+        self._given = prompt, template, system, raw
+        self._system, self._raw = system, raw
+        self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
+        self._render = jinja(text) if is_jinja and text is not None else None
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Pickle without the compiled template."""
-        return Prompts, (self._prompt, self._template, self._system, self._raw)
+        return Prompts, self._given
+
+    def __repr__(self) -> str:
+        return f"Prompts{self._given!r}"
 
     def __call__(self, record: Record) -> Asked:
         """Build the prompt: a conversation, or a text if raw. Raises LocalllmError if fields are missing.

@@ -52,18 +52,20 @@ def map(
             "-o", "--output", metavar="FILE", help="Output file; records that it already answers are skipped."
         ),
     ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Answer the records that OUTPUT already answers again, and replace them.")
+    ] = False,
     prompt: Annotated[
         str | None,
         typer.Option(
             "-p",
             "--prompt",
             metavar="TEXT",
-            help='Prompt template: {text} is the field "text", {line} a plain-text record.',
+            help='Prompt template: {text} is the field "text", {line} a plain-text record; or Jinja: {{ text }}.',
         ),
     ] = None,
     file: Annotated[
-        str | None,
-        typer.Option("-f", "--file", metavar="FILE", help="File with the prompt as a Jinja template over the fields."),
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="File with the prompt template, as of -p.")
     ] = None,
     system: options.System = None,
     system_file: options.SystemFile = None,
@@ -115,6 +117,7 @@ def map(
       localllm map model.gguf reviews.txt -p "Is this friendly? {line}" --choices yes,no
       jq -c "{prompt: .title}" books.json | localllm map model.gguf --fast > books.jsonl
     """
+    from localllm.files.gguf.file import open_part
     from localllm.files.jsonl_file import JsonlFile
     from localllm.files.text_file import decode_text
     from localllm.services.map import MapJob, belonging, unfinished
@@ -126,6 +129,8 @@ def map(
     if raw and not choices.thoughts.are_usual:
         raise UsageError("--raw turns off the chat template: leave out the options for thinking and template variables")
     system = asking.system_message(system, system_file)
+    if redo and output is None:
+        raise UsageError("--redo replaces the answers in the output file: give it with -o FILE")
     prompts = Prompts(prompt, None if file is None else decode_text(content(file), file), system, raw)
     chosen = asking.generation_options(None, choices)
     place = endpoint.place()
@@ -147,32 +152,47 @@ def map(
     inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
     records = read_records(data, name)
-    written = JsonlFile(output, inputs, keep=belonging(records, output)) if output else nullcontext()
-    with of_input(output, data, name) as remember, written as out:
-        left = unfinished(records, out.records) if out else records
-        left = sorted_by_length(left, prompts) if shortest_first else left
+    if not records and place is None:
+        open_part(path)  # a file that is no model is told even if nothing is asked
+    keep = bool if redo else belonging(records, output or "")
+    written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
+    by = job.digests(path if place is None else f"{place.url} {model}")
+    with of_input(output, data, name, by, redo) as remember, written as out:
+        left = records if out is None or redo else unfinished(records, out.records)
         progress = Progress(len(left), len(records) - len(left))
+        if progress.before:
+            say(f"localllm: {output} answers {progress.before} of {counted(len(records), 'record')} already")
+        left = sorted_by_length(left, prompts) if shortest_first else left
         if left:
             there = None
             if place is not None:
                 refused = {"ray": ray is not None, "fast": fast, "chat_template": chat_template, "mmproj": mmproj}
                 there = opened(place, model, choices, engine, **refused)
             with begun(job, engine, left, ray, progress, raw, there) as mapping:
+                if redo and out is not None:
+                    out.clear()
                 remember()
                 answer(mapping, left, out, progress, as_finished)
     progress.end(stats)
 
 
 @contextmanager
-def of_input(output: str | None, data: bytes, name: str) -> Iterator[Callable[[], None]]:
-    """Yield a function that records in the output which input it is for. Raises UsageError for a different input."""
+def of_input(
+    output: str | None, data: bytes, name: str, by: dict[str, str], redo: bool
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that records in the output which input it is for, and what answers it.
+
+    by: hashes of what the answers depend on besides.  redo: whether the output may be of another input, or by another
+    model. Raises UsageError if it is, and may not.
+    """
     from localllm.files import provenance as origin
 
-    now = origin.Provenance.of(data, name)
+    now = origin.Provenance.of(data, name, by)
     if output is None:
         yield lambda: None
         return
-    origin.require_same_input(output, data, now)
+    if not redo:
+        origin.require_same_input(output, data, now)
     try:
         yield lambda: origin.write_record(output, now)
     finally:
@@ -280,7 +300,7 @@ class Progress:
 
     def __init__(self, total: int, before: int):
         """total: records to answer.  before: those that an earlier start has answered."""
-        self._line, self._total, self._before = ProgressLine(), total, before
+        self._line, self._total, self.before = ProgressLine(), total, before
         self._written = self._failed = self._tokens = 0
         self._start = perf_counter()
 
@@ -299,7 +319,7 @@ class Progress:
     def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
         """After every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
-        text = f"{self._before + mapping.done} of {self._before + self._total} answered, {self._speed(seconds)}"
+        text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
         if mapping.done:
             text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
         self._line.show(text)

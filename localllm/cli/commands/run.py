@@ -102,10 +102,12 @@ def run(
     """
     started = perf_counter()
     place = endpoint.place()
-    path = opening.chosen_model(model)
-    most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     if model is not None and words is prompt is None and " " in model.strip() and not os.path.lexists(model):
         raise UsageError(f"{one_line(model)!r} is not a model; give MODEL before the prompt, or the prompt with -p")
+    if model is words is prompt is file is binary_file is place is None:
+        raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
+    path = opening.chosen_model(model)
+    most_bytes = opening.unknown if place else partial(opening.most_bytes, path, engine, choices.on_overflow)
     asked_first = [*filter(None, (words,)), *(prompt or ())]
     use_stdin = not (no_stdin or images.takes_stdin)
     text = whole_prompt(asked_first, file or (), use_stdin, encoding, most_bytes, binary_file)
