@@ -306,7 +306,7 @@ def test_how_places_are_filled(tiny: str, monkeypatch):
     opened.is_diffusion = False
     assert told_by((run, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
     for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
-        with pytest.raises(UsageError, match=f"models that fill masked places .*: leave out --{name}"):
+        with pytest.raises(UsageError, match=f"diffusion models give a single answer .*: leave out --{name}"):
             invoke("run", tiny, "-p", "x", "--diffusion-steps", "1", *words)
 
 

@@ -221,10 +221,8 @@ def shell(command: str) -> list[str] | str:
 def replace_process(command: list[str], environment: dict[str, str]) -> NoReturn:
     """Run a program in place of this one; where that is not possible, wait for it and take its exit code.
 
-    The first word is the program's path. Raises OSError.
+    The first word is the program's path; what this process has not flushed is lost. Raises OSError.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     if sys.platform == "win32":
         import subprocess  # seldom needed
 
