@@ -257,7 +257,7 @@ def plain_blocks(name):
 
 
 def codes_of(layout):
-    """Return the lowest and the highest code, as they are multiplied."""
+    """Return the lowest and the highest code after the center is subtracted, as float32."""
     return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
 
 

@@ -28,7 +28,7 @@ from localllm.cli.app import app, context_of, program
 from localllm.cli.argv import read_words, split_short_options
 from localllm.cli.command import Command
 from localllm.cli.commands.completion import possible
-from localllm.cli.defaults import silenced
+from localllm.cli.defaults import conflicting_options
 from localllm.cli.groups import NAMED, Also
 from localllm.cli.help_text import columns, command_help
 from localllm.cli.options.sampling import token_bias
@@ -429,13 +429,13 @@ def test_what_was_typed_silences_what_does_not_go_with_it(configure, command, ty
 def test_every_pair_that_is_silenced_is_tested():
     flags = {"-sys": "system", "-sysf": "system_file", "--sampling-seq": "letters", "-ctk": "keys", "-ctv": "values"}
     flags |= {"--json": "as_json", "--md": "as_markdown"}
-    told = {"beams": set(silenced("beams"))}
+    told = {"beams": set(conflicting_options("beams"))}
     for _, typed, lines in SILENCED:
         flag = typed.split()[0]
         name = flags.get(flag, flag[2:].replace("-", "_"))
         told.setdefault(name, set()).update(lines.values())
     names = {param.name for command in COMMANDS for param in params_of(command)}
-    assert {name: {*silenced(name)} for name in names if silenced(name)} == told
+    assert {name: {*conflicting_options(name)} for name in names if conflicting_options(name)} == told
     assert {*DRAWING.values()} <= told["beams"]
 
 
@@ -447,7 +447,7 @@ def test_what_was_typed_twice_is_an_error_and_not_silent(configure):
 
 def test_what_is_silenced_exists():
     known = {param.name for command in COMMANDS for param in params_of(command)}
-    assert {other for name in known for other in silenced(name)} <= known
+    assert {other for name in known for other in conflicting_options(name)} <= known
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from localllm.cli.options import endpoint
 from localllm.cli.options import shared as options
 from localllm.cli.options import tools as tool_options
 from localllm.cli.options.constraint import Shape, Thoughts, text_of, variables_of
-from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, filling_options, require_plain, settled
+from localllm.cli.options.diffusion import EPSILON, PLACES, Diffusion, diffusion_options, require_plain, settled
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.generation import system_message
 from localllm.cli.options.images import ImageGroup
@@ -597,12 +597,15 @@ def test_options_of_models_that_fill_places():
     def choices(max_tokens: int | None = None, **drawing: Any) -> Any:
         return SimpleNamespace(max_tokens=max_tokens, drawing=lambda: drawing)
 
-    usual: Any = filling_options(choices(), Diffusion())
+    usual: Any = diffusion_options(choices(), Diffusion())
     assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
     assert (
-        filling_options(choices(-1), Diffusion()).length == 128 and filling_options(choices(7), Diffusion()).length == 7
+        diffusion_options(choices(-1), Diffusion()).length == 128
+        and diffusion_options(choices(7), Diffusion()).length == 7
     )
-    blocks = filling_options(choices(32, temperature=0.5, seed=3), Diffusion(block_length=16, steps=8, has_noise=True))
+    blocks = diffusion_options(
+        choices(32, temperature=0.5, seed=3), Diffusion(block_length=16, steps=8, has_noise=True)
+    )
     assert (blocks.block_length, blocks.steps, blocks.temperature, blocks.seed, blocks.has_noise) == (
         16,
         8,
@@ -611,12 +614,12 @@ def test_options_of_models_that_fill_places():
         True,
     )
     assert Diffusion(visual=True).given() == {}
-    chosen = filling_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
+    chosen = diffusion_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
     assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
     with pytest.raises(UsageError, match="1 to 10000 steps"):
-        filling_options(choices(), Diffusion(steps=0))
+        diffusion_options(choices(), Diffusion(steps=0))
     with pytest.raises(UsageError, match="do not support min-p"):
-        filling_options(choices(min_p=0.1, temperature=1.0), Diffusion())
+        diffusion_options(choices(min_p=0.1, temperature=1.0), Diffusion())
     require_plain(n=False)
     with pytest.raises(UsageError, match="leave out --json"):
         require_plain(n=False, json=True)

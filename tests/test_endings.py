@@ -168,7 +168,7 @@ class Endless(io.RawIOBase):
 @pytest.mark.parametrize(("encoding", "factor"), [(None, 1), ("latin-1", 4)])
 def test_a_prompt_that_cannot_fit_is_refused_while_it_comes(encoding: str | None, factor: int):
     source, most = Endless(b"hello "), 5 * prompts.ALWAYS
-    with pytest.raises(ContextError, match="too long for the context"):
+    with pytest.raises(ContextError, match="alone exceed the context"):
         prompts.read_bounded(io.BufferedReader(source), lambda: most, encoding)
     assert most * factor < source.given <= most * factor + 2 * prompts.ALWAYS
     with pytest.raises(ContextError):
@@ -193,7 +193,9 @@ def test_an_endless_pipe(tiny: str):
             os.write(process.stdin.fileno(), b"y\n" * 1000)
     assert process.wait(120) == 4
     told = process.stderr.read().decode()
-    assert re.fullmatch(r"localllm: error: the prompt is too long for the context, even its first \d+ bytes\s", told)
+    assert re.fullmatch(
+        r"localllm: error: the prompt is too long: its first \d+ bytes alone exceed the context\s", told
+    )
     process.stdin.close()
     process.stderr.close()
 

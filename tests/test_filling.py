@@ -27,9 +27,9 @@ from localllm.generation.diffusion import (
     RANDOM,
     DiffusionModel,
     DiffusionOptions,
+    diffusion_model,
     draw,
     filled,
-    filling_model,
     how_many,
     logits_for,
     plan,
@@ -277,7 +277,7 @@ def test_room_for_a_prompt_and_its_places():
 def test_what_a_file_says_of_its_mask():
     def of(mask: object, **more: object) -> DiffusionModel:
         engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, forward_full=len)
-        return filling_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
+        return diffusion_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
 
     assert of(0) == DiffusionModel(len, 0, True)
     assert of(np.uint32(9), **{"diffusion.shift_logits": False}) == DiffusionModel(len, 9, False)
@@ -288,8 +288,8 @@ def test_what_a_file_says_of_its_mask():
 
 def test_other_models_have_no_places_to_fill(model_path):
     engine = open_engine(model_path("llama"), context=64)
-    with pytest.raises(UsageError, match="write on"):
-        filling_model(engine, {})
+    with pytest.raises(UsageError, match="are not diffusion models"):
+        diffusion_model(engine, {})
     engine.close()
 
 
@@ -329,7 +329,7 @@ def test_run(llada):
 
 def test_run_of_a_model_that_writes_on(model_path):
     code, out, error = run("run", str(model_path("llama")), "-p", "Hi", "--raw", "--no-stdin", "--diffusion-steps", "3")
-    assert (code, out, "write on" in error) == (2, "", True)
+    assert (code, out, "are not diffusion models" in error) == (2, "", True)
 
 
 @pytest.mark.parametrize("visual", [False, True])
@@ -345,7 +345,7 @@ def test_what_is_shown_while_places_are_filled(asked, visual: bool, monkeypatch,
     opened = SimpleNamespace(engine=None, file=SimpleNamespace(metadata={}), tokenizer=tokenizer, session=session)
     opened.context = 9999
     steps = [[72, 1, 9], [72, 105, 9, 72]]
-    monkeypatch.setattr(filling, "filling_model", lambda engine, metadata: SimpleNamespace(mask=1))
+    monkeypatch.setattr(filling, "diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
     monkeypatch.setattr(filling, "filled", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
     choices = SimpleNamespace(max_tokens=12, drawing=lambda: {})
     fill(opened, asked, choices, Diffusion(steps=2, visual=visual), ProgressLine())

@@ -12,7 +12,7 @@ GIVEN_UP = re.compile(
     "|EngineWithoutText|TimeUpError|MadeOf|ByNeed|Need|Surveyed|Forgetful|SeenImage|FillingModel|TextReader|Hearer"
     "|Patient|Elsewhere|Leaving|Meeting|Answering|Making|Rolling|Leaps|Eye|Sight|Stretches|Originals"
     "|read_whole|now_holds|no_listener|shown_to|forget_behind|with_storage|said_parts|is_worth_keeping|texts_only"
-    "|by_need|as_done|held_back|deepen|require_harmless|leave_out_descriptions|collect_seldom"
+    "|told_generically|have_heads|filling_model|filling_options|chosen_before|silenced|by_need|as_done|held_back|deepen|require_harmless|leave_out_descriptions|collect_seldom"
 )
 PARTICIPLE = re.compile(
     "_*(abandoned|begun|called|chosen|drawn|filled|given|heard|kept|known|met|said|seen|settled|told)(_.*)?"

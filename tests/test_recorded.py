@@ -554,7 +554,7 @@ def test_hashes_of_as_many_tokens_as_a_float_can_tell_apart():
         if is_supported:
             assert recorder.as_column(ALL).columns == 1
         else:
-            with pytest.raises(LocalllmError, match="hashes of 16777216 tokens are not supported"):
+            with pytest.raises(LocalllmError, match="n-gram hashes are not supported for a vocabulary of 16777216"):
                 recorder.as_column(ALL)
 
 

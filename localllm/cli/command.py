@@ -7,7 +7,7 @@ from typer.core import TyperCommand
 
 from localllm.cli.argv import as_typed, read_words
 from localllm.cli.compat import left_out_line
-from localllm.cli.defaults import Chosen, configured, silenced, strange
+from localllm.cli.defaults import Chosen, configured, conflicting_options, strange
 from localllm.cli.groups import NAMED
 from localllm.cli.help_text import columns, command_help, finished
 from localllm.cli.parameters import SILENT, TYPED, Argument, Option, Parameter, converting, own_name
@@ -77,7 +77,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
     def set_defaults(self, ctx: Any, params: list[Parameter], typed: dict[str, Any]) -> None:
         """Give Typer what config.toml says, but for what does not go with what was typed. Raises UsageError."""
-        ctx.meta[SILENT] = {other for name in typed for other in silenced(name)} - typed.keys()
+        ctx.meta[SILENT] = {other for name in typed for other in conflicting_options(name)} - typed.keys()
         chosen = configured(self.name or "", params, typed.get("model"))
         ctx.meta[CONFIGURED] = {name: each for name, each in chosen.items() if name not in ctx.meta[SILENT]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}

@@ -40,7 +40,7 @@ def configured(command: str, params: Sequence[Parameter], model: str | None) -> 
     return {name: Chosen(each.converted(known[each.key], held), each.source(held)) for name, each in matches.items()}
 
 
-def chosen_before(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
+def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
     """Return what the environment and config.toml say about a command's parameters; the environment wins.
 
     Raises UsageError, which names the variable, or the file and the line.
@@ -181,7 +181,7 @@ def all_params() -> "Iterator[Parameter]":
     return (param for name in COMMANDS for param in params_of(name))
 
 
-def silenced(name: str) -> tuple[str, ...]:
+def conflicting_options(name: str) -> tuple[str, ...]:
     """Parameters that do not go with one that was typed: what is only a default for them is forgotten."""
     if name == "beams":
         from localllm.cli.options.shared import ExactSampling, Sampling

@@ -80,7 +80,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
         pieces.append(data)
         size += len(data)
     if size > most * widest:
-        raise ContextError(f"the prompt is too long for the context, even its first {size} bytes")
+        raise ContextError(f"the prompt is too long: its first {size} bytes alone exceed the context")
     return b"".join(pieces)
 
 

@@ -129,7 +129,7 @@ def piece(place: int, stretch: PrefillSegment, room: int) -> int:
 
 
 def shareable(same: int, ours: PrefillSegments, theirs: PrefillSegments) -> int:
-    """How many of `same` equal first tokens a prompt can take over from another that has read them."""
+    """Return how many of the first `same` tokens, equal in both prompts, can reuse the other's cache."""
     place, is_whole = 0, True
     while place < same:
         our, their = ours.at(place), theirs.at(place)

@@ -175,7 +175,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def filling_model(engine: Any, metadata: Any) -> DiffusionModel:
+def diffusion_model(engine: Any, metadata: Any) -> DiffusionModel:
     """Return the diffusion model of an engine. Raises UsageError for another kind of model, or without a mask token."""
     if not engine.hyperparameters.fills:
         raise UsageError(

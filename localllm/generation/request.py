@@ -95,8 +95,8 @@ class Task:
                 return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
             return AnswerState(transcript, self.thinking, matcher)
         if calls.must:
-            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.have_heads)
-        if matcher is None or calls.have_heads:  # whose heads say what a message is
+            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
+        if matcher is None or calls.wraps_whole_message:  # whose heads say what a message is
             return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
         from localllm.generation.constraints.union_matcher import UnionMatcher
 

@@ -45,7 +45,7 @@ class Pools:
 
 @frozen
 class MixedStreams:
-    """The number of residual streams, and of iterations that make rows and columns sum to 1."""
+    """Residual streams (hyper-connections), mixed by matrices that Sinkhorn iterations normalize."""
 
     count: int
     iterations: int

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.defaults import Chosen, chosen_before
+from localllm.cli.defaults import Chosen, load_defaults
 from localllm.cli.groups import TYPED_ONLY, Also
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models, offer_what_to_show
@@ -92,7 +92,7 @@ def of_command(command: str, model: str | None) -> Iterator[Row]:
     from localllm.cli.registry import params_of
 
     params = params_of(command)
-    chosen = chosen_before(command, params, model)
+    chosen = load_defaults(command, params, model)
     for param in params:
         if known := param.keys:
             name = "MODEL" if known == ["model"] else f"--{known[0]}"
@@ -113,7 +113,7 @@ def of_all(held: Settings) -> Iterator[Row]:
         takes_model = any(param.name == "model" for param in params)
         for model in (None, *held.model) if takes_model else (None,):
             for param in params:
-                if found := chosen_before(command, params, model).get(param.name):
+                if found := load_defaults(command, params, model).get(param.name):
                     row = f"--{param.keys[0]}", shown(found.value), found.source
                     users.setdefault(row, []).append(command)
     for (name, value, source), commands in users.items():

@@ -69,9 +69,9 @@ def fill(
     Raises UsageError for a model of another kind, and ContextError.
     """
     from localllm.engine.run import BATCH
-    from localllm.generation.diffusion import filled, filling_model, require_room
+    from localllm.generation.diffusion import diffusion_model, filled, require_room
 
-    model, options = filling_model(opened.engine, opened.file.metadata), filling_options(choices, diffusion)
+    model, options = diffusion_model(opened.engine, opened.file.metadata), diffusion_options(choices, diffusion)
     if isinstance(asked, str):
         prompt = opened.tokenizer.encode(asked, special=True, bos=True)
     else:
@@ -92,7 +92,7 @@ def fill(
     out.end()
 
 
-def filling_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
+def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
     """Build DiffusionOptions from the options. Raises UsageError."""
     from localllm.generation.diffusion import DiffusionOptions
     from localllm.generation.sampling.options import SamplingOptions

@@ -84,7 +84,7 @@ class ExactSampling:
         typer.Option(
             "--dry-sequence-breaker",
             metavar="TEXT",
-            help='DRY: text that ends a sequence, or none.  [repeatable]  [default: a line break, :, ", *]',
+            help='DRY: text that ends a sequence; none: no text does.  [repeatable]  [default: a line break, :, ", *]',
         ),
     ] = None
     mirostat: Annotated[

@@ -68,7 +68,7 @@ class Route(Planned):
 
 
 class EveryHead(Planned):
-    """Heads as experts, to all of which every token goes."""
+    """Apply matrices per head as experts, with every token routed to all of them."""
 
     VERB = "every_head"
 

@@ -154,7 +154,7 @@ class TokenVerbs(Recording):
 
     def as_column(self, ids: Rows) -> Activation:
         if self._vocab_size >= MOST_EXACT:
-            raise UnsupportedError(f"hashes of {self._vocab_size} tokens are not supported")
+            raise UnsupportedError(f"n-gram hashes are not supported for a vocabulary of {self._vocab_size} tokens")
         return self._add(AsColumn((), Activation(ids, 1)))
 
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:

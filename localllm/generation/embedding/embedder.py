@@ -27,13 +27,13 @@ Progress = Callable[[int], Any]
 
 @frozen
 class EmbedOptions:
-    """How vectors are made.
+    """Options of an embedding.
 
     Attributes:
         dims: how many numbers, the first ones, of models that were trained so (Kusupati et al. 2022); None: all.
         normalize: to the length 1.  role: query or document: what the model wants in front of them; None: nothing.
         overflow: what is done with a text that is too long: "refuse", "cut", or "split" and averaged.
-        max_tokens: cut texts behind so many tokens, with those that the model wants around them; None: nowhere.
+        max_tokens: cut texts behind so many tokens, including the model's special tokens; None: nowhere.
     """
 
     dims: int | None = None

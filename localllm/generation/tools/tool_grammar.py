@@ -138,14 +138,14 @@ class ToolGrammar:
         return self.use.must
 
     @property
-    def have_heads(self) -> bool:
-        """Whether a message's head says that it is one, as in harmony, where thoughts may be in front."""
+    def wraps_whole_message(self) -> bool:
+        """Whether a call is a message of its own, as in harmony, where reasoning may come before it."""
         return self.format.opening == HARMONY.opening
 
     def reader(self) -> ToolCallParser:
         """For an answer that has not begun."""
         reader = ToolCallParser(self.format, self._schemas, self._marks)
-        if self.must and not self.have_heads:
+        if self.must and not self.wraps_whole_message:
             reader.begin()
         return reader
 
@@ -192,7 +192,7 @@ class ToolGrammar:
         opening = self.format.opening.lstrip()
         head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
         heads = list[str]()
-        if self.must and self.have_heads:
+        if self.must and self.wraps_whole_message:
             channel, message, end, start = map(self._literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
             heads = [
                 f'thought: {channel} "analysis" {message} said {end} {start} "assistant"',
@@ -256,7 +256,7 @@ def _of_object(parameters: Mapping[str, Any] | None, name: str) -> Mapping[str, 
     return {**schema, "type": "object"}
 
 
-def told_generically(use: ToolUse) -> str:
+def generic_tool_prompt(use: ToolUse) -> str:
     """Describe the tools in a system message, for a template that cannot."""
     tools = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in use.callable)
     return (

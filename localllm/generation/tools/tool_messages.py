@@ -21,7 +21,7 @@ from localllm.generation.tools.tool_call_format import (
     call_format,
     calling,
 )
-from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, told_generically
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, generic_tool_prompt
 from localllm.text.marker_escaping import Message
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def in_format(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse 
         told = [as_text(message) for message in told]
     if format.is_known or use is None or not use.callable:
         return told
-    text = told_generically(use)
+    text = generic_tool_prompt(use)
     if format != replace(GENERIC, is_known=format.is_known):
         example = format.opening + "NAME" + format.between + "ARGUMENTS" + format.closing
         text = text.rpartition("\n")[0] + f"\nTo call one, answer with {example.lstrip()}"

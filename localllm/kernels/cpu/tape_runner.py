@@ -144,7 +144,7 @@ def sleep(job, seen):
 def wake_sleepers(job):
     """Wake sleeping threads after a change of `run` or `stop`.
 
-    Who is not yet among the sleepers now will see the change.
+    A thread that is about to sleep checks once more and sees the change.
     """
     if atomic_load(at(job, JOB.sleepers)) > 0:
         call(job, JOB.lock, at(job, JOB.bed), 0)

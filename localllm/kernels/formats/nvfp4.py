@@ -38,7 +38,7 @@ def two_blocks(address):
 
 @device
 def codes(address):
-    """Compute 8 bytes for 16 weights, of which the first 8 are in the low halves."""
+    """Unpack the 4-bit codes of four blocks: the low halves of 8 bytes hold the first 8 of 16 weights."""
     c0, c2, c1, c3 = striped_nibbles(two_blocks(address), two_blocks(address + 2 * BYTES))
     return value(c0), value(c1), value(c2), value(c3)
 

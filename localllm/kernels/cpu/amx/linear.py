@@ -92,7 +92,7 @@ def ask_for(address, size):
 
 
 def make_unpack(product):
-    """Make a function that has a slab unpacked."""
+    """Make a function that unpacks a slab of weights."""
 
     @device
     def unpack(a, row, column, width, exact, weights, scratch):

@@ -101,7 +101,7 @@ def sinkhorn(a, part, parts, thread):
 
 @device
 def dot(x, z, count):
-    """Compute the sum of so many products."""
+    """Compute the dot product of `count` float32."""
     sums, whole = zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = fma_f32x16(load_f32x16(x + i * 4), load_f32x16(z + i * 4), sums)

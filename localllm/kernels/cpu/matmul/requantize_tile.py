@@ -47,10 +47,7 @@ def span(format):
 
 
 def room(format):
-    """Return by how many bits codes can be shifted to the left and remain bytes.
-
-    And less the offset signed ones.
-    """
+    """Return by how many bits codes can be shifted left and still fit a byte, signed after the offset is subtracted."""
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
