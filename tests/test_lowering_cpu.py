@@ -34,7 +34,7 @@ from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.arguments import PAGE
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
-from localllm.kernels.machine import has_tiles
+from localllm.kernels.machine import Lane, has_tiles
 from localllm.quant.formats import BY_NAME
 
 WORDS = {"BF16": AsWords("round_bf16", 2, 2, 0), "F16": AsWords("quantize_words", 16, 32, 4)}
@@ -137,6 +137,7 @@ def make_the_same_everywhere(patch: pytest.MonkeyPatch) -> None:
     """Words of 16 bits, and memory that nobody has written to."""
     for module in (products, lowering):
         patch.setattr(module, "HALVES", WORDS)
+    patch.setattr(products, "this_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
     patch.setattr(attention, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
 
 
