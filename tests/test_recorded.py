@@ -426,7 +426,7 @@ REFUSED = [
     (lambda r: r.add_vector(x(2), w(3)), "tensor w should have 2 weights, has 3"),
     (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}3 numbers for 2 columns"),
     (lambda r: r.embed_hashed(w(11, 5), x(2), Hashing((3, 5), 10, 2, 0)),
-     "tensor w has 11 rows, of which 12 are used"),
+     "tensor w has 11 rows; the hashes need 12"),
     (lambda r: r.embed_hashed(w(12, 5), x(1), Hashing((3, 5), 10, 2, 0)), "hashes of 2 tokens, of 1 that are known"),
     (lambda r: r.softplus(x(2), w(3)), "tensor w should have 2 weights, has 3"),
     (lambda r: r.convolve(x(2), w(3, 3), CONVOLVED), f"{FIT}w for 2 of 3 columns"),

@@ -76,7 +76,7 @@ class TextTree:
     """Some texts as tokens, and what has to be read behind a prompt to score them.
 
     Attributes:
-        texts: token ids of each.  end_ids: tokens that end an answer: then that one of them follows counts, too.
+        texts: token ids of each.  end_ids: end tokens, one of which has to follow if there are any.
         longest: tokens of the longest text.  paths: beginnings of texts to read, none the beginning of another one.
     """
 

@@ -309,7 +309,7 @@ def _to_json(
     BREAK stays too: it is removed later.
     """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
-        raise LimitError("an indentation is over 16")
+        raise LimitError("the indentation of tojson is over 16")
     if separators is not None and sum(map(len, separators)) > 16:
         raise LimitError("separators are over 16 characters")
     if indent:

@@ -108,7 +108,7 @@ def merged(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
 
 
 def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
-    """Return each stream with the length of x."""
+    """Scale each stream to the norm of x."""
     length = b.scale(b.head_dots(x, b.rms_norm(x, None, NOTHING), 1), 1 / h.width)
     return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
 

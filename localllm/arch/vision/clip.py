@@ -125,7 +125,9 @@ def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
     for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):
         least = h.context if name == "positions" else 1
         if len(table.shape) != 2 or table.shape[1] != h.width or table.shape[0] < least:
-            raise ModelError(f"tensor {table.name}: no table of {name} in {h.width} columns: {list(table.shape)}")
+            raise ModelError(
+                f"tensor {table.name}: should be a table of {name} with {h.width} columns, is {list(table.shape)}"
+            )
     return transformer(b, t, h, x, h.layers)
 
 

@@ -160,7 +160,7 @@ class TokenVerbs(Recording):
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
         rows, columns = self._matrix(weight)
         if rows < hashing.first + hashing.size:
-            raise ModelError(f"tensor {weight.name} has {rows} rows, of which {hashing.first + hashing.size} are used")
+            raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
         if tokens.columns < len(hashing.factors):
             raise ModelError(f"hashes of {len(hashing.factors)} tokens, of {tokens.columns} that are known")
         return self._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))

@@ -164,7 +164,7 @@ def signs_of_words(words):
 def scales_of_words(words, d):
     """Compute d * (scale + 1/2), with the scales in the topmost nibbles of eight words.
 
-    Of bytes, they count 16 times.
+    As the high half of a byte, a scale has 16 times its value.
     """
     return (float_u8x8(topmost_bytes(words & upper_nibbles())) + splat_f32x8(8.0)) * (d * splat_f32x8(1 / 16))
 

@@ -1,6 +1,6 @@
 """Codes of any format as bytes of one kind, weight = scale * (byte - BYTE_OFFSET).
 
-With as few scales as pays.
+The number of scales is a trade-off of speed and error.
 
 A product that scales its sums for every 16 columns, or has minimums, spends a third of its multiplications on that. So
 64 columns get one scale here, which takes a sixth, and no minimums. The rounding costs 3e-5 of the weights' mean square
@@ -8,7 +8,7 @@ A product that scales its sums for every 16 columns, or has minimums, spends a t
 of Q6_K. Logits of large batches are still nearer to the exact ones than llama.cpp's, at Q6_K by a third. Formats with
 blocks of 32 and no minimums would gain 5 %: they keep their scales, and their weights exactly.
 
-A byte is (code - offset) * factor + minimum, in words of 16 bits with 5 of them behind the point. The factors are
+A byte is (code - offset) * factor + minimum, in 16-bit fixed point with 5 fraction bits. The factors are
 largest for small codes, which are shifted left for that.
 """
 

@@ -127,7 +127,7 @@ def pair_of_tokens(builder, first, second, word):
 
 
 def rows_of(builder, squares, token):
-    """Compute the sum of 16 rows and one token of eight pairs: i32x16."""
+    """Compute the dot products of 16 rows and one token over eight pairs of numbers: i32x16."""
     order = [token, token + 2, token + 4, token + 6]
     parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
     halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]

@@ -97,7 +97,7 @@ def settled(builder, totals):
 
 
 def started(builder, values):
-    """Return sums that begin with an integer of each token."""
+    """Return accumulators, initialized with one integer per token."""
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
 

@@ -90,7 +90,7 @@ def put_bytes(start, count):
 
 @device
 def put_k_header(block, number, target):
-    """See planes.py; `number` is 0, of the block."""
+    """Write the scales and minimums of a superblock for planes.py; `number` is 0."""
     scales, minimums, high = 0, 0, 0
     for group in range(4):
         scale, minimum = load_u8(block + 4 + group), load_u8(block + 8 + group)

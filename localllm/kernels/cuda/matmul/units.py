@@ -96,7 +96,7 @@ def with_bits(codes, q, place):
 
 @device
 def joined(a, b):
-    """Join codes of which each has some bits in a and others in b."""
+    """Combine codes whose low and high bits are in a and b."""
     return a[0] ^ b[0], a[1] ^ b[1], a[2] ^ b[2], a[3] ^ b[3], a[4] ^ b[4], a[5] ^ b[5], a[6] ^ b[6], a[7] ^ b[7]
 
 

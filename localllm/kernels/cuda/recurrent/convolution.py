@@ -23,7 +23,7 @@ def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y,
 
     A thread for a column and some tokens.
 
-    The one that has a sequence's first tokens is alone in reading the window, and makes the new one: row by row in
+    Only the thread with a sequence's first tokens reads the old window; it writes the new one, row by row in
     order, so that it may lie where the old one is.
     """
     column = 4 * (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
