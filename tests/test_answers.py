@@ -392,7 +392,7 @@ def test_counts_that_make_no_sense(counts: dict):
 
 def test_a_prompt_that_does_not_fit():
     engine = FakeSequences(VOCAB, table(1), context=4)
-    with pytest.raises(ContextError, match=r"4 tokens.*context of 4"):
+    with pytest.raises(ContextError, match=r"4 tokens.*holds only 4 "):
         ask(engine, Letters(), [2] * 4)
     with pytest.raises(UsageError, match="empty"):
         ask(engine, Letters(), [])

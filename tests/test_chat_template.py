@@ -293,7 +293,7 @@ def test_a_choice_goes_before_the_files_template():
     assert ChatTemplate.of(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
     assert ChatTemplate.of(tokenizer).source == "file"
     assert ChatTemplate.of(tokenizer, "rag").source == "with documents"
-    with pytest.raises(UsageError, match=r"no chat template 'llama9'; there are bailing, .*, zephyr"):
+    with pytest.raises(UsageError, match=r"unknown chat template 'llama9'; available: bailing, .*, zephyr"):
         ChatTemplate.of(tokenizer, "llama9")
 
 

@@ -96,7 +96,7 @@ def test_nothing_asked(cli):
     [
         (2, ["run", "TINY"], "no prompt"),
         (2, ["run", "TINY", "-p", ""], "no prompt"),
-        (2, ["run"], "no prompt"),
+        (2, ["run"], "neither a model nor a question"),
         (2, ["run", "TINY", "-p", "x", "--bogus"], "--bogus"),
         (2, ["run", "TINY", "-p", "x", "-n", "many"], "many"),
         (2, ["run", "TINY", "-p", "x", "-n", "-3"], "-n should"),

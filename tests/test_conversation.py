@@ -578,7 +578,7 @@ def test_what_holds(talk: TerminalConversation, say: Say):
         "8 of 80 tokens, in 3 messages",
         "Be short.",
         "4 characters",
-        "1 go with",
+        "1 for the next question",
         "the usual ones",
     ):
         assert part in shown

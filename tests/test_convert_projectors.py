@@ -436,7 +436,7 @@ OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("rope_theta 500.0 is not", "pixtral", vision("pixtral", rope_theta=500.0)),
     ("rope_theta 500.0 is not", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),
     ("rms_norm_eps 1e-06 is not", "mistral3", {"rms_norm_eps": 1e-6}),
-    ("linear_1.bias has no place", "mistral3", {"multimodal_projector_bias": False}),
+    ("linear_1.bias is not part of", "mistral3", {"multimodal_projector_bias": False}),
     ("only squares", "internvl", vision("internvl", image_size=[56, 70])),
     ("merged by 3", "internvl", {"downsample_ratio": 0.33}),
     ("use_qk_norm", "internvl", vision("internvl", use_qk_norm=True)),
@@ -551,4 +551,4 @@ def test_what_the_encoder_does_not_read(tmp_path):
 def test_of_a_file(tmp_path, cli):
     (tmp_path / "model.gguf").touch()
     code, _, err = cli("quantize", str(tmp_path / "model.gguf"), "Q8_0", "--mmproj")
-    assert code == 2 and "checkpoint's folder" in err
+    assert code == 2 and "folder of a Hugging Face checkpoint" in err

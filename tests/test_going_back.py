@@ -139,7 +139,7 @@ def test_an_answer_goes_on(tokenizer: Tokenizer):
 def test_an_answer_that_must_look_like_something_does_not_go_on(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "aaaa")
     list(session.ask("Hi", SHORT))
-    with pytest.raises(UsageError, match="with a regex cannot go on"):
+    with pytest.raises(UsageError, match="with a regex cannot be continued"):
         session.resume(replace(SHORT, constraint=constraint_of(regex="a+")))
     assert session.messages[-1]["content"] == "aaaa"
 

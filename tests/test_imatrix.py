@@ -489,8 +489,8 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
     ("code", "arguments", "reason"),
     [
         (2, ["TINY", "TEXT"], "-o"),
-        (2, ["-o", "OUT"], "there is no model"),
-        (2, ["TINY", "-o", "OUT"], "there is no text"),
+        (2, ["-o", "OUT"], "MODEL is missing"),
+        (2, ["TINY", "-o", "OUT"], "TEXT is missing"),
         (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "a chunk takes 9999"),
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is an input"),

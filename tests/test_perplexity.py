@@ -320,12 +320,12 @@ def test_the_file(tmp_path):
     np.testing.assert_array_equal(logits.chunks, chunks)
     np.testing.assert_array_equal(logits.rows, rows)
     for bad, reason in [
-        (b"", "not a file of logits"),
-        (b"X" + data[1:], "not a file of logits"),
-        (data[:-1], "not complete"),
-        (data[:30], "not complete"),
+        (b"", "not a logits file"),
+        (b"X" + data[1:], "not a logits file"),
+        (data[:-1], "incomplete"),
+        (data[:30], "incomplete"),
         (data[:8] + struct.pack("<3i", 7, -3, 2) + data[20:], "damaged"),
-        (data[:8] + struct.pack("<3i", 2**31 - 1, 2**31 - 1, 2**31 - 1) + data[20:], "not complete"),
+        (data[:8] + struct.pack("<3i", 2**31 - 1, 2**31 - 1, 2**31 - 1) + data[20:], "incomplete"),
     ]:
         (tmp_path / "x").write_bytes(bad)
         with pytest.raises(ModelError, match=reason):
@@ -343,7 +343,7 @@ def test_a_file_that_is_not_finished_is_not_there(tmp_path, tiny):
 
 def test_a_disk_without_room(monkeypatch, tmp_path):
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
-    with pytest.raises(LocalllmError, match=r"0\.1 GB, and 0\.0 GB are free; --chunks"):
+    with pytest.raises(LocalllmError, match=r"0\.1 GB, and 0\.0 GB are free; use fewer with --chunks"):
         LogitsWriter(tmp_path / "x", np.zeros((2, 512), np.int32), 100_000)
     assert list(tmp_path.iterdir()) == []
 
@@ -436,18 +436,18 @@ def test_the_comparison(cli, tiny, other, text, tmp_path):
 @pytest.mark.parametrize(
     ("code", "arguments", "reason"),
     [
-        (2, ["TINY"], "there is no text"),
+        (2, ["TINY"], "TEXT is missing"),
         (2, ["TINY", "TEXT", "-c", "3"], "-c should be 4 or greater"),
         (2, ["TINY", "TEXT", "-c", "0"], "-c should be 4 or greater"),
         (2, ["TINY", "TEXT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-c", "100000"], "a chunk takes 100000"),
-        (2, ["TINY", "--kl-divergence"], "go together"),
-        (2, ["TINY", "--base", "x"], "go together"),
-        (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "do not go with it"),
+        (2, ["TINY", "--kl-divergence"], "FILE together"),
+        (2, ["TINY", "--base", "x"], "FILE together"),
+        (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "leave out TEXT"),
         (2, ["TINY", "TEXT", "--save-logits", "missing/x"], "no folder"),
         (2, ["TINY", "missing.txt"], "missing.txt: cannot be read: No such file"),
         (2, ["TINY", "--kl-divergence", "--base", "missing"], "missing: cannot be read: No such file"),
-        (3, ["TINY", "--kl-divergence", "--base", "TINY"], "not a file of logits"),
+        (3, ["TINY", "--kl-divergence", "--base", "TINY"], "not a logits file"),
         (3, ["missing.gguf", "TEXT"], "missing.gguf"),
     ],
 )

@@ -122,7 +122,9 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_a_warning(model: loc
     trained = model.trained_context
     with localllm.open(model.path, threads=1, context=trained, cache=False) as opened:
         assert opened.warnings == []
-    message = f"a context of {trained + 1} is more than the {trained} tokens that the model was trained for; answers"
+    message = (
+        f"the context of {trained + 1} tokens exceeds the {trained} tokens that the model was trained for; answers"
+    )
     with pytest.warns(UserWarning, match=message):
         opened = localllm.open(model.path, threads=1, context=trained + 1, cache=False)
     with opened:

@@ -539,7 +539,7 @@ def test_the_importance_matrix_is_not_replaced(model: Path, importance, tmp_path
 
 def test_a_full_disk_is_seen_before(model: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(LocalllmError, match="bytes are needed, 1000 are free"):
+    with pytest.raises(LocalllmError, match="bytes needed, but only 1000 free"):
         quantized(model, tmp_path / "x.gguf", "Q8_0")
     assert list(tmp_path.iterdir()) == []
 
@@ -574,7 +574,7 @@ def small_disk(tmp_path: Path):
 def test_a_small_file_system(model: Path, small_disk: Path, monkeypatch):
     """A real one: full before the start, and, when the system's answer was too good, in the middle."""
     (small_disk / "x.gguf").write_text("old")
-    with pytest.raises(LocalllmError, match="bytes are needed"):
+    with pytest.raises(LocalllmError, match="bytes needed"):
         quantized(model, small_disk / "x.gguf", "F16")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9))
     with pytest.raises(LocalllmError, match="No space left on device"):

@@ -103,7 +103,7 @@ def test_a_dry_run_on_a_full_disk(model: Path, tmp_path: Path, monkeypatch, caps
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with pytest.raises(LocalllmError, match="bytes are needed, 10 are free"):
+    with pytest.raises(LocalllmError, match="bytes needed, but only 10 free"):
         invoke("quantize", model, tmp_path / "o.gguf", "Q8_0", "--dry-run")
 
 

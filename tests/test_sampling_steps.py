@@ -390,7 +390,7 @@ def test_steps_by_llama_cpps_names():
     assert SamplingOptions(samplers=theirs).samplers == DEFAULTS["samplers"][:-1] == steps_lettered("edskypmxt")
     assert SamplingOptions(samplers=["top-k", "temp", "typical-p"]).samplers == ("top_k", "temperature", "typical")
     assert SamplingOptions(samplers="").samplers == ()
-    with pytest.raises(UsageError, match="there is no 'i'"):
+    with pytest.raises(UsageError, match="unknown letter 'i'"):
         steps_lettered("ki")
 
 

@@ -273,7 +273,7 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     assert len(given["places"].header.ids) == max(512, context)
     assert (given["threads"], given["keeps"]) == (3, False)
     assert (reader._close, reader.prepare_all, reader.warning) == ("close", "all", "slow")
-    for lengths, is_precise in (((32, 1), True), ((1, 33), long_is_precise)):
+    for lengths, is_precise in (((128, 1), True), ((1, 129), long_is_precise)):
         read(texts := [TextSpan(np.zeros(length, np.int64), length) for length in lengths])
         told, table, precise = asked.pop()
         assert (told, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)

@@ -157,6 +157,8 @@ def map(
     keep = bool if redo else belonging(records, output or "")
     written = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
     by = job.digests(path if place is None else f"{place.url} {model}")
+    if place is not None and model is None:
+        del by["model"]  # whichever the server has
     with of_input(output, data, name, by, redo) as remember, written as out:
         left = records if out is None or redo else unfinished(records, out.records)
         progress = Progress(len(left), len(records) - len(left))
