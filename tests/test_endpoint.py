@@ -145,7 +145,7 @@ def test_a_session(told: Served, tmp_path: Path):
     chat.type("\x04")
     assert chat.end() == 0
     alone = Terminal("chat", "--session", "far", **folders)
-    assert alone.end() == 2 and f"--endpoint {told.url}/v1 goes on with it" in alone.seen
+    assert alone.end() == 2 and f"resume it with --endpoint {told.url}/v1" in alone.seen
     again = Terminal("chat", "--endpoint", told.url, "-m", "small", "--session", "far", **folders)
     again.expect("session far · 16 messages")
     again.prompt()
