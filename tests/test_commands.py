@@ -383,7 +383,7 @@ def test_defaults_are_those_that_the_help_tells(name: str):
 REFUSED = {
     "embed M --near x -o v.npy": "--near prints texts, not vectors: leave out -o and --format",
     "embed M --near x --format npy": "--near prints texts, not vectors: leave out -o and --format",
-    "embed M TEXT --files TEXT": "give either INPUT or --files, not both",
+    "embed M TEXT KEYS": "'KEYS' is one argument too many: put --files before several files",
     "embed M TEXT --near x --no-normalize": "--near needs vectors of length 1: leave out --no-normalize",
     "serve M --host x": "--host lets other computers connect: give --api-key-file FILE with the keys that they may use",
     "serve M --host x --api-key-file KEYS --socket s": "give either --socket or --host, not both",

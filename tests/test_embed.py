@@ -149,6 +149,33 @@ def test_near(made, tmp_path, monkeypatch):
         require_sane_times(found.stderr, began)
 
 
+def test_files_that_cannot_be_read_are_skipped_by_name(made, tmp_path):
+    """As grep does; any number of files and folders may follow --files."""
+    good, other, folder = tmp_path / "good.txt", tmp_path / "other.txt", tmp_path / "notes"
+    folder.mkdir()
+    good.write_text(f"{WORDS[1]} {WORDS[2]}")
+    other.write_text(WORDS[9])
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "picture.bin").write_bytes(b"a\0b")
+    (folder / "long.txt").write_text(" ".join(WORDS * 3))
+    (folder / "short.txt").write_text(WORDS[4])
+    for _ in range(2):  # the second time vectors come from the cache, and the notes are the same
+        found = run("embed", made, "--near", good.read_text(), "--files", good, folder, other)
+        assert found.returncode == 0, found.stderr.decode()
+        names = [line.split("\t")[1] for line in found.stdout.decode().splitlines()]
+        assert names[0] == str(good) and sorted(names) == sorted(map(str, (good, other, folder / "short.txt")))
+        latin, picture, long = found.stderr.decode().splitlines()
+        assert latin == f"localllm: skipped: {folder / 'latin.txt'}: not UTF-8 at byte 3 (0xe9)"
+        assert picture == f"localllm: skipped: {folder / 'picture.bin'}: a binary file"
+        assert long.startswith(f"localllm: skipped: {folder / 'long.txt'} has ")
+    found = run("embed", made, "--files", other, folder / "long.txt", good)
+    by_id = {one["id"]: one for one in map(json.loads, found.stdout.splitlines())}
+    first, second, third = (by_id[str(path)] for path in (other, folder / "long.txt", good))
+    assert found.returncode == 6 and "embedding" in first and "embedding" in third
+    assert second["error"].startswith(f"{folder / 'long.txt'} has ")
+    assert b"is one argument too many" in run("embed", made, good, other).stderr
+
+
 @pytest.mark.slow
 def test_wrong_input(made, ranker, model_path, tmp_path):
     cases = [
@@ -156,7 +183,7 @@ def test_wrong_input(made, ranker, model_path, tmp_path):
         (("embed", ranker), "a\n", 3, "use localllm rerank"),
         (("rerank", made, "-q", "a"), "a\n", 3, "use localllm embed"),
         (("rerank", made), "a\n", 2, "--query TEXT is missing"),
-        (("embed", made), " ".join(WORDS), 4, "the model reads 64"),
+        (("embed", made), " ".join(WORDS), 4, "the model's context is 64"),
         (("embed", made, "--files", tmp_path / "none"), "", 2, "no such file or folder"),
         (("embed", made, "--near", "a", "-o", tmp_path / "x"), "", 2, "--near prints texts"),
         (("run", made, "-p", "Hi"), "", 3, "make no text"),
@@ -192,15 +219,16 @@ def test_pieces_are_averaged_by_their_lengths():
 def test_pieces_of_texts(text: str, overflow: str, expected: list[str] | str):
     made = Embedder.__new__(Embedder)
     made.context, made._before, made._behind, made._tokenizer = 6, ["<"], [">"], SimpleNamespace(encode=list)
+    options = EmbedOptions(overflow=overflow)
     with pytest.raises(ContextError, match=f"^{expected}$") if isinstance(expected, str) else nullcontext():
-        assert ["".join(piece) for piece in made.pieces(text, overflow, 3)] == expected
+        assert ["".join(piece) for piece in made.pieces(text, options, "text 3")] == expected
     for made.context in (3, 2):
         short = "^a context of 2 tokens is too short for any text$"
         with nullcontext() if made.context == 3 else pytest.raises(UsageError, match=short):
-            assert made.pieces("ab", "cut", 1) == [["<", "a", ">"]]
+            assert made.pieces("ab", EmbedOptions(overflow="cut"), "text 1") == [["<", "a", ">"]]
     made._before = made._behind = []
     with pytest.raises(UsageError, match=r"^text 3 is empty, and the model adds no tokens to it$"):
-        made.pieces("", overflow, 3)
+        made.pieces("", options, "text 3")
 
 
 def test_vectors_of_texts():
@@ -242,7 +270,7 @@ def test_what_stands_around_texts(bos: str, eos: str, warnings: list[str], monke
     begins, ends = len(bos), len(eos)
     made = Embedder(SimpleNamespace(path="x", metadata={}), tokenizer, None, "mean")
     assert (made.pooling, made.width, made.context, made.tokens, made.warnings) == ("mean", 3, 9, 0, warnings)
-    assert made.pieces("ab", "refuse", 1) == [[*bos, *"ab", *eos]]
+    assert made.pieces("ab", EmbedOptions(), "text 1") == [[*bos, *"ab", *eos]]
 
 
 NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it is not an embedding model"
@@ -436,7 +464,7 @@ def test_one_that_cannot_be_read_is_known_only_where_each_is_read_alone(monkeypa
     monkeypatch.setattr(vector_output, "output_of", lambda *given: nullcontext(out))
     job = SimpleNamespace(path="x", options=SimpleNamespace(overflow="error"))
     records = [Record(number, text) for number, text in enumerate(["good", "bad", "fine"])]
-    call = lambda: embed_command.vectors(job, records, "text", None, "jsonl", ProgressLine())  # noqa: E731
+    call = lambda: embed_command.vectors(job, records, "text", None, "jsonl", False, ProgressLine())  # noqa: E731
     if chunk == 1:
         assert call() == (1, made)
         assert (failed, written) == ([(1, "it went away")], ["good", "fine"])

@@ -26,6 +26,7 @@ from localllm.cli.terminal.line_editor import DumbEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
 from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
 from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.embedding.embedder import EmbedOptions
 from localllm.generation.generate import GenerationOptions
 from localllm.quantizing import imatrix as imatrix_service
 from localllm.services import bench as bench_service
@@ -504,10 +505,10 @@ class Embedder:
     def __init__(self, chunk: int):
         self.chunk, self.asked = chunk, list[Any]()
 
-    def pieces(self, text: str, overflow: str, number: int) -> None:
-        self.asked.append((text, overflow, number))
+    def pieces(self, text: str, options: EmbedOptions, name: str) -> None:
+        self.asked.append((text, options.overflow, name))
         if text.startswith("long"):
-            raise UsageError(f"text {number} is too long")
+            raise UsageError(f"{name} is too long")
 
     def embed(self, given: list[str], options: Any, progress: Any) -> np.ndarray:
         if any(text.startswith("odd") for text in given):
@@ -526,7 +527,7 @@ def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
         {"id": 1, "embedding": [1]}, {"id": 2, "error": "text 2 is too long"}, {"id": 3, "error": "it is odd"},
         {"id": 4, "embedding": [3]},
     ]  # fmt: skip
-    assert made.asked == [("a", "cut", 1), ("long", "cut", 2), ("odd", "cut", 3), ("bbb", "cut", 4)]
+    assert made.asked == [(text, "cut", f"text {n}") for n, text in enumerate(("a", "long", "odd", "bbb"), 1)]
     assert err.startswith("localllm: warning: it is small\n24 tokens in 0.") and err.count("\n") == 2
     made.chunk = 3
     invoke("embed", tiny, "--format", "plain", stdin=b"a\nbb\nccc\ndddd\n")
@@ -534,7 +535,7 @@ def test_records_that_have_no_vectors(tiny: str, monkeypatch, capsys):
     with pytest.raises(RecordsError, match=r"^1 records failed"):
         invoke("embed", tiny, stdin=b"long\na\nb\nc\n")
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3, 4]
-    assert [number for _, _, number in made.asked[-4:]] == [1, 1, 2, 4]
+    assert [name for _, _, name in made.asked[-4:]] == [f"text {number}" for number in (1, 2, 3, 4)]
     with pytest.raises(UsageError, match=r"^it is odd$"):
         invoke("embed", tiny, stdin=b"a\nodd\n")
 

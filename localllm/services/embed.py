@@ -13,7 +13,7 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.text_file import decode_text
+from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
 from localllm.generation.embedding.embedder import Embedder, EmbedOptions, ShownImage
 from localllm.images.opened import read_source
@@ -109,11 +109,14 @@ def files_below(names: Sequence[str]) -> list[str]:
 
 
 def file_text(path: str) -> str:
-    """Read a text file. Raises UsageError if it is not UTF-8."""
+    """Read a text file. Raises UsageError if it is binary, that is has a zero byte, or not UTF-8 or UTF-16."""
     try:
-        return decode_text(Path(path).read_bytes(), path)
+        data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if b"\0" in data and not data.startswith(UTF16_MARKS):
+        raise UsageError(f"{path}: a binary file")
+    return decode_text(data, path)
 
 
 def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
@@ -146,9 +149,13 @@ class VectorCache:
         self._places = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
         self._known = rows[:, KEY:].copy().view(np.float32)
 
+    def holds(self, text: str) -> bool:
+        """Return whether a text has a vector."""
+        return digest(text) in self._places
+
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
         """Return the texts' vectors, float32 [texts, width]; `make` computes and stores new ones."""
-        keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest() for text in texts]
+        keys = [*map(digest, texts)]
         rows = np.empty((len(texts), self._width), np.float32)
         old = [number for number, key in enumerate(keys) if key in self._places]
         new = [number for number, key in enumerate(keys) if key not in self._places]
@@ -170,6 +177,11 @@ class VectorCache:
         known = np.ascontiguousarray(self._known[[self._places[key] for key in order]]).view(np.uint8)
         with suppress(OSError):
             write_checksummed(self._path, np.concatenate((ids, known), axis=1).tobytes())
+
+
+def digest(text: str) -> bytes:
+    """Hash a text."""
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest()
 
 
 def fingerprint(job: EmbedJob) -> str:

@@ -13,10 +13,10 @@ from localllm.cli.commands.map import read
 from localllm.cli.options import shared as options
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.output import ProgressLine, say, write
-from localllm.errors import RecordsError, UsageError
+from localllm.errors import ContextError, RecordsError, UsageError
 
 if TYPE_CHECKING:
-    from localllm.generation.embedding.embedder import ShownImage
+    from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
     from localllm.services.embed import EmbedJob
     from localllm.services.records import Record
 
@@ -32,13 +32,19 @@ Field = Annotated[
 def embed(
     model: options.ModelName,
     input: Annotated[
-        str | None, typer.Argument(metavar="[INPUT]", help="File of records, one per line.  [default: stdin]")
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="File of records, one per line; after --files, any number of further paths.  [default: stdin]",
+        ),
     ] = None,
     *,
     files: Annotated[
         list[str] | None,
         typer.Option(
-            "--files", metavar="PATH", help="File, or folder of files, each embedded as one text.  [repeatable]"
+            "--files",
+            metavar="PATH...",
+            help="Files, or folders of files, each embedded as one text; --near skips those it cannot read.",
         ),
     ] = None,
     output: Annotated[
@@ -109,6 +115,7 @@ def embed(
     Examples:
       localllm embed minilm.gguf sentences.txt -o vectors.npy
       localllm embed minilm.gguf --files notes --near "when can I retire?" --top 3
+      localllm embed minilm.gguf --near "when can I retire?" --files *.md notes
       jq -c "{id, text: .title}" books.json | localllm embed minilm.gguf > vectors.jsonl
       localllm embed clip.gguf --image cat.jpg --image dog.png --near "a cat"
     """
@@ -118,18 +125,21 @@ def embed(
 
     if near is not None and (output is not None or format is not None):
         raise UsageError("--near prints texts, not vectors: leave out -o and --format")
-    if files is not None and input is not None:
-        raise UsageError("give either INPUT or --files, not both")
+    given = input or []
+    if files is not None:
+        files, given = [*files, *given], []
+    if len(given) > 1:
+        raise UsageError(f"{given[1]!r} is one argument too many: put --files before several files")
     line = ProgressLine()
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    records = records_of(input, files, images)
+    records = records_of(given[0] if given else None, files, images)
     sees = any(map(is_image, records))
     job = EmbedJob(located(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, sees)
     start = perf_counter()
     if near is not None:
-        show_nearest(job, near, top, texts(records, field, files is not None), stats, line)
+        show_nearest(job, near, top, texts(records, field, files is not None), files is not None, stats, line)
         return
-    failed, embedder = vectors(job, records, field, output, kind_of(format, output), line)
+    failed, embedder = vectors(job, records, field, output, kind_of(format, output), files is not None, line)
     if stats:
         tell(embedder, perf_counter() - start)
     if failed:
@@ -164,9 +174,17 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
 
 
 def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
-    """Return each text or image with the label to show for it. Raises UsageError for records without a text."""
+    """Return each text or image with the label to show for it.
+
+    by_name: files that cannot be read are skipped with a note. Raises UsageError for other records without a text.
+    """
     from localllm.services.embed import text_of
 
+    if by_name:
+        for record in records:
+            if record.error:
+                skip(record.error)
+        records = [record for record in records if not record.error]
     found = [text_of(record, field) for record in records]
     return [
         (text if isinstance(text, str) and not by_name else str(record.id), text)
@@ -174,10 +192,24 @@ def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str
     ]
 
 
+def skip(reason: str) -> None:
+    """Note on stderr that a file is left out; reason: begins with its name."""
+    say(f"localllm: skipped: {reason}")
+
+
 def vectors(
-    job: "EmbedJob", records: "list[Record]", field: str, output: str | None, kind: str, line: ProgressLine
+    job: "EmbedJob",
+    records: "list[Record]",
+    field: str,
+    output: str | None,
+    kind: str,
+    by_name: bool,
+    line: ProgressLine,
 ) -> tuple[int, Any]:
-    """Write the vectors of all records; how many failed, and what has made them."""
+    """Write the vectors of all records; how many failed, and what has made them.
+
+    by_name: the records are files, of which one that is too long fails alone.
+    """
     from localllm.cli.terminal.vector_output import output_of
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.embed import embedder, text_of
@@ -189,12 +221,14 @@ def vectors(
         for first in range(0, len(left), made.chunk):
             some = left[first : first + made.chunk]
             good, given = list[Record](), list[str | ShownImage]()
-            for record in some:
+            for number, record in enumerate(some, first + 1):
                 try:
                     given.append(text_of(record, field))
-                    made.pieces(given[-1], job.options.overflow, first + len(good) + 1)
+                    made.pieces(given[-1], job.options, str(record.id) if by_name else f"text {number}")
                     good.append(record)
-                except UsageError as error:
+                except (UsageError, ContextError) as error:
+                    if isinstance(error, ContextError) and not by_name:
+                        raise
                     del given[len(good) :]
                     out.fail(record, error)
                     failed += 1
@@ -222,9 +256,18 @@ def opened(manager: Any, line: ProgressLine) -> Iterator[Any]:
 
 
 def show_nearest(
-    job: "EmbedJob", query: str, top: int, given: "list[tuple[str, str | ShownImage]]", stats: bool, line: ProgressLine
+    job: "EmbedJob",
+    query: str,
+    top: int,
+    given: "list[tuple[str, str | ShownImage]]",
+    by_name: bool,
+    stats: bool,
+    line: ProgressLine,
 ) -> None:
-    """Print the texts nearest to a query, each after its cosine similarity."""
+    """Print the texts nearest to a query, each after its cosine similarity.
+
+    by_name: the texts are files; one that is too long is skipped with a note.
+    """
     from dataclasses import replace
 
     from localllm.services.embed import VectorCache, embedder, key_of, nearest
@@ -237,6 +280,10 @@ def show_nearest(
         of_texts = replace(job, options=replace(job.options, role="document" if job.options.role else None))
         cache = VectorCache(of_texts, job.options.dims or made.width)
         wanted = made.embed([query], of_query)[0]
+        if by_name:
+            new = [(name, one) for name, one in given if not cache.holds(key_of(one))]
+            skipped = too_long(made, new, of_texts.options)
+            given = [(name, one) for name, one in given if name not in skipped]
         by_key = {key_of(one): one for _, one in given}
         rows = cache.vectors(
             [key_of(one) for _, one in given],
@@ -250,6 +297,18 @@ def show_nearest(
         if stats:
             say(f"{cache.found} of {len(given)} vectors were in the cache")
             tell(made, perf_counter() - start)
+
+
+def too_long(made: Any, given: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
+    """Return the names of files that are longer than the context, each noted on stderr."""
+    found = set[str]()
+    for name, one in given:
+        try:
+            made.pieces(one, options, name)
+        except ContextError as error:
+            skip(str(error))
+            found.add(name)
+    return found
 
 
 def tell(made: Any, seconds: float) -> None:

@@ -53,7 +53,7 @@ class PairEmbedder:
         rows = []
         for number, one in enumerate(given):
             rows.append(
-                self._picture(one) if isinstance(one, ShownImage) else self._text(one, chosen.overflow, number + 1)
+                self._picture(one) if isinstance(one, ShownImage) else self._text(one, chosen, f"text {number + 1}")
             )
             if progress:
                 progress(len(rows))
@@ -63,29 +63,27 @@ class PairEmbedder:
     def _picture(self, shown: ShownImage) -> np.ndarray:
         return self.reader.picture(load_image(shown.source))
 
-    def _text(self, text: str, overflow: str, number: int) -> np.ndarray:
+    def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
         """Average the vectors of a text's pieces, weighted by their tokens."""
-        pieces = self.pieces(text, overflow, number)
+        pieces = self.pieces(text, options, name)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
         rows = np.stack([self.reader.text(piece) for piece in pieces])
         return (rows * weights[:, None]).sum(axis=0) / weights.sum()
 
-    def pieces(self, text: str | ShownImage, overflow: str, number: int) -> list[list[int]]:
+    def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text as the model reads it: one list, several for a split text, none for an image.
 
-        Raises ContextError.
+        name: what errors call it. Raises ContextError.
         """
         if isinstance(text, ShownImage):
             return []
         start, *ids, end = self._words.encode(require_text("texts", text))
         room = self.context - 2
-        if len(ids) > room and overflow == "refuse":
+        if len(ids) > room and options.overflow == "refuse":
             advice = "shorten it or set overflow to cut or split"
-            raise ContextError(
-                f"text {number} has {len(ids) + 2} tokens, the model's context is {self.context}: {advice}"
-            )
-        starts: Sequence[int] = range(0, max(len(ids), 1), room) if overflow == "split" else (0,)
+            raise ContextError(f"{name} has {len(ids) + 2} tokens, the model's context is {self.context}: {advice}")
+        starts: Sequence[int] = range(0, max(len(ids), 1), room) if options.overflow == "split" else (0,)
         return [[start, *ids[first : first + room], end] for first in starts]
 
     def close(self) -> None:

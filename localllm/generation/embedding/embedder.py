@@ -96,12 +96,9 @@ class Embedder:
         chosen.require_valid()
         if chosen.dims is not None and chosen.dims > self.width:
             raise UsageError(f"dims should be {self.width} or below, not {chosen.dims}: that is the vectors' width")
-        before = prompt_of(self._metadata, chosen.role, self.path) if chosen.role else ""
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
-            if before:
-                text = before + require_text("texts", text)
-            of_text = self.pieces(text, chosen.overflow, number + 1, chosen.max_tokens)
+            of_text = self.pieces(text, chosen, f"text {number + 1}")
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
@@ -118,29 +115,29 @@ class Embedder:
         ids = ids[begin:] if begin and ids[:begin] == self._before else ids
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
-    def pieces(self, text: str | list[int], overflow: str, number: int, most: int | None = None) -> list[list[int]]:
+    def pieces(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text as the model reads it: one list, or several for a split text.
 
-        most: see EmbedOptions.max_tokens.
+        name: what errors call it. Raises ContextError for a text that is too long, UsageError.
         """
+        if options.role and (before := prompt_of(self._metadata, options.role, self.path)):
+            text = before + require_text("texts", text)
         ids = self._ids(text)
         around = len(self._before) + len(self._behind)
         room = self.context - around
         if room < 1:
             raise UsageError(f"a context of {self.context} tokens is too short for any text")
-        if most is not None:
-            ids = ids[: max(0, most - around)]
+        if options.max_tokens is not None:
+            ids = ids[: max(0, options.max_tokens - around)]
         if len(ids) > room:
-            if overflow == "refuse":
+            if options.overflow == "refuse":
                 length, advice = len(ids) + self.context - room, "shorten it or set overflow to cut or split"
-                raise ContextError(
-                    f"text {number} has {length} tokens, the model's context is {self.context}: {advice}"
-                )
-            starts = range(0, len(ids), room) if overflow == "split" else (0,)
+                raise ContextError(f"{name} has {length} tokens, the model's context is {self.context}: {advice}")
+            starts = range(0, len(ids), room) if options.overflow == "split" else (0,)
             return [[*self._before, *ids[start : start + room], *self._behind] for start in starts]
         whole = [*self._before, *ids, *self._behind]
         if not whole:
-            raise UsageError(f"text {number} is empty, and the model adds no tokens to it")
+            raise UsageError(f"{name} is empty, and the model adds no tokens to it")
         return [whole]
 
     def close(self) -> None:
