@@ -46,9 +46,17 @@ class ConstraintError(LocalllmError):
 
 
 class ContextError(LocalllmError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context.
+
+    Attributes:
+        excess: by how many tokens it is too long; None if that is not known.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, excess: int | None = None):
+        super().__init__(message)
+        self.excess = excess
 
 
 class MemoryLimitError(LocalllmError):

@@ -637,7 +637,8 @@ def test_a_text_as_it_settles():
 def answer(**more: Any) -> Any:
     told = {"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": 3, "prefill_s": 0.5, "ttft_s": 0.6,
     "decode_s": 0.25,
-            "text": "t", "thinking": "", "finish_reason": "stop", "dropped": 0, "seed": 7, "drafted": 6,
+            "text": "t", "thinking": "", "finish_reason": "stop", "dropped": 0, "skipped": 0, "seed": 7,
+            "drafted": 6,
             "accepted": 2}  # fmt: skip
     return SimpleNamespace(**told | more)
 

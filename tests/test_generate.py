@@ -82,7 +82,7 @@ def test_the_context_ends_the_answer(tokenizer: Tokenizer):
 
 def test_a_prompt_that_does_not_fit(tokenizer: Tokenizer):
     fake = engine(tokenizer, "x", context=9)
-    with pytest.raises(ContextError, match=r"9 tokens.*holds only 9 "):
+    with pytest.raises(ContextError, match=r"9 tokens.*holds only 9"):
         start(tokenizer, SequencePool(fake), [5] * 9)
     assert fake.calls == []
     with pytest.raises(UsageError, match="empty"):

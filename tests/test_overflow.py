@@ -1,5 +1,6 @@
 """Texts that no longer fit their context: what goes, what stays, and what the user is told."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,40 @@ def test_a_prompt_longer_than_the_context(tiny):
     assert again.cached_tokens == 1000, "nothing is read again"
 
 
+@pytest.mark.parametrize(("length", "keep"), [(256, 0), (257, 4), (300, KEEP), (1000, 20), (1000, 100), (5000, 64)])
+def test_what_would_be_dropped_is_not_read(length: int, keep: int):
+    """Only the first tokens are read and the end that fits, with room for an answer, in whatever pieces it comes."""
+    prompt = [number % 1999 for number in range(length)]
+    for size in (length, 64, 7):
+        reading = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
+        held = reading.sequence()
+        sequence = ShiftedSequence(held, keep)
+        sequence.begin(prompt)
+        for place in range(0, length, size):
+            rows = sequence.append(prompt[place : place + size], "last" if place + size >= length else "none")
+        assert rows.argmax() == prompt[-1] and sequence.tokens == prompt
+        assert held.tokens == prompt[:keep] + prompt[keep + sequence.dropped :], "no gap but one"
+        assert sequence.skipped == sequence.dropped and sequence.dropped % 64 == 0
+        assert sum(count for _, count in reading.calls) == length - sequence.skipped, "the others were never read"
+        free = CONTEXT - len(held.tokens)
+        assert (CONTEXT - keep) // 8 <= free < (CONTEXT - keep) // 8 + 64
+    sequence.begin([*prompt, 5])
+    sequence.append([5])
+    assert (sequence.skipped, sequence.dropped) == (0, 0), "it goes on from what it holds"
+
+
+def test_a_short_beginning_that_was_read_goes_with_the_rest():
+    """Of tokens read before, those go that a longer prompt would drop; the first ones are not read again."""
+    reading = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
+    held = reading.sequence()
+    sequence = ShiftedSequence(held, KEEP)
+    sequence.append([*range(100)], "none")
+    sequence.begin([*range(1000)])
+    assert sequence.tokens == [*range(KEEP)]
+    sequence.append([*range(KEEP, 1000)])
+    assert held.tokens == [*range(KEEP), *range(KEEP + sequence.skipped, 1000)]
+
+
 def test_a_conversation_shifts(tiny):
     """Turns cost only their own tokens, also when the first ones have been forgotten; the system message stays."""
     engine, session, tokenizer = conversation(tiny, "an answer of thirty characters")
@@ -242,10 +277,21 @@ def test_the_api(tiny):
 def test_the_command_line(tiny, cli):
     long = ["run", tiny, "--raw", "-p", "x" * 400, "--temp", "0", "-n", "3", "-c", "256"]
     assert cli(*long)[0] == cli(*long, "--on-overflow", "drop-turns")[0] == 4
+    shorter = "shorten it, set -c 401 or more (the model was trained for 512)"
+    too_long = (
+        "localllm: error: the prompt has 400 tokens, but the context holds only 256 with the answer, 145 too many: "
+    )
+    shift = "use --on-overflow shift, which reads its beginning and its end"
+    assert cli(*long)[2] == f"{too_long}{shorter} or {shift}\n"
+    assert cli(*long, "--n", "2")[2] == f"{too_long}shorten it or set -c 401 or more (the model was trained for 512)\n"
+    assert cli(*long[:4], "x" * 600, *long[5:])[2].endswith(f", 345 too many: shorten it or {shift}\n")
     code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
     assert (code, err) == (0, "localllm: the context is full: 192 tokens after the first 7 were dropped\n")
     code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")
     assert code == 0 and '"dropped_tokens": 0' in out
+    code, out, _ = cli(*long, "--on-overflow", "shift", "--keep", "7", "--json")
+    times = json.loads(out)
+    assert code == 0 and times["timings"]["prefill_tps"] * times["timings"]["prefill_s"] == pytest.approx(400 - 192, rel=0.01)
     assert err == "localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift\n"
     code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
     assert (code, err) == (0, "localllm: --keep has no effect without --on-overflow shift\n")

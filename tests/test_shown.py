@@ -178,7 +178,8 @@ MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", file="its f
 ONE = {
     "prompt_tokens": 50, "cached_tokens": 10, "tokens": [2] * 21, "completion_tokens": 21,
     "prefill_s": 2.0, "ttft_s": 2.5, "decode_s": 4.0,
-    "text": "Yes", "thinking": "", "finish_reason": "stop", "dropped": 0, "seed": 7, "drafted": 0, "accepted": 0,
+    "text": "Yes", "thinking": "", "finish_reason": "stop", "dropped": 0, "skipped": 0, "seed": 7, "drafted": 0,
+    "accepted": 0,
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Read the prompt from options, files and pipes, and start the answer."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -80,7 +81,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
         pieces.append(data)
         size += len(data)
     if size > most * widest:
-        raise ContextError(f"the prompt is too long: its first {size} bytes alone exceed the context")
+        raise ContextError(f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it")
     return b"".join(pieces)
 
 
@@ -124,6 +125,29 @@ def request(model: "Model", text: str, system: str | None, raw: bool) -> "str | 
 def warn_of_template(model: "Model") -> None:
     if warning := model.session.warning:
         say(f"localllm: warning: {warning}; choose one with --chat-template, or continue plain text with `run --raw`")
+
+
+@contextmanager
+def naming_ways(model: "Model", can_shift: bool) -> Iterator[None]:
+    """Add to an error about a prompt that is too long by how much it is, and what helps.
+
+    can_shift: whether the command could drop tokens.
+    """
+    try:
+        yield
+    except ContextError as error:
+        if error.excess is None:
+            raise
+        ways, needed = ["shorten it"], model.context + error.excess
+        if needed <= model.trained_context:
+            ways.append(f"set -c {needed} or more (the model was trained for {model.trained_context})")
+        if can_shift:
+            with suppress(UsageError):  # a model whose tokens cannot be moved
+                model.engine.require_shift()
+                ways.append("use --on-overflow shift, which reads its beginning and its end")
+        last = ways.pop()
+        listed = f"{', '.join(ways)} or {last}" if ways else last
+        raise ContextError(f"{error}, {error.excess} too many: {listed}") from None
 
 
 def begin(model: "Model", asked: "str | list[Message]", chosen: "GenerationOptions") -> "Generation":

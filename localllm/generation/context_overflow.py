@@ -2,8 +2,8 @@
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
 - drop-turns: the oldest turns of a conversation go until the rest fits, which is read again (generation.session).
-- shift: the first tokens stay, of those behind them the older half goes, and the others move up (Rolling). Nothing is
-  read again.
+- shift: the first tokens stay, of those behind them the older half goes, and the others move up (ShiftedSequence).
+  Nothing is read again, and of a prompt that exceeds the context only the first tokens and the end that fits are read.
 """
 
 from collections.abc import Sequence as Ids
@@ -49,16 +49,17 @@ class ShiftedSequence:
 
     Attributes:
         keep: how many of the first tokens stay.  tokens: all that were read.
-        dropped: how many tokens were forgotten so far.
+        dropped: how many tokens were forgotten since `begin`.  skipped: how many of these were never read.
         engine: whose it is.
     """
 
     listener = None  # layers that guess know no text whose beginning is forgotten
 
     def __init__(self, sequence: "Sequence", keep: int):
-        self.keep, self.dropped, self.engine = keep, 0, sequence.engine
+        self.keep, self.dropped, self.skipped, self.engine = keep, 0, 0, sequence.engine
         self._sequence, self.tokens = sequence, list(sequence.tokens)
         self._gone = 0  # tokens behind the first that it does not hold any more
+        self._unneeded = range(0)  # places of a prompt's tokens that would be dropped before its end is read
 
     @property
     def closed(self) -> bool:
@@ -69,20 +70,51 @@ class ShiftedSequence:
         """The number of tokens that can be appended before any is dropped."""
         return self._sequence.context - len(self._sequence.tokens)
 
+    def begin(self, prompt: Ids[int]) -> None:
+        """Prepare for a prompt that goes on from what was read: of a long one, what would be dropped is not read.
+
+        At least an eighth of the places behind the first tokens stays free for the answer; whole pages are dropped.
+        """
+        self.dropped = self.skipped = 0
+        self._unneeded = range(0)
+        places = self._sequence.context - self.keep
+        pages = -((places - places // 8 + self.keep - len(prompt)) // PAGE)
+        start = self.keep + pages * PAGE
+        end = end_outside_images(prompt, start)
+        while is_within(prompt, start):
+            start -= 1
+        fits = end - start <= places  # `append` raises an error for an image that does not
+        if fits and len(prompt) >= self._sequence.context and len(self.tokens) < end < len(prompt):
+            self.truncate(min(len(self.tokens), self.keep))
+            self._unneeded = range(self.keep, end)
+
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True) -> np.ndarray:
         """Append any number of tokens, as Sequence.append; older tokens are dropped as needed."""
         rows, ids = [], list(ids)
         while ids:
+            place, unneeded = len(self.tokens), self._unneeded
+            if place in unneeded:
+                ids = self._skip(ids, unneeded.stop - place)
+                continue
             least = end_outside_images(ids, 1)
             while (room := self.room) < least:
                 self._forget(least)
-            room = min(room, len(ids))
+            room = min(room, len(ids), unneeded.start - place if place < unneeded.start else room)
             while is_within(ids, room):  # an image is read as a whole
                 room -= 1
             piece, ids = ids[:room], ids[room:]
             rows.append(self._sequence.append(piece, "none" if ids and logits == "last" else logits, precise))
             self.tokens += piece
+        if not rows:
+            return np.empty((0, 0), np.float32)
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def _skip(self, ids: list[int], most: int) -> list[int]:
+        """Count the first `most` tokens as read and dropped; return the others."""
+        self.tokens += ids[:most]
+        count = len(ids[:most])
+        self._gone, self.dropped, self.skipped = self._gone + count, self.dropped + count, self.skipped + count
+        return ids[most:]
 
     def _forget(self, wanted: int) -> None:
         """Make room; wanted: tokens for which it takes. Raises ContextError if there cannot be so much."""

@@ -59,6 +59,7 @@ class Generation(TextIterator):
         cached_tokens: how many of the prompt's tokens were in the cache already.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
         dropped: how many tokens were forgotten to make room, with on_overflow "shift".  kept: those in front that stay.
+        skipped: how many of the dropped tokens were never read, because the prompt alone exceeds the context.
         is_full: whether it ended because there was no room for more.
         steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right,
             each of which has saved a step.
@@ -79,6 +80,7 @@ class Generation(TextIterator):
     ttft_s: float
     decode_s: float
     dropped: int
+    skipped: int
     kept: int | None
     is_full: bool
     steps: int

@@ -63,7 +63,8 @@ class Task:
             raise UsageError("the prompt is empty")
         if len(self.prompt) >= context:
             length = len(self.prompt)
-            raise ContextError(f"the prompt has {length} tokens, but the context holds only {context} with the answer")
+            message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
+            raise ContextError(message, length - context + 1)
 
     def kept_tokens(self, context: int) -> int | None:
         """Return how many first tokens stay when the context is full; None where nothing is forgotten.
@@ -202,6 +203,7 @@ class Completion:
         known: logits behind the prompt, float32 [1, vocab], if files had them with all of it; until it begins.
         segments: in which its prompt is read.
         kept, dropped: how many first tokens stay when the context is full, and how many others were forgotten.
+        skipped: how many of these were never read.
         has_ended: whether its last token ended it.  is_stopped: whether it is to end before the next step.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
         steps: of the model, after the prompt.  drafted, accepted: tokens that were guessed, and those that were right.
@@ -225,7 +227,7 @@ class Completion:
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
         self.end_ids = frozenset[int]()
-        self.dropped = self.steps = self.drafted = self.accepted = 0
+        self.dropped = self.skipped = self.steps = self.drafted = self.accepted = 0
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
         self.has_ended = self.is_stopped = False
         self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))

@@ -112,7 +112,7 @@ class PoolSource(BatchSource):
         begun = self._pool.begin(answer.prompt, answer.kept, answer.request.task.earlier)
         answer.sequence, answer.known = begun  # type: ignore[assignment]
         if isinstance(begun.sequence, ShiftedSequence):
-            begun.sequence.dropped = 0
+            begun.sequence.begin(answer.prompt)
         return True
 
     def was_read(self, sequence: "Sequence", begin: int, logits: np.ndarray) -> None:
@@ -123,7 +123,8 @@ class PoolSource(BatchSource):
         sequence, answer.guesses = answer.sequence, None
         if sequence is None:
             return
-        answer.dropped = sequence.dropped if isinstance(sequence, ShiftedSequence) else 0
+        if isinstance(sequence, ShiftedSequence):
+            answer.dropped, answer.skipped = sequence.dropped, sequence.skipped
         if self.written and answer.options.speculate != "off":
             self.written.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
         if answer.number:

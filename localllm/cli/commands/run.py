@@ -18,7 +18,7 @@ from localllm.cli.options.diffusion import Diffusion, fill, require_plain
 from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.tools import ToolGroup
-from localllm.cli.prompt_input import Encoding, Prompt, begin, request, whole_prompt
+from localllm.cli.prompt_input import Encoding, Prompt, begin, naming_ways, request, whole_prompt
 from localllm.cli.receipt import keep, prepared
 from localllm.cli.terminal.output import ProgressLine, write
 from localllm.cli.terminal.render import one_line, stream
@@ -138,6 +138,7 @@ def run(
 
             opened = opened_there(place, model, choices, engine, chat_template=chat_template, **images.seeing())
         chosen = opening.with_draft_model(opened, chosen, choices.speculate)
+        stack.enter_context(naming_ways(opened, can_shift=n == 1 and not (beams or texts)))
         if receipt is not None:
             chosen = prepared(receipt, chosen, opened, (*(file or ()), binary_file), force)
         load_s = perf_counter() - started

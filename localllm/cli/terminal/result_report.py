@@ -24,7 +24,7 @@ def as_line(result: dict[str, Any]) -> str:
 
 def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, Any]:
     """Seconds; ttft_s counts from when the model was loaded to the first token."""
-    read, said = answer.prompt_tokens - answer.cached_tokens, answer.completion_tokens
+    read, said = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
     times = {
         "load_s": load_s,
         "prefill_s": answer.prefill_s,

@@ -158,7 +158,7 @@ class RemoteGeneration:
     Attributes: those of Generation, as far as a server tells them.
     """
 
-    dropped, kept, is_full, drafted, accepted = 0, None, False, 0, 0
+    dropped, skipped, kept, is_full, drafted, accepted = 0, 0, None, False, 0, 0
 
     def __init__(self, model: RemoteModel, path: str, what: dict[str, Any], options: GenerationOptions | None):
         options = options or GenerationOptions()
