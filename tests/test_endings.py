@@ -1,6 +1,7 @@
 """How the program begins and ends where something is wrong: inputs, outputs, closed streams, no room, mistakes."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -276,21 +277,50 @@ def test_encodings_of_prompts(tiny: str, cli, folder: Path):
     assert cli("run", tiny, *GREEDY, "-f", latin, "--encoding", "latin-1") == expected
     assert cli("chat", tiny, *GREEDY, "--encoding", "latin-1", stdin=b"f\xfcr") == expected
     for source, name in ((["-f", latin], str(latin)), ([], "stdin")):
-        told = f"localllm: error: {name}: not UTF-8 at byte 1 (0xfc); set another encoding with --encoding NAME\n"
-        assert cli("run", tiny, *source, stdin=b"f\xfcr") == (2, "", told)
+        problem, advice = f"{name}: not UTF-8 at byte 1 (0xfc)", "set another encoding with --encoding NAME\n"
+        told = f"localllm: error: {problem}; {advice}"
+        assert cli("run", tiny, *source, "--encoding", "utf-8", stdin=b"f\xfcr") == (2, "", told)
+        (folder / "binary").write_bytes(b"f\xfcr\0")
+        assert cli("run", tiny, "-f", folder / "binary")[:2] == (2, "")
+        told = f"localllm: warning: {problem}; replaced 1 byte in all; {advice}"
+        replaced = cli("run", tiny, "-p", "f\ufffdr", *GREEDY)
+        given = {} if source else {"stdin": b"f\xfcr"}
+        assert cli("run", tiny, *source, *GREEDY, **given) == (0, replaced[1], told)
     assert cli("run", tiny, "-p", "f\udcfcr") == (2, "", "localllm: error: -p: not UTF-8 at character 1 (0xfc)\n")
     for unknown in ("utf-9", "hex", "a\0b", ""):
         code, out, err = cli("run", tiny, "-p", "x", "--encoding", unknown)
         assert (code, out) == (2, "") and re.match("localllm: error: --encoding .* is not known", err), err
 
 
-@pytest.mark.parametrize("arguments", ["perplexity TINY latin -c 16", "imatrix TINY latin -o out", "tokenize TINY"])
+@pytest.mark.parametrize(
+    "arguments", ["perplexity TINY latin -c 16", "imatrix TINY latin -o out", "tokenize TINY --encoding utf-8"]
+)
 def test_other_commands_refuse_the_same_texts(tiny: str, cli, folder: Path, monkeypatch, arguments: str):
     monkeypatch.chdir(folder)
     Path("latin").write_bytes(b"f\xfcr" * 100)
     code, out, err = cli(*arguments.replace("TINY", tiny).split(), stdin=b"f\xfcr" * 100)
     assert (code, out) == (2, "")
     assert re.fullmatch(r"localllm: error: (latin|stdin): not UTF-8 at byte 1 \(0xfc\).*\n", err)
+
+
+def test_wrong_bytes_of_a_diff_cost_one_warning(tiny: str, cli, folder: Path):
+    """The rest is read, whatever the command; how many bytes were wrong is told once."""
+    diff = b"+f\xfcr\n-\xe9\xe8 caf\xe9\n+\xc3\xbc\n"
+    warning = (
+        r"localllm: warning: stdin: not UTF-8 at byte 2 \(0xfc\); replaced 4 bytes in all; "
+        r"set another encoding with --encoding NAME\n"
+    )
+    code, out, err = cli("tokenize", tiny, stdin=diff)
+    assert code == 0 and re.fullmatch(warning, err), err
+    assert out == cli("tokenize", tiny, stdin=diff.decode(errors="replace").encode())[1]
+    ask = ["map", tiny, *GREEDY, "-n", "1", "-p", "{line}"]
+    code, out, err = cli(*ask, stdin=diff)
+    assert code == 0 and re.fullmatch(warning, err), err
+    assert [json.loads(line)["input"] for line in out.splitlines()] == ["+f\ufffdr", "-\ufffd\ufffd caf\ufffd", "+ü"]
+    code, out, err = cli(*ask, "--encoding", "latin-1", stdin=b"f\xfcr\n")
+    assert (code, json.loads(out)["input"], err) == (0, "für", "")
+    code, out, err = cli(*ask, "--encoding", "utf-8", stdin=diff)
+    assert (code, out) == (2, "") and "stdin: not UTF-8 at byte 2 (0xfc)" in err
 
 
 def test_lines_of_map():

@@ -291,7 +291,9 @@ def test_the_command_line(tiny, cli):
     assert code == 0 and '"dropped_tokens": 0' in out
     code, out, _ = cli(*long, "--on-overflow", "shift", "--keep", "7", "--json")
     times = json.loads(out)
-    assert code == 0 and times["timings"]["prefill_tps"] * times["timings"]["prefill_s"] == pytest.approx(400 - 192, rel=0.01)
+    assert code == 0 and times["timings"]["prefill_tps"] * times["timings"]["prefill_s"] == pytest.approx(
+        400 - 192, rel=0.01
+    )
     assert err == "localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift\n"
     code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
     assert (code, err) == (0, "localllm: --keep has no effect without --on-overflow shift\n")

@@ -20,7 +20,8 @@ Encoding = Annotated[
     typer.Option(
         "--encoding",
         metavar="NAME",
-        help="Text encoding of files and stdin.  [default: UTF-8, or UTF-16 with a byte order mark]",
+        help="Text encoding of files and stdin.  [default: UTF-8 with invalid bytes replaced, or UTF-16 with a byte "
+        "order mark]",
     ),
 ]
 Prompt = Annotated[list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt.  [repeatable]")]
@@ -86,14 +87,21 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
 
 
 def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
-    """Decode a text file, without the line break at its end unless whole. Raises UsageError for wrong bytes."""
-    from localllm.files.text_file import decode_text, strip_line_break
+    """Decode a text file, without the line break at its end unless whole.
+
+    encoding: None replaces bytes that are not UTF-8, with a warning; others raise UsageError for wrong bytes.
+    """
+    from localllm.files.text_file import decode_text, decode_with_replacement, strip_line_break
 
     try:
-        text = decode_text(data, name, encoding)
-        return text if whole else strip_line_break(text)
+        text, warning = (
+            decode_with_replacement(data, name) if encoding is None else (decode_text(data, name, encoding), "")
+        )
     except UsageError as error:
         raise UsageError(f"{error}; set another encoding with --encoding NAME") from None
+    if warning:
+        say(f"localllm: warning: {warning}; set another encoding with --encoding NAME")
+    return text if whole else strip_line_break(text)
 
 
 def typed(text: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """Text files of users: UTF-8, UTF-16 with a byte order mark, or the encoding that the user names.
 
-Anything else is refused: a text that is silently wrong costs more than an error.
+Anything else is refused, because a text that is silently wrong costs more than an error; or, in what a model is asked
+about, replaced with a warning, because one bad byte in a log or a diff should not cost the answer.
 """
 
 import codecs
@@ -44,6 +45,22 @@ def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
         raise UsageError(f"{name}: not {codec.upper()} at byte {error.start} (0x{wrong})") from None
     except UnicodeError as error:  # of codecs that know no places
         raise UsageError(f"{name}: not {codec.upper()}: {error}") from None
+
+
+def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
+    """Decode as decode_text, with U+FFFD for bytes that are not UTF-8; return a warning with it, "" without one.
+
+    Raises UsageError for a binary file, which has a zero byte besides, and for invalid UTF-16.
+    """
+    try:
+        return decode_text(data, name), ""
+    except UsageError as error:
+        if b"\0" in data or data.startswith(UTF16_MARKS):
+            raise
+        count = sum("\udc80" <= letter <= "\udcff" for letter in data.decode(errors="surrogateescape"))
+        number = "1 byte" if count == 1 else f"{count} bytes"
+        warning = f"{error}; replaced {number} in all"
+        return data.decode(errors="replace").removeprefix("\ufeff"), warning
 
 
 def require_encoding(name: str | None) -> None:

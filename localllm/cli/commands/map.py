@@ -19,7 +19,7 @@ from localllm.cli.options.choices import Choices, require_plain, texts_of
 from localllm.cli.options.endpoint import EndpointGroup, opened
 from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
-from localllm.cli.prompt_input import warn_of_template
+from localllm.cli.prompt_input import Encoding, text_of, warn_of_template
 from localllm.cli.resolve_model import located
 from localllm.cli.terminal.eta import duration
 from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
@@ -73,6 +73,7 @@ def map(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompts as plain text, without the chat template.")
     ] = False,
+    encoding: Encoding = None,
     n: Annotated[
         int,
         typer.Option(
@@ -119,7 +120,7 @@ def map(
     """
     from localllm.files.gguf.file import open_part
     from localllm.files.jsonl_file import JsonlFile
-    from localllm.files.text_file import decode_text
+    from localllm.files.text_file import require_encoding
     from localllm.services.map import MapJob, belonging, unfinished
     from localllm.services.map import shortest_first as sorted_by_length
     from localllm.services.records import Prompts, read_records
@@ -131,7 +132,9 @@ def map(
     system = asking.system_message(system, system_file)
     if redo and output is None:
         raise UsageError("--redo replaces the answers in the output file: give it with -o FILE")
-    prompts = Prompts(prompt, None if file is None else decode_text(content(file), file), system, raw)
+    require_encoding(encoding)
+    template = None if file is None else text_of(content(file), file, encoding, whole=True)
+    prompts = Prompts(prompt, template, system, raw)
     chosen = asking.generation_options(None, choices)
     place = endpoint.place()
     if place is None and model is None:
@@ -151,6 +154,7 @@ def map(
         )  # fmt: skip
     inputs = tuple(name for name in (path, input, file) if name)
     data, name = read(input)
+    data = text_of(data, name or "stdin", encoding, whole=True).encode()
     records = read_records(data, name)
     if not records and place is None:
         open_part(path)  # a file that is no model is told even if nothing is asked

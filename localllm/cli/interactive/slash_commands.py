@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.argv import did_you_mean
 from localllm.cli.interactive.settings import changed, names, told
-from localllm.cli.terminal.output import dim, dim_text
+from localllm.cli.terminal.output import dim, dim_text, say
 from localllm.cli.terminal.render import fact_lines, file_stem
 from localllm.cli.terminal.session_list import session_lines
 from localllm.cli.terminal.stream_renderer import columns
 from localllm.errors import UsageError
-from localllm.files.text_file import decode_text, strip_line_break
+from localllm.files.text_file import decode_with_replacement, strip_line_break
 from localllm.frozen import frozen
 from localllm.services import sessions
 
@@ -153,7 +153,10 @@ def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
         raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
-    text, name = strip_line_break(decode_text(data, path)), os.path.basename(path)
+    text, warning = decode_with_replacement(data, path)
+    if warning:
+        say(f"localllm: warning: {warning}")
+    text, name = strip_line_break(text), os.path.basename(path)
     conversation.read(text, name)
     dim(f"{len(text)} characters of {name} will be sent with the next question; /undo removes them")
 
