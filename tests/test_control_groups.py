@@ -1,5 +1,6 @@
 """Limits of control groups, read below a folder that looks like Linux's /, and real ones where they can be made."""
 
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,20 @@ def test_quotas(linux, groups: str, mounts: str, files: dict[str, str], quota: f
     monkeypatch.setattr(cpu, "affinity_processors", lambda: 16)
     assert cpu.usable_cores() == max(1, min(8, int(quota)))
     assert cpu.logical_cores() == max(1, min(16, int(quota)))
+
+
+@pytest.mark.parametrize("limited", ["a/b", "a", ""])
+def test_fit_counts_only_what_a_group_leaves(linux, cli, tiny: str, limited: str):
+    """Its own group's limit and those of all above: what a process in one of them may have is what there is."""
+    place = f"{limited}/" if limited else ""
+    linux("0::/a/b\n", TWO, {f"{place}memory.max": "900000000", f"{place}memory.stat": "anon 100000000"})
+    code, out, _ = cli("fit", "--json", tiny)
+    facts = json.loads(out)
+    assert code == 0 and facts["available_bytes"] == 800_000_000
+    assert {row["fits"] for row in facts["rows"]} >= {True}
+    (Path(control_groups.ROOT) / "sys/fs/cgroup" / limited / "memory.max").write_text("300000000\n")
+    facts = json.loads(cli("fit", "--json", tiny)[1])
+    assert facts["available_bytes"] == 200_000_000 and not any(row["fits"] for row in facts["rows"])
 
 
 @pytest.mark.parametrize(
